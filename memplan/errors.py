@@ -1,0 +1,61 @@
+"""Every error a user can meet.
+
+    MemplanError              what happened, a hint what to do, an exit code
+    ├── DoesNotFitError   1   the plan needs more memory than the card has
+    ├── UsageError        2   an option or a name that makes no sense
+    │   └── ConfigError   2   something is wrong in a file: it names file, line and value
+    │       └── EditRefusedError  2   a value that could not be changed without guessing; nothing was written
+    └── MissingError      3   the machine lacks something: a GPU, a driver, a CUDA build of PyTorch
+
+The text that a person sees is made from these in one place, `cli/app.py`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+class MemplanError(Exception):
+    """
+    An error that is the user's to solve.
+
+    *message* says what happened, with the numbers; *hint* says what to do next.
+    """
+
+    exit_code = 2
+
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+
+class DoesNotFitError(MemplanError):
+    """What was asked for needs more memory than the card has."""
+
+    exit_code = 1
+
+
+class UsageError(MemplanError):
+    """An option, a name or a number that makes no sense."""
+
+
+class ConfigError(UsageError):
+    """Something is wrong in a configuration file; the message starts with where."""
+
+    def __init__(self, problem: str, *, file: Path | None = None, line: int | None = None, hint: str | None = None) -> None:
+        where = "" if file is None else f"{file}:{line}: " if line is not None else f"{file}: "
+        super().__init__(where + problem, hint=hint)
+        self.problem = problem
+        self.file = file
+        self.line = line
+
+
+class EditRefusedError(ConfigError):
+    """A value that cannot be changed without guessing what its author meant. Nothing was written."""
+
+
+class MissingError(MemplanError):
+    """The machine lacks what the command needs."""
+
+    exit_code = 3

@@ -1,0 +1,117 @@
+"""The cards that memplan knows, and how a name or a size that somebody typed becomes one.
+
+The facts are data (`gpus.json`, each with its source). What a card offers to programs is less than the size on its box:
+"24 GB" is anything from 22.0 to 23.7 GiB, so a size alone is planned as the least of the cards sold with it.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from functools import lru_cache
+from pathlib import Path
+from typing import NamedTuple
+
+from memplan.errors import UsageError
+from memplan.hardware.spec import GpuSpec
+from memplan.units import GIB, Size, format_bytes
+
+
+class CatalogCard(NamedTuple):
+    """One entry of `gpus.json`."""
+
+    spec: GpuSpec
+    short_names: tuple[str, ...]
+    nvml_total_bytes: int | None
+    is_mig: bool
+    memory_source: str
+
+
+@lru_cache(maxsize=1)
+def cards() -> tuple[CatalogCard, ...]:
+    """Return every card of the catalogue, in its order: data centre, workstation, GeForce, then MIG profiles."""
+    entries = json.loads(Path(__file__).with_name("gpus.json").read_text(encoding="utf-8"))["cards"]
+    return tuple(_read_card(entry) for entry in entries)
+
+
+def _read_card(entry: dict) -> CatalogCard:  # type: ignore[type-arg]
+    major, _, minor = entry["compute_capability"].partition(".")
+    spec = GpuSpec(
+        name=entry["name"],
+        total_memory_bytes=entry["total_memory_bytes"],
+        compute_capability=(int(major), int(minor)),
+        multiprocessors=entry["multiprocessors"],
+        unified_memory=entry["unified_memory"],
+        origin=f"catalogue: {entry['memory_source']}",
+        marketing_gb=entry["marketing_gb"],
+    )
+    return CatalogCard(spec, tuple(entry["short_names"]), entry["nvml_total_bytes"], entry["mig"], entry["memory_source"])
+
+
+def find_card(name: str) -> GpuSpec:
+    """
+    Return the card that *name* means: a short name ("t4", "4090", "a100 80"), or the driver's name, however spaced.
+
+    Raises UsageError when no card answers to it, or several of unlike memory do.
+    """
+    wanted = _squeeze(name)
+    exact = [card.spec for card in cards() if wanted in {_squeeze(known) for known in (*card.short_names, card.spec.name)}]
+    if exact and wanted:
+        return exact[0]
+    words = _words(name)
+    loose = [card for card in cards() if words and words <= _card_words(card)]
+    whole = [card for card in loose if not card.is_mig] or loose
+    if len({(card.spec.total_memory_bytes, card.spec.compute_capability, card.spec.multiprocessors) for card in whole}) == 1:
+        return whole[0].spec
+    if whole:
+        known = ", ".join(card.short_names[0] for card in whole[:8])
+        raise UsageError(f"--gpu {name!r} could be {len(whole)} cards of the catalogue", hint=f"name one of them: {known}")
+    raise UsageError(f"--gpu {name!r} is no card of the catalogue", hint=_suggest(name))
+
+
+def _suggest(name: str) -> str:
+    known = [short for card in cards() for short in card.short_names]
+    near = difflib.get_close_matches(name.lower().replace(" ", ""), known, n=4, cutoff=0.5)
+    listing = "`memplan gpus` lists them; `--gpu-memory 24GiB` plans for a size alone"
+    return f"did you mean {', '.join(near)}? {listing}" if near else listing
+
+
+def _squeeze(name: str) -> str:
+    return re.sub(r"[^a-z0-9:.]", "", name.lower().replace("nvidia", "").replace("geforce", ""))
+
+
+def _words(name: str) -> set[str]:
+    """Return the words of a name; a size loses its unit ("80GB" is "80") and letters part from digits ("rtx4090", "a100" stay whole)."""
+    spaced = re.sub(r"(?i)\b(\d+)\s*gi?b\b", r"\1", name.lower())
+    return {word for word in re.split(r"[^a-z0-9.]+", spaced) if word and word not in {"nvidia", "geforce", "tesla"}}
+
+
+def _card_words(card: CatalogCard) -> set[str]:
+    size = {str(card.spec.marketing_gb)} if card.spec.marketing_gb else set()
+    return size.union(*(_words(known) for known in (*card.short_names, card.spec.name)))
+
+
+def card_of_size(size: Size) -> GpuSpec:
+    """
+    Return the card that a typed memory size stands for.
+
+    A plain number is the size on a box: the catalogue's least total among the cards sold with it, since a plan for "24" has to fit
+    on each of them. A size with a unit, and a number that no card is sold with, is taken as it is.
+    """
+    marketing_gb = size.size_bytes // GIB if size.size_bytes % GIB == 0 and not size.has_unit else None
+    sold = [card.spec for card in cards() if marketing_gb and card.spec.marketing_gb == marketing_gb and not card.is_mig]
+    if not sold:
+        note = "as typed" if size.has_unit else "as typed: no card of the catalogue is sold with that size"
+        return GpuSpec(name=f"a card of {format_bytes(size.size_bytes)}", total_memory_bytes=size.size_bytes, origin=note)
+    least = min(sold, key=lambda spec: spec.total_memory_bytes)
+    most = max(sold, key=lambda spec: spec.total_memory_bytes)
+    offers = f"cards sold with {marketing_gb} GB offer programs {format_bytes(least.total_memory_bytes)}"
+    if most.total_memory_bytes != least.total_memory_bytes:
+        offers += f" ({least.name}) to {format_bytes(most.total_memory_bytes)} ({most.name}); planned for the least"
+    return GpuSpec(
+        name=f"a {marketing_gb} GB card",
+        total_memory_bytes=least.total_memory_bytes,
+        origin=offers,
+        marketing_gb=marketing_gb,
+    )

@@ -1,0 +1,123 @@
+"""This machine's GPUs as cards to plan for: those that a CUDA program started here would see.
+
+CUDA_VISIBLE_DEVICES is read as CUDA reads it: numbers, GPU and MIG UUIDs or their beginnings; the list ends at the first entry
+that names nothing.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from memplan.errors import MissingError
+from memplan.hardware.catalog import CatalogCard, cards
+from memplan.hardware.nvml import NvmlDevice, NvmlMachine, read_machine
+from memplan.hardware.spec import GpuSpec
+from memplan.units import format_bytes
+
+
+def detect_gpus(*, environment: Mapping[str, str] = os.environ, meminfo: Path = Path("/proc/meminfo")) -> list[GpuSpec]:
+    """
+    Return the GPUs that a CUDA program started here would see, with what others hold of each now.
+
+    Raises MissingError when there is none, or none that tells its memory.
+    """
+    machine = read_machine()
+    visible = visible_devices(machine, environment.get("CUDA_VISIBLE_DEVICES"))
+    if not visible:
+        raise MissingError(_why_none(machine, environment), hint="plan for a card by name or size: `--gpu a100-80`, `--gpu-memory 24`")
+    specs = [spec for device in visible if (spec := spec_of(device, meminfo=meminfo))]
+    if not specs:
+        told = "; ".join(note for device in visible for note in device.notes) or "no reason given"
+        raise MissingError(f"the driver lists {len(visible)} GPU(s) but tells no memory size ({told})", hint="name the card: `--gpu a100-80`")
+    return specs
+
+
+def _why_none(machine: NvmlMachine, environment: Mapping[str, str]) -> str:
+    if not machine.devices:
+        return "the NVIDIA driver answers, but this machine has no GPU"
+    return f"CUDA_VISIBLE_DEVICES={environment.get('CUDA_VISIBLE_DEVICES')!r} hides all {len(machine.devices)} GPU(s) of this machine"
+
+
+def visible_devices(machine: NvmlMachine, variable: str | None) -> list[NvmlDevice]:
+    """Return the devices that a CUDA_VISIBLE_DEVICES of *variable* leaves, in its order."""
+    usable = [device for device in machine.devices if not device.mig_enabled]  # a card cut into instances is seen through them
+    if variable is None:
+        return usable
+    chosen: list[NvmlDevice] = []
+    for entry in (part.strip() for part in variable.split(",")):
+        found = _named(entry, usable)
+        if found is None or found in chosen:
+            break  # CUDA reads no further than the first entry that names nothing, and refuses one that stands twice
+        chosen.append(found)
+    return chosen
+
+
+def _named(entry: str, devices: Sequence[NvmlDevice]) -> NvmlDevice | None:
+    if entry.isdigit():
+        number = int(entry)
+        return next((device for device in devices if device.index == number and not device.is_mig), None)
+    if not entry.startswith(("GPU-", "MIG-")):
+        return None
+    matching = [device for device in devices if device.uuid and device.uuid.startswith(entry)]
+    return matching[0] if len(matching) == 1 else None
+
+
+def spec_of(device: NvmlDevice, *, meminfo: Path = Path("/proc/meminfo")) -> GpuSpec | None:
+    """Return the card to plan for, or None when nothing tells its memory."""
+    known = _catalog_card(device)
+    total_bytes, used_bytes, notes = _memory_of(device, known, meminfo)
+    if total_bytes is None:
+        return None
+    if used_bytes:
+        notes.append(f"{format_bytes(used_bytes)} in use by others now")
+    return GpuSpec(
+        name=device.name or (known.spec.name if known else f"GPU {device.index}"),
+        total_memory_bytes=total_bytes,
+        others_used_bytes=min(used_bytes, total_bytes),
+        compute_capability=device.compute_capability or (known.spec.compute_capability if known else None),
+        multiprocessors=known.spec.multiprocessors if known else None,
+        unified_memory=device.total_memory_bytes is None,
+        origin="; ".join(["found on this machine", *notes]),
+        marketing_gb=known.spec.marketing_gb if known else None,
+    )
+
+
+def _catalog_card(device: NvmlDevice) -> CatalogCard | None:
+    """Return the catalogue's entry of the same name and nearly the same total: one name can stand for two sizes."""
+    for card in cards():
+        same_name = device.name is not None and card.spec.name == device.name
+        if same_name and (
+            device.total_memory_bytes is None
+            or card.nvml_total_bytes is None
+            or abs(card.nvml_total_bytes - device.total_memory_bytes) <= card.nvml_total_bytes // 10
+        ):
+            return card
+    return None
+
+
+def _memory_of(device: NvmlDevice, known: CatalogCard | None, meminfo: Path) -> tuple[int | None, int, list[str]]:
+    """Return what programs can have of the device, what others hold of it, and what to say of that."""
+    used_bytes = device.used_memory_bytes or 0
+    if device.total_memory_bytes is not None:
+        # What programs can have is a little less than NVML's total; the catalogue says by how much for a card it knows.
+        offered_bytes = min(device.total_memory_bytes, known.spec.total_memory_bytes) if known else device.total_memory_bytes
+        return offered_bytes, used_bytes, []
+    if known is not None and known.spec.unified_memory:
+        total_bytes, available_bytes = _read_meminfo(meminfo)
+        if total_bytes is not None:
+            return total_bytes, total_bytes - (available_bytes or total_bytes), ["unified memory: the host's total and what it has free"]
+    if known is not None:
+        return known.spec.total_memory_bytes, 0, ["the driver tells no memory size: the catalogue's is taken"]
+    return None, 0, []
+
+
+def _read_meminfo(meminfo: Path) -> tuple[int | None, int | None]:
+    """Return the host's total and available bytes, or None where the file does not say."""
+    if not meminfo.exists():
+        return None, None
+    lines = (line.split() for line in meminfo.read_text(encoding="ascii", errors="replace").splitlines())
+    kib = {words[0].rstrip(":"): int(words[1]) for words in lines if len(words) >= 2 and words[1].isdigit()}
+    total, available = kib.get("MemTotal"), kib.get("MemAvailable")
+    return (total * 1024 if total else None), (available * 1024 if available else None)

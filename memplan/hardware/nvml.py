@@ -1,0 +1,160 @@
+"""The one door to NVML: what the driver says of this machine's GPUs, field by field.
+
+Every query can fail on its own: a container without permission, WSL, a MIG parent, unified memory, a driver older than the call,
+a GPU that fell off the bus. A failed query makes its field None and leaves a note; it never hides the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from memplan.errors import MissingError
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class NvmlProcess:
+    """A process that holds memory of a GPU."""
+
+    pid: int
+    used_memory_bytes: int | None
+    """None where the driver does not say (WSL, containers)."""
+
+
+@dataclass(frozen=True)
+class NvmlDevice:
+    """One GPU, or one MIG instance, as the driver describes it. A field that it would not tell is None."""
+
+    index: int
+    """NVML's number: the order of the PCI bus, not CUDA's unless CUDA_DEVICE_ORDER=PCI_BUS_ID."""
+    uuid: str | None
+    name: str | None
+    total_memory_bytes: int | None
+    used_memory_bytes: int | None
+    """Without what the driver reserves for itself, where it tells the two apart."""
+    compute_capability: tuple[int, int] | None
+    is_mig: bool = False
+    parent_index: int | None = None
+    mig_enabled: bool = False
+    processes: tuple[NvmlProcess, ...] | None = None
+    notes: tuple[str, ...] = field(default=())
+
+
+@dataclass(frozen=True)
+class NvmlMachine:
+    """All that NVML says of this machine."""
+
+    driver_version: str | None
+    devices: tuple[NvmlDevice, ...]
+
+
+def read_machine() -> NvmlMachine:
+    """
+    Ask the driver for every GPU and MIG instance of this machine.
+
+    Raises MissingError when there is no driver to ask, or it refuses to answer at all.
+    """
+    import pynvml
+
+    with _session(pynvml):
+        notes: list[str] = []
+        driver = _ask(notes, "driver version", lambda: _text(pynvml.nvmlSystemGetDriverVersion()))
+        count = _ask(notes, "device count", pynvml.nvmlDeviceGetCount)
+        if count is None:
+            raise MissingError(f"the NVIDIA driver does not list its GPUs ({notes[-1]})", hint=_WITHOUT_GPU)
+        devices = [device for index in range(count) for device in _read_card(pynvml, index)]
+    return NvmlMachine(driver, tuple(devices))
+
+
+_WITHOUT_GPU = 'plan for a card by name or size instead: `memplan --gpu "RTX 4090"`, `memplan --gpu-memory 24`'
+
+
+@contextmanager
+def _session(pynvml: Any) -> Iterator[None]:
+    try:
+        pynvml.nvmlInit()
+    except (pynvml.NVMLError, OSError) as error:
+        raise MissingError(f"no NVIDIA driver answers on this machine ({error})", hint=_WITHOUT_GPU) from error
+    try:
+        yield
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _ask(notes: list[str], what: str, question: Callable[[], T]) -> T | None:
+    """Return the driver's answer, or None and a note of why there is none."""
+    import pynvml
+
+    try:
+        return question()
+    except (pynvml.NVMLError, AttributeError) as error:  # AttributeError: a call that this nvidia-ml-py does not have
+        notes.append(f"{what}: {error}")
+        return None
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode(errors="replace") if isinstance(value, bytes) else value
+
+
+def _read_card(pynvml: Any, index: int) -> Iterator[NvmlDevice]:
+    """Yield the card with this index and, behind it, its MIG instances."""
+    notes: list[str] = []
+    handle = _ask(notes, "handle", lambda: pynvml.nvmlDeviceGetHandleByIndex(index))
+    if handle is None:
+        yield NvmlDevice(index, None, None, None, None, None, notes=tuple(notes))
+        return
+    mode = _ask([], "MIG mode", lambda: pynvml.nvmlDeviceGetMigMode(handle))
+    mig_enabled = mode is not None and mode[0] == pynvml.NVML_DEVICE_MIG_ENABLE
+    yield _read_device(pynvml, handle, index, notes, mig_enabled=mig_enabled)
+    if mig_enabled:
+        instances = _ask(notes, "MIG instances", lambda: pynvml.nvmlDeviceGetMaxMigDeviceCount(handle)) or 0
+        for number in range(instances):
+            instance = _ask([], "MIG instance", lambda number=number: pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, number))  # type: ignore[misc]
+            if instance is not None:
+                yield _read_device(pynvml, instance, number, [], parent=(index, handle))
+
+
+def _read_device(
+    pynvml: Any, handle: Any, index: int, notes: list[str], *, mig_enabled: bool = False, parent: tuple[int, Any] | None = None
+) -> NvmlDevice:
+    total_memory_bytes, used_memory_bytes = _read_memory(pynvml, handle, notes)
+    capability_of = parent[1] if parent else handle  # a MIG instance is asked through its card
+    return NvmlDevice(
+        index=index,
+        uuid=_ask(notes, "UUID", lambda: _text(pynvml.nvmlDeviceGetUUID(handle))),
+        name=_ask(notes, "name", lambda: _text(pynvml.nvmlDeviceGetName(handle))),
+        total_memory_bytes=total_memory_bytes,
+        used_memory_bytes=used_memory_bytes,
+        compute_capability=_ask(notes, "compute capability", lambda: tuple(pynvml.nvmlDeviceGetCudaComputeCapability(capability_of))),
+        is_mig=parent is not None,
+        parent_index=parent[0] if parent else None,
+        mig_enabled=mig_enabled,
+        processes=_read_processes(pynvml, handle, notes),
+        notes=tuple(notes),
+    )
+
+
+def _read_memory(pynvml: Any, handle: Any, notes: list[str]) -> tuple[int | None, int | None]:
+    """
+    Return total and used bytes.
+
+    The second version of the call (driver 510 on) tells the driver's own reserve from what programs use; without it
+    the first version's "used" holds both. WSL answers the second version with an error, unified memory both.
+    """
+    memory = _ask([], "memory", lambda: pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2))
+    if memory is None:
+        memory = _ask(notes, "memory", lambda: pynvml.nvmlDeviceGetMemoryInfo(handle))
+    if memory is None or not memory.total:
+        return None, None
+    return int(memory.total), int(memory.used)
+
+
+def _read_processes(pynvml: Any, handle: Any, notes: list[str]) -> tuple[NvmlProcess, ...] | None:
+    listed = _ask(notes, "processes", lambda: pynvml.nvmlDeviceGetComputeRunningProcesses(handle))
+    if listed is None:
+        return None
+    return tuple(NvmlProcess(int(entry.pid), None if entry.usedGpuMemory is None else int(entry.usedGpuMemory)) for entry in listed)

@@ -1,0 +1,40 @@
+"""A card as memplan plans for it: how much memory its programs can have, and what decides how much they need."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict, NonNegativeInt, PositiveInt
+
+
+class GpuSpec(BaseModel):
+    """One GPU, or one MIG instance."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    name: str
+    """The name that the driver gives."""
+
+    total_memory_bytes: PositiveInt
+    """What a program can allocate on the empty card, as `torch.cuda.get_device_properties().total_memory` shows it."""
+
+    others_used_bytes: NonNegativeInt = 0
+    """What other processes hold now; it is taken off the budget."""
+
+    compute_capability: tuple[int, int] | None = None
+    """Major and minor; decides which attention kernel runs and how large cuBLAS's workspaces are. None when unknown."""
+
+    multiprocessors: PositiveInt | None = None
+    """Streaming multiprocessors; decides how large the partial sums of reductions are. None when unknown."""
+
+    unified_memory: bool = False
+    """The GPU shares the host's memory, so that other programs' RAM counts against it."""
+
+    origin: str
+    """Where these figures are from, for the report: a catalogue entry, a size that was typed, this machine's driver."""
+
+    marketing_gb: PositiveInt | None = None
+    """The size on the box, where the card has one."""
+
+    @property
+    def free_memory_bytes(self) -> int:
+        """Return what is left for this program, its CUDA context included."""
+        return max(0, self.total_memory_bytes - self.others_used_bytes)

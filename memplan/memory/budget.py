@@ -1,0 +1,41 @@
+"""The budget: how much of a card a plan may use.
+
+    budget = (what programs can have - what others hold) x (1 - margin)
+"""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict, NonNegativeInt
+
+from memplan.memory.estimate import MemoryRange
+
+DEFAULT_MARGIN = 0.05
+"""Left free for what no plan sees: evaluation between epochs, a longer last batch, another program's window."""
+
+
+class MemoryBudget(BaseModel):
+    """What a plan may use of one card, this program's CUDA context included."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    total_bytes: NonNegativeInt
+    """What programs can allocate on the empty card."""
+
+    others_used_bytes: NonNegativeInt = 0
+    """What other processes hold."""
+
+    margin: float = DEFAULT_MARGIN
+    """Share of what is free that stays free."""
+
+    @property
+    def budget_bytes(self) -> int:
+        """Return the bytes that a plan may use."""
+        return int(max(0, self.total_bytes - self.others_used_bytes) * (1 - self.margin))
+
+    def fits(self, used: MemoryRange) -> bool:
+        """Say whether a step of that range fits: its high end has to."""
+        return used.high_bytes <= self.budget_bytes
+
+    def missing_bytes(self, used: MemoryRange) -> int:
+        """Return the bytes by which a step is over the budget; 0 when it fits."""
+        return max(0, used.high_bytes - self.budget_bytes)

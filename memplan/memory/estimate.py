@@ -1,0 +1,61 @@
+"""A MemoryEstimate: what every estimator answers, however it found out."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, NonNegativeInt, model_validator
+
+from memplan.memory.breakdown import MemoryBreakdown
+
+Method = Literal["analytic", "guide"]
+
+
+class MemoryRange(BaseModel):
+    """How sure a figure is."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    low_bytes: NonNegativeInt
+    """It is hardly less than this."""
+
+    expected_bytes: NonNegativeInt
+    """The estimate."""
+
+    high_bytes: NonNegativeInt
+    """It is hardly more than this; a plan has to fit with this."""
+
+    @model_validator(mode="after")
+    def _is_ordered(self) -> MemoryRange:
+        if not self.low_bytes <= self.expected_bytes <= self.high_bytes:
+            raise ValueError(f"not in order: {self.low_bytes} <= {self.expected_bytes} <= {self.high_bytes}")
+        return self
+
+
+class MemoryEstimate(BaseModel):
+    """The memory of one training step on one GPU."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    method: Method
+    """How the figures were found."""
+
+    breakdown: MemoryBreakdown
+    """Bytes by category at the peak; they add up to the expected device memory."""
+
+    peak_allocated_bytes: NonNegativeInt
+    """torch.cuda.max_memory_allocated()."""
+
+    peak_reserved_bytes: NonNegativeInt
+    """torch.cuda.max_memory_reserved()."""
+
+    device_used: MemoryRange
+    """What the driver shows for the process: reserved and context."""
+
+    peak_phase: str
+    """Where in the step the peak is."""
+
+    @property
+    def device_used_bytes(self) -> int:
+        """Return the expected peak of the device."""
+        return self.device_used.expected_bytes

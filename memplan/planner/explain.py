@@ -1,0 +1,212 @@
+"""The plan in plain words: why these values, and what to mind."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from memplan.estimators.activations import attention_kernel
+from memplan.estimators.base import Estimator
+from memplan.memory.estimate import MemoryEstimate
+from memplan.planner.batch import choose_batch
+from memplan.planner.levers import encoder_of, in_training_mode
+from memplan.planner.pins import Pins
+from memplan.planner.plan import Plan, StagePlan
+from memplan.planner.search import largest_fitting
+from memplan.units import format_bytes
+from memplan.workload.stage import Stage
+from memplan.workload.workload import Workload
+
+
+def explain_plan(plan: Plan, *, pinned: Workload, largest: int, pins: Pins, estimator: Estimator) -> tuple[str, ...]:
+    """
+    Return why the plan is as it is.
+
+    *pinned* is the workload with its pins and before any choice, *largest* the largest micro-batch that fits.
+    """
+    return tuple(_reasons(plan, pinned, largest, pins, estimator))
+
+
+def _reasons(plan: Plan, pinned: Workload, largest: int, pins: Pins, estimator: Estimator) -> Iterator[str]:
+    training = plan.after.training
+    micro, steps = training.micro_batch_size, training.gradient_accumulation_steps
+    if pins.pins("micro_batch_size"):
+        yield f"micro-batch {micro}: {plan.rule}. {_cost_of_pin(plan, estimator)}"
+    else:
+        yield f"micro-batch {micro}: {plan.rule}. {_why_not_more(plan, pinned, largest, estimator)}"
+    if steps > 1:
+        ranks = plan.after.parallelism.data_parallel_size
+        product = f"{micro} × {steps}" + (f" × {ranks} GPUs" if ranks > 1 else "")
+        yield f"accumulation {steps}: {product} = {plan.effective_batch_size} samples an optimizer step"
+    for stage in plan.stages:
+        before, after = stage.present.n_negatives, stage.planned.n_negatives
+        if before is not None and after is not None and after > before and not pins.pins("n_negatives", stage.name):
+            yield f"{stage.name}: {after} negatives instead of {before}, in memory that the micro-batch leaves free"
+
+
+def _cost_of_pin(plan: Plan, estimator: Estimator) -> str:
+    """Say what a pinned micro-batch leaves, and what a sample takes, so that a pin has a price."""
+    tightest = _tightest(plan)
+    more = plan.after.with_training(micro_batch_size=plan.after.training.micro_batch_size + 1)
+    cost_bytes = estimator(more, plan.gpu, _stage_of(plan.after, tightest)).device_used_bytes - tightest.estimate.device_used_bytes
+    left_bytes = plan.budget_bytes - tightest.estimate.device_used.high_bytes
+    return f"It leaves {format_bytes(left_bytes)} of the budget; each further sample would take {format_bytes(cost_bytes)}"
+
+
+def _why_not_more(plan: Plan, pinned: Workload, largest: int, estimator: Estimator) -> str:
+    most = -(-plan.target_effective_batch_size // plan.after.parallelism.data_parallel_size)
+    if largest >= most:
+        return f"The whole target of {plan.target_effective_batch_size} fits at once"
+    over = pinned.with_training(micro_batch_size=largest + 1, gradient_accumulation_steps=2)
+    excess = {stage: plan.budget.missing_bytes(estimator(over, plan.gpu, stage).device_used) for stage in over.stages or (None,)}
+    worst = max(excess, key=lambda stage: excess[stage])
+    where = f" in {worst.name}" if worst is not None else ""
+    return f"{largest} would fit, {largest + 1} would be {format_bytes(excess[worst])} over the budget{where}"
+
+
+def _tightest(plan: Plan) -> StagePlan:
+    """The stage that takes most."""
+    return max(plan.stages, key=lambda stage: stage.estimate.device_used.high_bytes)
+
+
+def _stage_of(workload: Workload, stage: StagePlan) -> Stage | None:
+    return next((candidate for candidate in workload.stages if candidate.name == stage.name), None)
+
+
+def explain_misfit(plan: Plan, worst: StagePlan) -> tuple[str, ...]:
+    """Return what the smallest try takes and what the budget is."""
+    where = f" in {worst.name}" if plan.before.stages else ""
+    used = worst.estimate.device_used
+    return (
+        f"a micro-batch of {worst.planned.micro_batch_size}{where} takes {format_bytes(used.expected_bytes)}, up to {format_bytes(used.high_bytes)}; "
+        f"the budget is {format_bytes(plan.budget_bytes)}: {format_bytes(plan.missing_bytes)} are missing",
+    )
+
+
+def explain_guide(stages: Sequence[StagePlan]) -> tuple[str, ...]:
+    """Return what the guide's numbers are."""
+    missed = sorted({stage.planned.effective_batch_size for stage in stages if stage.planned.effective_batch_size != 256})
+    reasons = ["a rule of thumb, kept to compare with: it is 2 to 12 times too low for its own model, and --apply does not write it"]
+    if missed:
+        reasons.append(f"it rounds accumulation down and so reaches {', '.join(map(str, missed))} instead of 256")
+    if not all(stage.fits for stage in stages):
+        reasons.append("where nothing fits it recommends a batch of 1 all the same")
+    return tuple(reasons)
+
+
+def warn(plan: Plan, *, estimator: Estimator, largest: int | None = None) -> tuple[str, ...]:
+    """Return what the user should mind, the costliest first; *largest* is the largest micro-batch that fits, where one does."""
+    return (
+        *_checkpointing_without_effect(plan, estimator),
+        *_present_does_not_fit(plan),
+        *_target_nearly_met(plan),
+        *_price_of_exactness(plan, largest),
+        *_positives_cost_nothing(plan),
+        *_accumulation_adds_no_negatives(plan),
+        *_slow_types(plan),
+        *_busy_card(plan),
+        *_ddp(plan),
+    )
+
+
+def _checkpointing_without_effect(plan: Plan, estimator: Estimator) -> Iterator[str]:
+    encoder = encoder_of(plan.after)
+    if encoder is None or not encoder.is_in_eval_mode or not plan.after.training.activation_checkpointing:
+        return
+    worst = _tightest(plan)
+    stage = _stage_of(plan.after, worst)
+    repaired = in_training_mode(plan.after.with_training(micro_batch_size=worst.planned.micro_batch_size))
+    with_effect: MemoryEstimate = estimator(repaired, plan.gpu, stage)
+    yield (
+        "activation checkpointing is switched on but has no effect: the encoder is left in eval mode (as from_pretrained returns it), and "
+        f"transformers checkpoints in training mode only. This micro-batch of {worst.planned.micro_batch_size} takes "
+        f"{format_bytes(worst.estimate.device_used_bytes)}; after `.train()` on the encoder it would take "
+        f"{format_bytes(with_effect.device_used_bytes)}{_would_allow(plan, repaired, estimator)}"
+    )
+
+
+def _would_allow(plan: Plan, repaired: Workload, estimator: Estimator) -> str:
+    """Say which micro-batch the repaired workload would allow."""
+
+    def fits(micro_batch_size: int) -> bool:
+        tried = repaired.with_training(micro_batch_size=micro_batch_size)
+        return all(plan.budget.fits(estimator(tried, plan.gpu, stage).device_used) for stage in tried.stages or (None,))
+
+    most = max(1, plan.target_effective_batch_size // repaired.parallelism.data_parallel_size)
+    largest = largest_fitting(fits, low=1, high=most)
+    if largest is None:
+        return ""
+    choice = choose_batch(
+        largest=largest, target=plan.target_effective_batch_size, data_parallel_size=repaired.parallelism.data_parallel_size
+    )
+    return f", and micro-batch {choice.micro_batch_size} with accumulation {choice.gradient_accumulation_steps} would fit"
+
+
+def _present_does_not_fit(plan: Plan) -> Iterator[str]:
+    misfits = [stage for stage in plan.stages if not stage.present_fits]
+    if misfits and plan.fits:
+        worst = max(misfits, key=lambda stage: stage.present_estimate.device_used.high_bytes)
+        used = worst.present_estimate.device_used
+        yield (
+            f"the present values are not safe on this card: {worst.name} takes {format_bytes(used.expected_bytes)}, "
+            f"up to {format_bytes(used.high_bytes)}, of a budget of {format_bytes(plan.budget_bytes)}"
+        )
+
+
+def _target_nearly_met(plan: Plan) -> Iterator[str]:
+    target, reached = plan.target_effective_batch_size, plan.effective_batch_size
+    if not plan.fits:
+        return
+    if reached != target:
+        side = "above" if reached > target else "below"
+        yield f"a target of {target} can only be met nearly: {reached} is {abs(reached - target)} {side} it"
+
+
+def _price_of_exactness(plan: Plan, largest: int | None) -> Iterator[str]:
+    """Meeting a target exactly can cost most of the card: a prime one allows a micro-batch of 1 only."""
+    training, target = plan.after.training, plan.target_effective_batch_size
+    if largest is None or plan.effective_batch_size != target or training.micro_batch_size * 2 > largest:
+        return
+    ranks = plan.after.parallelism.data_parallel_size
+    steps = -(-target // (largest * ranks))
+    if steps * 2 <= training.gradient_accumulation_steps:
+        near = largest * steps * ranks
+        yield (
+            f"no larger micro-batch meets {target} exactly, though {largest} would fit: `--target-effective-batch {near}` would take "
+            f"{steps} micro-batches a step instead of {training.gradient_accumulation_steps}"
+        )
+
+
+def _positives_cost_nothing(plan: Plan) -> Iterator[str]:
+    contrastive = plan.after.contrastive
+    if contrastive is not None and contrastive.sampling == "pair" and any(stage.n_positives > 1 for stage in plan.after.stages):
+        yield "n_positives costs no memory here: each row holds one positive, so it only multiplies the rows of an epoch; it is left as it is"
+
+
+def _accumulation_adds_no_negatives(plan: Plan) -> Iterator[str]:
+    if plan.after.contrastive is None or plan.after.training.gradient_accumulation_steps == 1:
+        return
+    yield (
+        f"accumulation adds no negatives: the optimizer sees {plan.effective_batch_size} samples a step, but each anchor is compared with "
+        f"{', '.join(sorted({str(stage.planned.negatives_per_anchor) for stage in plan.stages}, key=int))} negatives only"
+    )
+
+
+def _slow_types(plan: Plan) -> Iterator[str]:
+    encoder = encoder_of(plan.after)
+    precision = plan.after.training.precision
+    capability = plan.gpu.compute_capability
+    if encoder is None or capability is None or not precision.startswith("bf16") or capability >= (8, 0):
+        return
+    if attention_kernel(encoder, precision, capability) == "math":
+        yield f"{plan.gpu.name} has no bf16 kernels for attention: it keeps the matrix of all pairs in fp32; fp16-mixed takes less"
+
+
+def _busy_card(plan: Plan) -> Iterator[str]:
+    if plan.budget.others_used_bytes:
+        yield f"others hold {format_bytes(plan.budget.others_used_bytes)} of the card now; the plan is for what is free, not for the whole card"
+
+
+def _ddp(plan: Plan) -> Iterator[str]:
+    ranks = plan.after.parallelism.data_parallel_size
+    if ranks > 1:
+        yield f"{ranks} GPUs: DDP's gradient buckets are counted, NCCL's buffers (0.5 to 0.7 GiB seen on A100 with NVLink) are not"

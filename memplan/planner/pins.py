@@ -1,0 +1,94 @@
+"""Pinned values: what the user has decided, which no plan overrides."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic import ValidationError
+
+from memplan.errors import UsageError
+from memplan.workload.optimizer import Optimizer
+from memplan.workload.parallelism import Parallelism
+from memplan.workload.stage import Stage
+from memplan.workload.training import Training
+from memplan.workload.workload import Workload
+
+_STAGE_FIELDS = ("n_positives", "n_negatives", "max_n_negatives")
+
+
+@dataclass(frozen=True)
+class Pins:
+    """The fields that the user pinned, by name; a stage's as "STAGE.n_negatives"."""
+
+    values: Mapping[str, str] = field(default_factory=dict)
+
+    def pins(self, name: str, stage: str | None = None) -> bool:
+        """Say whether *name* is pinned, for that stage or for all."""
+        return name in self.values or f"{stage}.{name}" in self.values
+
+
+def read_pins(assignments: Iterable[str]) -> Pins:
+    """
+    Return the pins that "FIELD=VALUE" texts say.
+
+    Raises UsageError for a text of another form, or a field that is pinned twice.
+    """
+    values: dict[str, str] = {}
+    for text in assignments:
+        name, equals, value = (part.strip() for part in text.partition("="))
+        if not (name and equals and value):
+            raise UsageError(f"--pin {text!r} does not say FIELD=VALUE", hint="write it as `--pin micro_batch_size=32`")
+        if name in values:
+            raise UsageError(f"--pin {name} is given twice: {values[name]} and {value}", hint="keep one of them")
+        values[name] = value
+    return Pins(values)
+
+
+def pin(workload: Workload, pins: Pins) -> Workload:
+    """
+    Return *workload* with the pinned values in place.
+
+    Raises UsageError for a field that cannot be pinned, or a value that makes no sense there.
+    """
+    for name, text in pins.values.items():
+        workload = _pin_one(workload, name, text)
+    return workload
+
+
+def _pin_one(workload: Workload, name: str, text: str) -> Workload:
+    try:
+        if name in Training.model_fields:
+            return workload.with_training(**{name: text})
+        if name in Parallelism.model_fields:
+            return workload.model_copy(update={"parallelism": _changed(workload.parallelism, {name: text})})
+        if name == "optimizer":
+            return workload.model_copy(update={"optimizer": Optimizer.model_validate(workload.optimizer.model_dump() | {"name": text})})
+        stage_name, _, stage_field = name.rpartition(".")
+        if stage_field in _STAGE_FIELDS:
+            return _pin_stage(workload, stage_name, stage_field, text)
+    except ValidationError as error:
+        raise UsageError(f"--pin {name}={text}: {error.errors()[0]['msg']}", hint="give a value that the field can have") from error
+    known = [*Training.model_fields, *Parallelism.model_fields, "optimizer", *_STAGE_FIELDS]
+    raise UsageError(f"--pin {name}={text}: no such field", hint=f"fields are {', '.join(known)}, and STAGE.n_negatives for one stage")
+
+
+def _pin_stage(workload: Workload, stage_name: str, stage_field: str, text: str) -> Workload:
+    names = [stage.name for stage in workload.stages]
+    if not names or (stage_name and stage_name not in names):
+        where = f"no stage {stage_name!r}" if stage_name else "no stages"
+        raise UsageError(f"--pin {stage_field}={text}: the workload has {where}", hint=f"its stages are {', '.join(names)}" if names else None)
+    stages = tuple(_pinned_stage(stage, stage_field, text) if stage_name in ("", stage.name) else stage for stage in workload.stages)
+    return workload.model_copy(update={"stages": stages})
+
+
+def _pinned_stage(stage: Stage, stage_field: str, text: str) -> Stage:
+    changes: dict[str, Any] = {stage_field: text}
+    if stage_field == "n_negatives":
+        changes["max_n_negatives"] = None  # the pin is above any limit
+    return _changed(stage, changes)
+
+
+def _changed(value: Any, changes: Mapping[str, Any]) -> Any:
+    return type(value).model_validate(value.model_dump() | changes)

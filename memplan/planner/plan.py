@@ -1,0 +1,128 @@
+"""A Plan: the workload before, the workload after, what it takes, why, and what to mind."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict, NonNegativeInt, PositiveInt
+
+from memplan.hardware.spec import GpuSpec
+from memplan.memory.budget import MemoryBudget
+from memplan.memory.estimate import MemoryEstimate
+from memplan.workload.workload import Workload
+
+SCHEMA_VERSION = 1
+
+
+class _Value(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+class StageValues(_Value):
+    """What a plan decides for one stage."""
+
+    micro_batch_size: PositiveInt
+    """Samples (anchors) in one forward and backward on one GPU."""
+
+    gradient_accumulation_steps: PositiveInt
+    """Micro-batches before an optimizer step."""
+
+    effective_batch_size: PositiveInt
+    """Samples that one optimizer step sees."""
+
+    n_positives: PositiveInt | None = None
+    """Positives of an anchor; None outside contrastive training."""
+
+    n_negatives: NonNegativeInt | None = None
+    """Explicit negatives of an anchor; None outside contrastive training."""
+
+    negatives_per_anchor: NonNegativeInt | None = None
+    """All negatives that the loss compares an anchor with. Accumulation adds none."""
+
+
+class StagePlan(_Value):
+    """One stage: its values now and as planned, with what each takes."""
+
+    name: str
+    """The stage's name; the workload's where it has no stages."""
+
+    present: StageValues
+    """As configured."""
+
+    present_estimate: MemoryEstimate
+    """What that takes."""
+
+    present_fits: bool
+    """Whether that is within the budget."""
+
+    planned: StageValues
+    """As planned; as configured where nothing fits."""
+
+    estimate: MemoryEstimate
+    """What the plan takes; where nothing fits, what the smallest try takes."""
+
+    fits: bool
+    """Whether the plan is within the budget."""
+
+
+class Lever(_Value):
+    """A change that would save memory."""
+
+    change: str
+    """What to do, in words."""
+
+    saving_bytes: NonNegativeInt
+    """What it saves of the device's memory."""
+
+    fits: bool
+    """Whether it is enough by itself."""
+
+
+class Plan(_Value):
+    """The answer: which batch, accumulation and negatives to use on that card."""
+
+    schema_version: int = SCHEMA_VERSION
+    """Of this format; it grows when a field changes its meaning or goes."""
+
+    fits: bool
+    """Whether every stage is within the budget."""
+
+    method: str
+    """The estimator that was asked."""
+
+    gpu: GpuSpec
+    """The card."""
+
+    budget: MemoryBudget
+    """What the plan may use of it."""
+
+    budget_bytes: NonNegativeInt
+    """The same in one number."""
+
+    target_effective_batch_size: PositiveInt
+    """What the plan aimed at."""
+
+    effective_batch_size: PositiveInt
+    """What it reaches."""
+
+    stages: tuple[StagePlan, ...]
+    """Each stage, in order; one where the workload has none."""
+
+    missing_bytes: NonNegativeInt = 0
+    """What is missing where nothing fits."""
+
+    rule: str
+    """Which rule decided the micro-batch."""
+
+    reasons: tuple[str, ...] = ()
+    """Why, in words."""
+
+    warnings: tuple[str, ...] = ()
+    """What to mind."""
+
+    levers: tuple[Lever, ...] = ()
+    """What would make it fit."""
+
+    before: Workload
+    """As configured."""
+
+    after: Workload
+    """As planned."""

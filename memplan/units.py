@@ -1,0 +1,65 @@
+"""Bytes as people write and read them.
+
+Inside memplan a size is an `int` of bytes and its name ends in `_bytes`. GiB (2**30) appears only here,
+on the way in and on the way out.
+"""
+
+from __future__ import annotations
+
+import re
+from decimal import Decimal
+from typing import NamedTuple
+
+from memplan.errors import UsageError
+
+KIB = 2**10
+MIB = 2**20
+GIB = 2**30
+
+_UNIT_BYTES = {
+    "b": 1,
+    "kib": KIB,
+    "mib": MIB,
+    "gib": GIB,
+    "tib": 2**40,
+    "kb": 10**3,
+    "mb": 10**6,
+    "gb": 10**9,
+    "tb": 10**12,
+}
+_SIZE = re.compile(r"\s*(?P<number>\d+(?:\.\d*)?|\.\d+)\s*(?P<unit>[A-Za-z]*)\s*")
+
+
+class Size(NamedTuple):
+    """A size that somebody typed, and whether it came with a unit."""
+
+    size_bytes: int
+    has_unit: bool
+
+
+def parse_size(text: str) -> Size:
+    """
+    Return the size that *text* says: "24GiB", "15835660288B", "24 GB" (10**9), or a plain number of GiB.
+
+    Raises UsageError when it says no size, or one below one byte.
+    """
+    match = _SIZE.fullmatch(text)
+    unit = match["unit"].lower() if match else ""
+    if match is None or (unit and unit not in _UNIT_BYTES):
+        raise UsageError(f"{text!r} is not a size", hint="write it with a unit, as 24GiB or 15835660288B, or as a plain number of GiB")
+    size_bytes = int(Decimal(match["number"]) * (_UNIT_BYTES[unit] if unit else GIB))
+    if size_bytes < 1:
+        raise UsageError(f"a size of {text!r} is less than one byte", hint="write what the card has, as 24 or 24GiB")
+    return Size(size_bytes, bool(unit))
+
+
+def format_bytes(size_bytes: int) -> str:
+    """Return *size_bytes* for a person: "19.82 GiB", "512.0 MiB", "0 B"."""
+    magnitude = abs(size_bytes)
+    if magnitude >= GIB:
+        return f"{size_bytes / GIB:.2f} GiB"
+    if magnitude >= MIB:
+        return f"{size_bytes / MIB:.1f} MiB"
+    if magnitude >= KIB:
+        return f"{size_bytes / KIB:.1f} KiB"
+    return f"{size_bytes} B"

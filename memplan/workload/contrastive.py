@@ -1,0 +1,51 @@
+"""Contrastive training: how many items a step encodes for an anchor, and how many negatives the anchor sees.
+
+    pair          2 + n_negatives                         one positive for each row: n_positives multiplies the rows of an epoch
+    group         1 + n_positives + n_negatives           all positives of the anchor in one row
+    per_positive  1 + n_positives x (1 + n_negatives)     negatives of its own for each positive
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import PositiveInt
+
+from memplan.workload.base import Description
+from memplan.workload.stage import Stage
+
+
+class Contrastive(Description):
+    """How anchors, positives and negatives make a batch."""
+
+    sampling: Literal["pair", "group", "per_positive"] = "pair"
+    """Which items go with an anchor; the table is on top of this module."""
+
+    in_batch_negatives: Literal["none", "positives", "all"] = "none"
+    """Whether an anchor is also compared with the other rows' positives, or with all their items."""
+
+    gathers_negatives: bool = False
+    """In-batch negatives come from every rank, not from this one alone."""
+
+    cached_loss_mini_batch_size: PositiveInt | None = None
+    """Items in memory at a time under a cached loss (GradCache). None: no cached loss, all items of the micro-batch."""
+
+    def encode_calls(self, stage: Stage, *, micro_batch_size: int) -> tuple[int, int, int]:
+        """Return the items of the three calls of the encoder: anchors, positives, negatives."""
+        positives, negatives = {
+            "pair": (1, stage.n_negatives),
+            "group": (stage.n_positives, stage.n_negatives),
+            "per_positive": (stage.n_positives, stage.n_positives * stage.n_negatives),
+        }[self.sampling]
+        return micro_batch_size, micro_batch_size * positives, micro_batch_size * negatives
+
+    def samples_per_anchor(self, stage: Stage) -> int:
+        """Return how many items a step encodes for each anchor, itself included."""
+        return sum(self.encode_calls(stage, micro_batch_size=1))
+
+    def negatives_per_anchor(self, stage: Stage, *, micro_batch_size: int, data_parallel_size: int = 1) -> int:
+        """Return how many negatives the loss compares each anchor with: its own, and those of the batch. Accumulation adds none."""
+        _, positives, negatives = self.encode_calls(stage, micro_batch_size=1)
+        other_rows = micro_batch_size * (data_parallel_size if self.gathers_negatives else 1) - 1
+        in_batch = {"none": 0, "positives": positives, "all": positives + negatives}[self.in_batch_negatives]
+        return negatives + other_rows * in_batch

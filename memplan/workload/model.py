@@ -1,0 +1,218 @@
+"""The model: its shape, as far as memory depends on it.
+
+Three kinds. `transformer` is an encoder or a decoder; `contrastive_encoder` joins the embeddings of several encoders; `parameters`
+is for everything else: plain counts that somebody measured.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
+
+from memplan.workload.base import Description
+
+Attention = Literal["eager", "sdpa", "flash_attention_2"]
+Activation = Literal["gelu", "gelu_new", "relu", "silu"]
+LoraTarget = Literal["query", "key", "value", "output", "gate", "up", "down"]
+Rate = Annotated[float, Field(ge=0, lt=1)]
+
+ALL_LINEAR: tuple[LoraTarget, ...] = ("query", "key", "value", "output", "gate", "up", "down")
+
+
+class Lora(Description):
+    """Low-rank adapters beside frozen linear layers."""
+
+    rank: PositiveInt
+    """Width of the adapters."""
+
+    dropout: Rate = 0.0
+    """Dropout on the adapters' input; it costs a mask and, where it is above 0, a copy of that input."""
+
+    targets: tuple[LoraTarget, ...] = ALL_LINEAR
+    """The linear layers of every block that get an adapter."""
+
+
+class TransformerModel(Description):
+    """A stack of attention and feed-forward blocks."""
+
+    kind: Literal["transformer"] = "transformer"
+    """Says which kind of model this is."""
+
+    architecture: Literal["decoder", "encoder"]
+    """A decoder attends to what came before; an encoder attends to everything."""
+
+    num_layers: PositiveInt
+    """Blocks."""
+
+    hidden_size: PositiveInt
+    """Width of the residual stream."""
+
+    num_attention_heads: PositiveInt
+    """Query heads."""
+
+    num_key_value_heads: PositiveInt | None = None
+    """Key and value heads; fewer than the query heads with grouped-query attention. None: as many."""
+
+    head_dim: PositiveInt | None = None
+    """Width of a head. None: hidden size over heads."""
+
+    intermediate_size: PositiveInt
+    """Width inside the feed-forward."""
+
+    vocab_size: PositiveInt
+    """Rows of the token embedding."""
+
+    num_positions: NonNegativeInt = 0
+    """Rows of a learned position embedding; 0 with rotary or no positions."""
+
+    num_token_types: NonNegativeInt = 0
+    """Rows of a token type embedding, as BERT has."""
+
+    rotary: bool = False
+    """Positions are rotations of queries and keys."""
+
+    activation: Activation = "gelu"
+    """The feed-forward's nonlinearity; `gelu_new` is GPT-2's formula of several tensors, seven times as costly as `gelu`."""
+
+    is_gated: bool = False
+    """The feed-forward multiplies two branches (SwiGLU, GeGLU)."""
+
+    norm: Literal["layer_norm", "rms_norm"] = "layer_norm"
+    """Normalisation; RMSNorm of Hugging Face's models is made of several tensors in fp32."""
+
+    norm_position: Literal["pre", "post"] = "pre"
+    """Before each branch (GPT, Llama) or after it (BERT)."""
+
+    has_qk_norm: bool = False
+    """Queries and keys are normalised head by head (Qwen 3)."""
+
+    has_fused_qkv: bool = False
+    """Queries, keys and values come out of one linear layer."""
+
+    has_linear_bias: bool = True
+    """Linear layers have biases."""
+
+    has_qkv_bias: bool | None = None
+    """The query, key and value layers have biases. None: as the other linear layers."""
+
+    attention: Attention = "sdpa"
+    """How attention is computed; `eager` keeps the matrix of all pairs, the others do not."""
+
+    has_attention_mask: bool = True
+    """A mask of padding reaches the attention kernel, which rules flash attention out and becomes a bias of sequence² elements."""
+
+    dropout: Rate = 0.0
+    """Dropout on embeddings and on each branch."""
+
+    attention_dropout: Rate = 0.0
+    """Dropout on attention probabilities."""
+
+    head: Literal["language_model", "masked_language_model", "none"] = "none"
+    """What stands on top: logits over the vocabulary, BERT's transform and logits, or nothing."""
+
+    ties_embeddings: bool = True
+    """The head shares the token embedding's weights."""
+
+    is_in_eval_mode: bool = False
+    """The model is left in eval mode while it trains, as `from_pretrained` returns it: no dropout, and Hugging Face's checkpointing off."""
+
+    lora: Lora | None = None
+    """Adapters; with them the model's own weights are frozen."""
+
+    @model_validator(mode="after")
+    def _heads_divide(self) -> TransformerModel:
+        if self.head_dim is None and self.hidden_size % self.num_attention_heads:
+            raise ValueError(f"hidden_size {self.hidden_size} is no multiple of num_attention_heads {self.num_attention_heads}")
+        if self.num_attention_heads % self.key_value_heads:
+            raise ValueError(f"num_attention_heads {self.num_attention_heads} is no multiple of num_key_value_heads {self.key_value_heads}")
+        return self
+
+    @property
+    def key_value_heads(self) -> int:
+        """Return the number of key and value heads."""
+        return self.num_key_value_heads or self.num_attention_heads
+
+    @property
+    def attention_width(self) -> int:
+        """Return the width of all query heads together."""
+        return self.num_attention_heads * self.width_of_head
+
+    @property
+    def key_value_width(self) -> int:
+        """Return the width of all key heads together."""
+        return self.key_value_heads * self.width_of_head
+
+    @property
+    def width_of_head(self) -> int:
+        """Return the width of one head."""
+        return self.head_dim or self.hidden_size // self.num_attention_heads
+
+
+class Experts(Description):
+    """Experts over pooled embeddings, every one of which sees every item (routing weights only scale what it returns)."""
+
+    num_experts: PositiveInt
+    """Experts side by side."""
+
+    hidden_size: PositiveInt
+    """Width inside an expert."""
+
+    top_k: PositiveInt = 2
+    """Experts whose answer counts for an item."""
+
+    @model_validator(mode="after")
+    def _top_k_exist(self) -> Experts:
+        if self.top_k > self.num_experts:
+            raise ValueError(f"top_k {self.top_k} is more than num_experts {self.num_experts}")
+        return self
+
+
+class ContrastiveEncoderModel(Description):
+    """One encoder for each channel of an item's text; their mean-pooled embeddings are joined, pass experts and a projection."""
+
+    kind: Literal["contrastive_encoder"] = "contrastive_encoder"
+    """Says which kind of model this is."""
+
+    num_channels: PositiveInt
+    """Encoders, each with weights of its own."""
+
+    encoder: TransformerModel
+    """One of the encoders."""
+
+    experts: Experts | None = None
+    """Experts over the joined embedding."""
+
+    projection_size: PositiveInt | None = None
+    """Width of the final embedding. None: the joined one is final."""
+
+
+class ParametersModel(Description):
+    """Any model, by counts that somebody measured."""
+
+    kind: Literal["parameters"] = "parameters"
+    """Says which kind of model this is."""
+
+    num_parameters: PositiveInt
+    """All parameters."""
+
+    num_trainable_parameters: NonNegativeInt | None = None
+    """Those that get gradients and optimizer state. None: all."""
+
+    activation_bytes_per_sample: NonNegativeInt
+    """Bytes that the forward keeps for the backward, for each sample."""
+
+    batch_data_bytes_per_sample: NonNegativeInt = 0
+    """Bytes of inputs and labels, for each sample."""
+
+    overhead_bytes: NonNegativeInt = 0
+    """Anything else on the device that does not grow with the batch."""
+
+    @model_validator(mode="after")
+    def _trainable_exist(self) -> ParametersModel:
+        if self.num_trainable_parameters is not None and self.num_trainable_parameters > self.num_parameters:
+            raise ValueError(f"num_trainable_parameters {self.num_trainable_parameters} is more than num_parameters {self.num_parameters}")
+        return self
+
+
+Model = Annotated[TransformerModel | ContrastiveEncoderModel | ParametersModel, Field(discriminator="kind")]

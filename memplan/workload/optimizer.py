@@ -1,0 +1,21 @@
+"""The optimizer, as far as memory depends on it: its state for each trainable parameter, and what a step needs on top."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from memplan.workload.base import Description
+
+OptimizerName = Literal[
+    "sgd", "sgd_momentum", "adam", "adamw", "nadam", "radam", "rmsprop", "adagrad", "adadelta", "adafactor", "lion", "adam8bit", "lion8bit"
+]
+
+
+class Optimizer(Description):
+    """An optimizer of torch.optim, transformers' Adafactor, Lion, or the 8-bit ones of bitsandbytes."""
+
+    name: OptimizerName = "adamw"
+    """Which one; `adam8bit` stands for AdamW8bit too."""
+
+    implementation: Literal["foreach", "for_loop", "fused"] = "foreach"
+    """How torch.optim runs it: foreach (its default on CUDA) needs temporaries as large as the trainable parameters, fused none."""

@@ -1,0 +1,36 @@
+"""One training step on one rank: batch, accumulation, precision, checkpointing.
+
+    effective batch = micro batch x accumulation steps x data-parallel size
+"""
+
+from __future__ import annotations
+
+from pydantic import PositiveInt
+
+from memplan.dtypes import Precision
+from memplan.workload.base import Description
+
+
+class Training(Description):
+    """How a step is run."""
+
+    micro_batch_size: PositiveInt = 1
+    """Samples (anchors) in one forward and backward on one GPU."""
+
+    gradient_accumulation_steps: PositiveInt = 1
+    """Micro-batches before an optimizer step."""
+
+    target_effective_batch_size: PositiveInt | None = None
+    """Samples that an optimizer step should see. None: as many as it sees now."""
+
+    sequence_length: PositiveInt = 512
+    """Tokens of a sample, padding included."""
+
+    precision: Precision = "fp32"
+    """fp32, autocast over fp32 weights (fp16-mixed, bf16-mixed), or everything in the short type (fp16, bf16)."""
+
+    activation_checkpointing: bool = False
+    """Keep each block's input only and compute the rest again in backward."""
+
+    allocator_settings: str = ""
+    """The PYTORCH_ALLOC_CONF that the training runs under, as `roundup_power2_divisions:4`; empty for PyTorch's defaults."""

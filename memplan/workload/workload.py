@@ -1,0 +1,60 @@
+"""The workload: everything that is trained, in one value. It is what travels from a configuration to a plan."""
+
+from __future__ import annotations
+
+from pydantic import model_validator
+
+from memplan.workload.base import Description
+from memplan.workload.contrastive import Contrastive
+from memplan.workload.model import ContrastiveEncoderModel, Model
+from memplan.workload.optimizer import Optimizer
+from memplan.workload.parallelism import Parallelism
+from memplan.workload.stage import Stage
+from memplan.workload.training import Training
+
+
+class Workload(Description):
+    """A training: its model, its optimizer, how a step is run, and the stages of its curriculum."""
+
+    name: str = "workload"
+    """What the report calls it."""
+
+    model: Model
+    """What is trained."""
+
+    optimizer: Optimizer = Optimizer()
+    """What updates it."""
+
+    training: Training = Training()
+    """How a step is run."""
+
+    contrastive: Contrastive | None = None
+    """How anchors, positives and negatives make a batch. None: samples are just samples."""
+
+    stages: tuple[Stage, ...] = ()
+    """The curriculum, in order. Empty for training without stages."""
+
+    parallelism: Parallelism = Parallelism()
+    """How many GPUs train together."""
+
+    @model_validator(mode="after")
+    def _stages_are_contrastive(self) -> Workload:
+        if isinstance(self.model, ContrastiveEncoderModel) and self.contrastive is None:
+            raise ValueError("a contrastive_encoder needs `contrastive`: how anchors, positives and negatives make a batch")
+        if self.contrastive is not None and not self.stages:
+            raise ValueError("contrastive training needs at least one stage: how many positives and negatives an anchor has")
+        if self.contrastive is None and self.stages:
+            raise ValueError("stages need `contrastive`: how anchors, positives and negatives make a batch")
+        names = [stage.name for stage in self.stages]
+        if len(set(names)) < len(names):
+            raise ValueError(f"two stages have the same name: {', '.join(sorted({name for name in names if names.count(name) > 1}))}")
+        return self
+
+    @property
+    def effective_batch_size(self) -> int:
+        """Return the samples that one optimizer step sees: micro-batch x accumulation x data-parallel size."""
+        return self.training.micro_batch_size * self.training.gradient_accumulation_steps * self.parallelism.data_parallel_size
+
+    def with_training(self, **changes: object) -> Workload:
+        """Return a copy whose training differs in *changes*. Raises ValidationError when they make no sense."""
+        return self.model_copy(update={"training": Training.model_validate(self.training.model_dump() | changes)})

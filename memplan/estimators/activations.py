@@ -116,7 +116,7 @@ def linear_input_bytes(model: TransformerModel, call: Call, targets: tuple[LoraT
 
 
 def attention_bytes(model: TransformerModel, call: Call) -> int:
-    """Return what attention keeps: the projections' input, queries, keys and values, the kernel's own, the output projection's input, a mask."""
+    """Return what attention keeps: the projections' inputs, queries, keys and values, what the kernel keeps, dropout's mask."""
     projections: tuple[LoraTarget, ...] = ("query",) if model.has_fused_qkv else ("query", "key", "value")
     kept = linear_input_bytes(model, call, projections, width=model.hidden_size, is_stream=True)
     kept += _query_key_value_bytes(model, call) + _kernel_bytes(model, call)
@@ -170,8 +170,7 @@ def _output_input_bytes(model: TransformerModel, call: Call) -> int:
     is_fused = call.kernel in ("flash", "efficient")
     if model.lora is None:
         return 0 if is_fused else call.tokens * model.attention_width * call.compute_bytes
-    kept = linear_input_bytes(model, call, ("output",), width=model.attention_width, is_stream=False)
-    return kept
+    return linear_input_bytes(model, call, ("output",), width=model.attention_width, is_stream=False)
 
 
 def feed_forward_bytes(model: TransformerModel, call: Call) -> int:
@@ -191,11 +190,13 @@ def activation_bytes_per_element(model: TransformerModel, call: Call) -> int:
     1 + tanh and x/2, of which autocast makes all but the last fp32. A gate adds its two factors.
     """
     compute = call.compute_bytes
-    if model.activation == "gelu_new":
-        own = 3 * (4 if call.casts else compute) + compute
-    else:
-        own = 0 if model.activation == "relu" else compute
-    return own + (2 * compute if model.is_gated else 0)
+    kept = {
+        "relu": 0,
+        "gelu": compute,
+        "silu": compute,
+        "gelu_new": 3 * (4 if call.casts else compute) + compute,
+    }
+    return kept[model.activation] + (2 * compute if model.is_gated else 0)
 
 
 def _down_input_bytes(model: TransformerModel, call: Call) -> int:
@@ -275,4 +276,3 @@ def head_bytes(model: TransformerModel, call: Call) -> HeadBytes:
         kept += call.tokens * hidden * (2 * call.compute_bytes + call.stream_bytes) + call.tokens * 8
     logits = call.tokens * model.vocab_size
     return HeadBytes(kept, logits * (4 + 4 + logits_gradient_bytes))
-

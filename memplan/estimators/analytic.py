@@ -31,7 +31,8 @@ WORKSPACES_PER_STEP = 2
 HOPPER_WORKSPACE_BYTES = 33_554_432
 WORKSPACE_BYTES = 8_519_680
 
-# What CUDA takes before the first tensor: 300 to 400 MB since kernels load lazily (CUDA 11.7); seen from 0.13 GiB (RTX A2000) to 0.62 GiB (RTX 5090).
+# What CUDA takes before the first tensor: 300 to 400 MB since kernels load lazily (CUDA 11.7); seen from 0.13 GiB (RTX A2000) to
+# 0.62 GiB (RTX 5090).
 CONTEXT_LOW_BYTES, CONTEXT_BYTES, CONTEXT_HIGH_BYTES = 130 * MIB, 400 * MIB, 630 * MIB
 
 
@@ -109,9 +110,10 @@ def _rounded_up(tensors: MemoryBreakdown, allocator_settings: str) -> MemoryBrea
     return MemoryBreakdown(**{name: int(value * share) for name, value in tensors})
 
 
-# What the caching allocator reserves over what it hands out, in 60 recordings of 25 programs on seven kinds of card (PyTorch 2.13): 6.2% more in
-# the median, at least nothing, and in nine of ten no more than 20% (worst: 44%, a large vocabulary with checkpointing). The estimate of
-# allocated is within 1% in the median there, and between 4.3% under and 13.3% over. `tests/accuracy/test_analytic.py` holds both.
+# What the caching allocator reserves over what it hands out, in 60 recordings of 25 programs on seven kinds of card (PyTorch 2.13): 6.2%
+# more in the median, at least nothing, and in nine of ten no more than 20% (worst: 44%, a large vocabulary with checkpointing). The
+# estimate of allocated is within 1% in the median there, and between 4.3% under and 13.3% over. `tests/accuracy/test_analytic.py` holds
+# both.
 SLACK_SHARE = 0.064
 SLACK_LOW, SLACK_HIGH = 0.0, 0.20
 
@@ -136,7 +138,11 @@ def _assemble(tensors: MemoryBreakdown, phase: str) -> MemoryEstimate:
 
 
 def _overhead_bytes(workload: Workload, gradients_bytes: int) -> int:
-    """What the user stated, and DDP's buckets: a second set of gradients (torch/nn/parallel/distributed.py, gradient_as_bucket_view=False)."""
+    """
+    What the user stated, and DDP's buckets.
+
+    They are a second set of gradients (torch/nn/parallel/distributed.py, gradient_as_bucket_view=False).
+    """
     stated = workload.model.overhead_bytes if isinstance(workload.model, ParametersModel) else 0
     return stated + (gradients_bytes if workload.parallelism.data_parallel_size > 1 else 0)
 
@@ -274,17 +280,17 @@ def _casts(workload: Workload, groups: Sequence[ParameterGroup], *, num_calls: i
     frozen = model_states.frozen_cast_bytes(groups, dtype=dtype)
     outside = [group for group in groups if group.role == "head"]
     if not checkpoints:
-        kept = cached + num_calls * frozen + _tied_head_cast_bytes(workload, dtype)
+        kept = cached + num_calls * frozen + _tied_head_cast_bytes(workload)
         return kept, kept, 0
     model = workload.model
     encoder = model.encoder if isinstance(model, ContrastiveEncoderModel) else model
     assert isinstance(encoder, TransformerModel)
     channels = model.num_channels if isinstance(model, ContrastiveEncoderModel) else 1
-    kept = model_states.cast_bytes(outside, dtype=dtype) + _tied_head_cast_bytes(workload, dtype)
-    return kept, cached + _tied_head_cast_bytes(workload, dtype), (cached + frozen) // (channels * encoder.num_layers)
+    kept = model_states.cast_bytes(outside, dtype=dtype) + _tied_head_cast_bytes(workload)
+    return kept, cached + _tied_head_cast_bytes(workload), (cached + frozen) // (channels * encoder.num_layers)
 
 
-def _tied_head_cast_bytes(workload: Workload, dtype: str) -> int:
+def _tied_head_cast_bytes(workload: Workload) -> int:
     model = workload.model
     if isinstance(model, TransformerModel) and model.head != "none" and model.ties_embeddings:
         return model.vocab_size * model.hidden_size * 2
@@ -295,8 +301,8 @@ def _embedding_gradient_bytes(encoder: TransformerModel, call: act.Call) -> int:
     """
     What the token embedding's backward takes besides the gradient itself.
 
-    Above 3072 indices it sorts them: (n/10 + min(n, vocabulary)) x width x 4 bytes, measured on PyTorch 2.13. A tied embedding's gradient is
-    made beside the head's before they are added.
+    Above 3072 indices it sorts them: (n/10 + min(n, vocabulary)) x width x 4 bytes, measured on PyTorch 2.13. A tied embedding's gradient
+    is made beside the head's before they are added.
     """
     if encoder.lora is not None:
         return 0

@@ -28,7 +28,7 @@ LARGEST_BATCH = 128
 TARGET_BATCH = 256
 
 
-def estimate(workload: Workload, gpu: GpuSpec, stage: Stage | None) -> MemoryEstimate:
+def estimate(workload: Workload, gpu: GpuSpec, stage: Stage | None) -> MemoryEstimate:  # noqa: ARG001 - it knows no cards
     """
     Return what the guide says of one step.
 

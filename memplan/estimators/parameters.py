@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from math import prod
 from typing import Literal
 
@@ -52,13 +53,14 @@ def rounded(size_bytes: int) -> int:
     return segment_bytes if segment_bytes - block_bytes <= UNSPLIT_BYTES else block_bytes
 
 
-def parameter_groups(model: Model) -> list[ParameterGroup]:
+@lru_cache(maxsize=64)  # a plan asks for the same model at every size that it tries
+def parameter_groups(model: Model) -> tuple[ParameterGroup, ...]:
     """Return every parameter of *model*."""
     if isinstance(model, TransformerModel):
-        return list(_transformer(model))
+        return tuple(_transformer(model))
     if isinstance(model, ContrastiveEncoderModel):
-        return list(_contrastive(model))
-    return list(_counted(model))
+        return tuple(_contrastive(model))
+    return tuple(_counted(model))
 
 
 def count(groups: Sequence[ParameterGroup], *, trainable_only: bool = False) -> int:
@@ -81,9 +83,19 @@ def block_linears(model: TransformerModel) -> list[LinearLayer]:
     if model.has_fused_qkv:
         projections = [LinearLayer("query", hidden, attention + 2 * key_value)]
     else:
-        projections = [LinearLayer("query", hidden, attention), LinearLayer("key", hidden, key_value), LinearLayer("value", hidden, key_value)]
+        projections = [
+            LinearLayer("query", hidden, attention),
+            LinearLayer("key", hidden, key_value),
+            LinearLayer("value", hidden, key_value),
+        ]
     gate = [LinearLayer("gate", hidden, inner)] if model.is_gated else []
-    return [*projections, LinearLayer("output", attention, hidden), *gate, LinearLayer("up", hidden, inner), LinearLayer("down", inner, hidden)]
+    return [
+        *projections,
+        LinearLayer("output", attention, hidden),
+        *gate,
+        LinearLayer("up", hidden, inner),
+        LinearLayer("down", inner, hidden),
+    ]
 
 
 def _transformer(model: TransformerModel) -> Iterator[ParameterGroup]:

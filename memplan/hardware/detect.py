@@ -30,7 +30,9 @@ def detect_gpus(*, environment: Mapping[str, str] = os.environ, meminfo: Path = 
     specs = [spec for device in visible if (spec := spec_of(device, meminfo=meminfo))]
     if not specs:
         told = "; ".join(note for device in visible for note in device.notes) or "no reason given"
-        raise MissingError(f"the driver lists {len(visible)} GPU(s) but tells no memory size ({told})", hint="name the card: `--gpu a100-80`")
+        raise MissingError(
+            f"the driver lists {len(visible)} GPU(s) but tells no memory size ({told})", hint="name the card: `--gpu a100-80`"
+        )
     return specs
 
 

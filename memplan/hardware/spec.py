@@ -1,14 +1,12 @@
 """A card as memplan plans for it: how much memory its programs can have, and what decides how much they need."""
 
-from __future__ import annotations
+from pydantic import NonNegativeInt, PositiveInt
 
-from pydantic import BaseModel, ConfigDict, NonNegativeInt, PositiveInt
+from memplan.description import Description
 
 
-class GpuSpec(BaseModel):
+class GpuSpec(Description):
     """One GPU, or one MIG instance."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     name: str
     """The name that the driver gives."""

@@ -1,14 +1,12 @@
 """Bytes by category: what the memory of a step is made of."""
 
-from __future__ import annotations
+from pydantic import NonNegativeInt
 
-from pydantic import BaseModel, ConfigDict, NonNegativeInt
+from memplan.description import Description
 
 
-class MemoryBreakdown(BaseModel):
+class MemoryBreakdown(Description):
     """Bytes by category at the moment of the peak. The first six are what torch calls allocated, with the slack they are reserved."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     parameters_bytes: NonNegativeInt = 0
     """All weights, frozen ones included."""

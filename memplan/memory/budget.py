@@ -1,22 +1,19 @@
 """The budget: how much of a card a plan may use.
 
-    budget = (what programs can have - what others hold) x (1 - margin)
+budget = (what programs can have - what others hold) x (1 - margin)
 """
 
-from __future__ import annotations
+from pydantic import NonNegativeInt
 
-from pydantic import BaseModel, ConfigDict, NonNegativeInt
-
+from memplan.description import Description
 from memplan.memory.estimate import MemoryRange
 
 DEFAULT_MARGIN = 0.05
 """Left free for what no plan sees: evaluation between epochs, a longer last batch, another program's window."""
 
 
-class MemoryBudget(BaseModel):
+class MemoryBudget(Description):
     """What a plan may use of one card, this program's CUDA context included."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     total_bytes: NonNegativeInt
     """What programs can allocate on the empty card."""

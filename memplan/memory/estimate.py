@@ -1,20 +1,17 @@
 """A MemoryEstimate: what every estimator answers, however it found out."""
 
-from __future__ import annotations
-
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, NonNegativeInt, model_validator
+from pydantic import NonNegativeInt, model_validator
 
+from memplan.description import Description
 from memplan.memory.breakdown import MemoryBreakdown
 
 Method = Literal["analytic", "guide"]
 
 
-class MemoryRange(BaseModel):
+class MemoryRange(Description):
     """How sure a figure is."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     low_bytes: NonNegativeInt
     """It is hardly less than this."""
@@ -26,16 +23,14 @@ class MemoryRange(BaseModel):
     """It is hardly more than this; a plan has to fit with this."""
 
     @model_validator(mode="after")
-    def _is_ordered(self) -> MemoryRange:
+    def _is_ordered(self) -> "MemoryRange":
         if not self.low_bytes <= self.expected_bytes <= self.high_bytes:
             raise ValueError(f"not in order: {self.low_bytes} <= {self.expected_bytes} <= {self.high_bytes}")
         return self
 
 
-class MemoryEstimate(BaseModel):
+class MemoryEstimate(Description):
     """The memory of one training step on one GPU."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     method: Method
     """How the figures were found."""

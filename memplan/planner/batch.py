@@ -51,7 +51,9 @@ def choose_batch(
     best = min(range(1, largest + 1), key=lambda micro: (_excess(target, micro * data_parallel_size), -micro))
     exact = _excess(target, best * data_parallel_size) == 0
     nearness = "meet the target exactly" if exact else "come nearest to the target from above"
-    return _choice(best, _steps(target, best * data_parallel_size), data_parallel_size, f"the largest that fits among those whose multiples {nearness}")
+    return _choice(
+        best, _steps(target, best * data_parallel_size), data_parallel_size, f"the largest that fits among those whose multiples {nearness}"
+    )
 
 
 def _steps(target: int, samples: int) -> int:

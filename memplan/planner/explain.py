@@ -37,10 +37,13 @@ def _reasons(plan: Plan, pinned: Workload, largest: int, pins: Pins, estimator: 
         ranks = plan.after.parallelism.data_parallel_size
         product = f"{micro} × {steps}" + (f" × {ranks} GPUs" if ranks > 1 else "")
         yield f"accumulation {steps}: {product} = {plan.effective_batch_size} samples an optimizer step"
+    grown: dict[tuple[int, int], list[str]] = {}
     for stage in plan.stages:
         before, after = stage.present.n_negatives, stage.planned.n_negatives
         if before is not None and after is not None and after > before and not pins.pins("n_negatives", stage.name):
-            yield f"{stage.name}: {after} negatives instead of {before}, in memory that the micro-batch leaves free"
+            grown.setdefault((before, after), []).append(stage.name)
+    for (before, after), names in grown.items():
+        yield f"{after} negatives instead of {before} in {', '.join(names)}: in memory that the micro-batch leaves free"
 
 
 def _cost_of_pin(plan: Plan, estimator: Estimator) -> str:
@@ -77,8 +80,9 @@ def explain_misfit(plan: Plan, worst: StagePlan) -> tuple[str, ...]:
     where = f" in {worst.name}" if plan.before.stages else ""
     used = worst.estimate.device_used
     return (
-        f"a micro-batch of {worst.planned.micro_batch_size}{where} takes {format_bytes(used.expected_bytes)}, up to {format_bytes(used.high_bytes)}; "
-        f"the budget is {format_bytes(plan.budget_bytes)}: {format_bytes(plan.missing_bytes)} are missing",
+        f"a micro-batch of {worst.planned.micro_batch_size}{where} takes {format_bytes(used.expected_bytes)}, "
+        f"up to {format_bytes(used.high_bytes)}; the budget is {format_bytes(plan.budget_bytes)}: "
+        f"{format_bytes(plan.missing_bytes)} are missing",
     )
 
 
@@ -179,7 +183,7 @@ def _price_of_exactness(plan: Plan, largest: int | None) -> Iterator[str]:
 def _positives_cost_nothing(plan: Plan) -> Iterator[str]:
     contrastive = plan.after.contrastive
     if contrastive is not None and contrastive.sampling == "pair" and any(stage.n_positives > 1 for stage in plan.after.stages):
-        yield "n_positives costs no memory here: each row holds one positive, so it only multiplies the rows of an epoch; it is left as it is"
+        yield "n_positives costs no memory here: a row holds one positive, so it only multiplies the rows of an epoch; it is left as it is"
 
 
 def _accumulation_adds_no_negatives(plan: Plan) -> Iterator[str]:
@@ -203,10 +207,23 @@ def _slow_types(plan: Plan) -> Iterator[str]:
 
 def _busy_card(plan: Plan) -> Iterator[str]:
     if plan.budget.others_used_bytes:
-        yield f"others hold {format_bytes(plan.budget.others_used_bytes)} of the card now; the plan is for what is free, not for the whole card"
+        yield f"others hold {format_bytes(plan.budget.others_used_bytes)} of the card now; the plan is for what they leave"
 
 
 def _ddp(plan: Plan) -> Iterator[str]:
     ranks = plan.after.parallelism.data_parallel_size
     if ranks > 1:
         yield f"{ranks} GPUs: DDP's gradient buckets are counted, NCCL's buffers (0.5 to 0.7 GiB seen on A100 with NVLink) are not"
+
+
+def warn_of_other_stages(plan: Plan, others: Sequence[Stage], *, estimator: Estimator) -> tuple[str, ...]:
+    """Return what to mind of files that have a stage's keys but are no stages: a training started with one of them may not fit."""
+    warnings = []
+    for stage in others if plan.fits else ():
+        used = estimator(plan.after, plan.gpu, stage).device_used
+        if not plan.budget.fits(used):
+            warnings.append(
+                f"{stage.name} is no stage of the curriculum and is left alone, but with its {stage.n_negatives} negatives "
+                f"this micro-batch takes {format_bytes(used.expected_bytes)}, up to {format_bytes(used.high_bytes)}: it would not fit"
+            )
+    return tuple(warnings)

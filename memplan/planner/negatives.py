@@ -1,7 +1,7 @@
 """Negatives: what a stage can have more of, once the micro-batch stands.
 
-One micro-batch serves all stages, so the stage with the most negatives decides it and the others have memory left. Their n_negatives grow into
-that, up to the stage's limit.
+One micro-batch serves all stages, so the stage with the most negatives decides it and the others have memory left. Their n_negatives
+grow into that, up to the stage's limit.
 """
 
 from __future__ import annotations
@@ -29,4 +29,6 @@ def grow(stage: Stage, *, limit: int, fits: Callable[[Stage], bool]) -> Stage:
 def with_negatives(stage: Stage, n_negatives: int) -> Stage:
     """Return *stage* with that many negatives; a limit below them goes."""
     limit = stage.max_n_negatives
-    return stage.model_copy(update={"n_negatives": n_negatives, "max_n_negatives": None if limit is not None and limit < n_negatives else limit})
+    return stage.model_copy(
+        update={"n_negatives": n_negatives, "max_n_negatives": None if limit is not None and limit < n_negatives else limit}
+    )

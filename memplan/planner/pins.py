@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
+from memplan.description import Description
 from memplan.errors import UsageError
 from memplan.workload.optimizer import Optimizer
 from memplan.workload.parallelism import Parallelism
@@ -78,7 +79,9 @@ def _pin_stage(workload: Workload, stage_name: str, stage_field: str, text: str)
     names = [stage.name for stage in workload.stages]
     if not names or (stage_name and stage_name not in names):
         where = f"no stage {stage_name!r}" if stage_name else "no stages"
-        raise UsageError(f"--pin {stage_field}={text}: the workload has {where}", hint=f"its stages are {', '.join(names)}" if names else None)
+        raise UsageError(
+            f"--pin {stage_field}={text}: the workload has {where}", hint=f"its stages are {', '.join(names)}" if names else None
+        )
     stages = tuple(_pinned_stage(stage, stage_field, text) if stage_name in ("", stage.name) else stage for stage in workload.stages)
     return workload.model_copy(update={"stages": stages})
 
@@ -90,5 +93,8 @@ def _pinned_stage(stage: Stage, stage_field: str, text: str) -> Stage:
     return _changed(stage, changes)
 
 
-def _changed(value: Any, changes: Mapping[str, Any]) -> Any:
-    return type(value).model_validate(value.model_dump() | changes)
+D = TypeVar("D", bound=Description)
+
+
+def _changed(value: D, changes: Mapping[str, Any]) -> D:
+    return type(value).model_validate(value.model_dump() | dict(changes))

@@ -1,9 +1,8 @@
 """A Plan: the workload before, the workload after, what it takes, why, and what to mind."""
 
-from __future__ import annotations
+from pydantic import NonNegativeInt, PositiveInt
 
-from pydantic import BaseModel, ConfigDict, NonNegativeInt, PositiveInt
-
+from memplan.description import Description
 from memplan.hardware.spec import GpuSpec
 from memplan.memory.budget import MemoryBudget
 from memplan.memory.estimate import MemoryEstimate
@@ -12,11 +11,7 @@ from memplan.workload.workload import Workload
 SCHEMA_VERSION = 1
 
 
-class _Value(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
-
-
-class StageValues(_Value):
+class StageValues(Description):
     """What a plan decides for one stage."""
 
     micro_batch_size: PositiveInt
@@ -38,7 +33,7 @@ class StageValues(_Value):
     """All negatives that the loss compares an anchor with. Accumulation adds none."""
 
 
-class StagePlan(_Value):
+class StagePlan(Description):
     """One stage: its values now and as planned, with what each takes."""
 
     name: str
@@ -63,7 +58,7 @@ class StagePlan(_Value):
     """Whether the plan is within the budget."""
 
 
-class Lever(_Value):
+class Lever(Description):
     """A change that would save memory."""
 
     change: str
@@ -76,7 +71,7 @@ class Lever(_Value):
     """Whether it is enough by itself."""
 
 
-class Plan(_Value):
+class Plan(Description):
     """The answer: which batch, accumulation and negatives to use on that card."""
 
     schema_version: int = SCHEMA_VERSION

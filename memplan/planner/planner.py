@@ -1,9 +1,9 @@
 """The planner: from a workload, a card and an estimator to a Plan. Pure: no files, no clock, no printing.
 
-    1. what is pinned is put in place
-    2. one micro-batch for all stages: the largest that fits with the negatives each stage has now, then the rule of `batch.py`
-    3. each stage's n_negatives grow into what is left, up to the stage's limit
-    4. where nothing fits: how many bytes are missing, and what would help (`levers.py`)
+1. what is pinned is put in place
+2. one micro-batch for all stages: the largest that fits with the negatives each stage has now, then the rule of `batch.py`
+3. each stage's n_negatives grow into what is left, up to the stage's limit
+4. where nothing fits: how many bytes are missing, and what would help (`levers.py`)
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ def make_plan(
     """
     Return the plan of *workload* for *gpu*.
 
-    *target*: the effective batch to reach; else the workload's own, else the one it has now. A plan that does not fit is returned too: it says
-    so, and what is missing. Raises UsageError for pins that make no sense, or a target below one micro-batch on each rank.
+    *target*: the effective batch to reach; else the workload's own, else the one it has now. A plan that does not fit is returned too: it
+    says so, and what is missing. Raises UsageError for pins that make no sense, or a target below one micro-batch on each rank.
     """
     pinned = pin(workload, pins)
     target = target or pinned.training.target_effective_batch_size or _present_batch(workload, pinned)
@@ -55,7 +55,7 @@ def make_plan(
             hint=f"ask for {least} or more with `--target-effective-batch`, or pin a smaller micro-batch",
         )
     budget = MemoryBudget(total_bytes=gpu.total_memory_bytes, others_used_bytes=gpu.others_used_bytes, margin=margin)
-    largest = _largest_micro_batch(pinned, gpu, estimator, budget=budget, most=_most_useful(pinned, target, ranks), pins=pins)
+    largest = _largest_micro_batch(pinned, gpu, estimator, budget=budget, most=_most_useful(target, ranks), pins=pins)
     if largest is None:
         return _misfit(workload, pinned, gpu, estimator, budget=budget, target=target, pins=pins, method=method)
     choice = choose_batch(
@@ -92,7 +92,7 @@ def _present_batch(workload: Workload, pinned: Workload) -> int:
     return present * pinned.parallelism.data_parallel_size
 
 
-def _most_useful(pinned: Workload, target: int, ranks: int) -> int:
+def _most_useful(target: int, ranks: int) -> int:
     """The micro-batch that meets the target without accumulation: a larger one would only go past it."""
     return max(1, -(-target // ranks))
 
@@ -124,9 +124,7 @@ def _largest_micro_batch(
 
 
 def _with_choice(workload: Workload, choice: BatchChoice) -> Workload:
-    return workload.with_training(
-        micro_batch_size=choice.micro_batch_size, gradient_accumulation_steps=choice.gradient_accumulation_steps
-    )
+    return workload.with_training(micro_batch_size=choice.micro_batch_size, gradient_accumulation_steps=choice.gradient_accumulation_steps)
 
 
 def _grown(stage: Stage, workload: Workload, gpu: GpuSpec, estimator: Estimator, budget: MemoryBudget, pins: Pins) -> Stage:
@@ -156,9 +154,7 @@ def _values(workload: Workload, stage: Stage | None) -> StageValues:
     )
 
 
-def _stage_plan(
-    before: Workload, after: Workload, number: int, gpu: GpuSpec, estimator: Estimator, budget: MemoryBudget
-) -> StagePlan:
+def _stage_plan(before: Workload, after: Workload, number: int, gpu: GpuSpec, estimator: Estimator, budget: MemoryBudget) -> StagePlan:
     """Return the plan of stage *number* (the workload itself where it has none)."""
     old, new = _stages_of(before)[number], _stages_of(after)[number]
     present, planned = estimator(before, gpu, old), estimator(after, gpu, new)

@@ -9,8 +9,8 @@ def largest_fitting(fits: Callable[[int], bool], *, low: int, high: int) -> int 
     """
     Return the largest value in ``[low, high]`` that fits, or None.
 
-    *fits* must be monotone: once a value does not fit, no larger one does. Asks about 2 log2 of the answer: cheap where small values decide,
-    and never far above what fits.
+    *fits* must be monotone: once a value does not fit, no larger one does. Asks about 2 log2 of the answer: cheap where small values
+    decide, and never far above what fits.
     """
     if low > high or not fits(low):
         return None

@@ -1,17 +1,15 @@
 """Contrastive training: how many items a step encodes for an anchor, and how many negatives the anchor sees.
 
-    pair          2 + n_negatives                         one positive for each row: n_positives multiplies the rows of an epoch
-    group         1 + n_positives + n_negatives           all positives of the anchor in one row
-    per_positive  1 + n_positives x (1 + n_negatives)     negatives of its own for each positive
+pair          2 + n_negatives                         one positive for each row: n_positives multiplies the rows of an epoch
+group         1 + n_positives + n_negatives           all positives of the anchor in one row
+per_positive  1 + n_positives x (1 + n_negatives)     negatives of its own for each positive
 """
-
-from __future__ import annotations
 
 from typing import Literal
 
 from pydantic import PositiveInt
 
-from memplan.workload.base import Description
+from memplan.description import Description
 from memplan.workload.stage import Stage
 
 

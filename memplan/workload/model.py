@@ -4,13 +4,11 @@ Three kinds. `transformer` is an encoder or a decoder; `contrastive_encoder` joi
 is for everything else: plain counts that somebody measured.
 """
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
-from memplan.workload.base import Description
+from memplan.description import Description
 
 Attention = Literal["eager", "sdpa", "flash_attention_2"]
 Activation = Literal["gelu", "gelu_new", "relu", "silu"]
@@ -121,7 +119,7 @@ class TransformerModel(Description):
     """Adapters; with them the model's own weights are frozen."""
 
     @model_validator(mode="after")
-    def _heads_divide(self) -> TransformerModel:
+    def _heads_divide(self) -> "TransformerModel":
         if self.head_dim is None and self.hidden_size % self.num_attention_heads:
             raise ValueError(f"hidden_size {self.hidden_size} is no multiple of num_attention_heads {self.num_attention_heads}")
         if self.num_attention_heads % self.key_value_heads:
@@ -162,7 +160,7 @@ class Experts(Description):
     """Experts whose answer counts for an item."""
 
     @model_validator(mode="after")
-    def _top_k_exist(self) -> Experts:
+    def _top_k_exist(self) -> "Experts":
         if self.top_k > self.num_experts:
             raise ValueError(f"top_k {self.top_k} is more than num_experts {self.num_experts}")
         return self
@@ -209,7 +207,7 @@ class ParametersModel(Description):
     """Anything else on the device that does not grow with the batch."""
 
     @model_validator(mode="after")
-    def _trainable_exist(self) -> ParametersModel:
+    def _trainable_exist(self) -> "ParametersModel":
         if self.num_trainable_parameters is not None and self.num_trainable_parameters > self.num_parameters:
             raise ValueError(f"num_trainable_parameters {self.num_trainable_parameters} is more than num_parameters {self.num_parameters}")
         return self

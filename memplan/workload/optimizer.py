@@ -1,10 +1,8 @@
 """The optimizer, as far as memory depends on it: its state for each trainable parameter, and what a step needs on top."""
 
-from __future__ import annotations
-
 from typing import Literal
 
-from memplan.workload.base import Description
+from memplan.description import Description
 
 OptimizerName = Literal[
     "sgd", "sgd_momentum", "adam", "adamw", "nadam", "radam", "rmsprop", "adagrad", "adadelta", "adafactor", "lion", "adam8bit", "lion8bit"

@@ -1,10 +1,8 @@
 """How many GPUs train together."""
 
-from __future__ import annotations
-
 from pydantic import PositiveInt
 
-from memplan.workload.base import Description
+from memplan.description import Description
 
 
 class Parallelism(Description):

@@ -1,10 +1,8 @@
 """A stage of a curriculum: how many positives and negatives go with each anchor."""
 
-from __future__ import annotations
-
 from pydantic import NonNegativeInt, PositiveInt, model_validator
 
-from memplan.workload.base import Description
+from memplan.description import Description
 
 
 class Stage(Description):
@@ -23,7 +21,7 @@ class Stage(Description):
     """The most negatives that a plan may give this stage. None: as many as the stage that has the most."""
 
     @model_validator(mode="after")
-    def _limit_is_above(self) -> Stage:
+    def _limit_is_above(self) -> "Stage":
         if self.max_n_negatives is not None and self.max_n_negatives < self.n_negatives:
             raise ValueError(f"max_n_negatives {self.max_n_negatives} is less than n_negatives {self.n_negatives}")
         return self

@@ -1,14 +1,12 @@
 """One training step on one rank: batch, accumulation, precision, checkpointing.
 
-    effective batch = micro batch x accumulation steps x data-parallel size
+effective batch = micro batch x accumulation steps x data-parallel size
 """
-
-from __future__ import annotations
 
 from pydantic import PositiveInt
 
+from memplan.description import Description
 from memplan.dtypes import Precision
-from memplan.workload.base import Description
 
 
 class Training(Description):

@@ -1,10 +1,8 @@
 """The workload: everything that is trained, in one value. It is what travels from a configuration to a plan."""
 
-from __future__ import annotations
-
 from pydantic import model_validator
 
-from memplan.workload.base import Description
+from memplan.description import Description
 from memplan.workload.contrastive import Contrastive
 from memplan.workload.model import ContrastiveEncoderModel, Model
 from memplan.workload.optimizer import Optimizer
@@ -38,7 +36,7 @@ class Workload(Description):
     """How many GPUs train together."""
 
     @model_validator(mode="after")
-    def _stages_are_contrastive(self) -> Workload:
+    def _stages_are_contrastive(self) -> "Workload":
         if isinstance(self.model, ContrastiveEncoderModel) and self.contrastive is None:
             raise ValueError("a contrastive_encoder needs `contrastive`: how anchors, positives and negatives make a batch")
         if self.contrastive is not None and not self.stages:
@@ -55,6 +53,6 @@ class Workload(Description):
         """Return the samples that one optimizer step sees: micro-batch x accumulation x data-parallel size."""
         return self.training.micro_batch_size * self.training.gradient_accumulation_steps * self.parallelism.data_parallel_size
 
-    def with_training(self, **changes: object) -> Workload:
+    def with_training(self, **changes: object) -> "Workload":
         """Return a copy whose training differs in *changes*. Raises ValidationError when they make no sense."""
         return self.model_copy(update={"training": Training.model_validate(self.training.model_dump() | changes)})

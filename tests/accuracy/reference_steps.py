@@ -26,7 +26,13 @@ LLAMA = {
     "model_type": "llama", "hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 12, "num_attention_heads": 16,
     "num_key_value_heads": 4, "vocab_size": 32000, "max_position_embeddings": 4096, "use_cache": False,
 }  # fmt: skip
-QWEN2 = LLAMA | {"model_type": "qwen2", "num_key_value_heads": 2, "tie_word_embeddings": True, "hidden_size": 896, "num_attention_heads": 14}
+QWEN2 = LLAMA | {
+    "model_type": "qwen2",
+    "num_key_value_heads": 2,
+    "tie_word_embeddings": True,
+    "hidden_size": 896,
+    "num_attention_heads": 14,
+}
 
 CASES: dict[str, dict[str, Any]] = {
     "gpt2-small-fp32": {"config": GPT2_SMALL, "batch": 8, "seq": 512, "precision": "fp32"},

@@ -1,0 +1,44 @@
+# make plan    set up everything and plan the built-in workload for a 24 GB card
+# make test    set up everything and run all checks: formatting, types, architecture, tests with coverage
+# Both need python3 (3.10 or later) and make, nothing else. The environment is .venv, about 6 GB: PyTorch's CUDA build is part of it.
+
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: plan test lint types architecture pytest format templates benchmark clean
+
+plan: .venv/ready
+	$(BIN)/memplan --gpu-memory 24
+
+test: lint types architecture pytest
+
+.venv/ready: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "memplan needs Python 3.10 or later; name one: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 3; }
+	@$(PYTHON) -m venv .venv || { echo "python3 cannot make a virtual environment; on Debian and Ubuntu: apt install python3-venv" >&2; exit 3; }
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+lint: .venv/ready
+	$(BIN)/ruff format --check --quiet .
+	$(BIN)/ruff check --quiet .
+
+types: .venv/ready
+	$(BIN)/mypy
+
+architecture: .venv/ready
+	$(BIN)/lint-imports --no-logo 2>/dev/null || $(BIN)/lint-imports
+
+pytest: .venv/ready
+	$(BIN)/pytest -n auto --cov --cov-report=term-missing:skip-covered
+
+format: .venv/ready
+	$(BIN)/ruff check --fix --quiet . ; $(BIN)/ruff format --quiet .
+
+templates: .venv/ready
+	$(BIN)/python -m memplan.layouts.templates
+
+benchmark: .venv/ready
+	$(BIN)/python benchmarks/startup.py
+
+clean:
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage dist build

@@ -1,0 +1,82 @@
+"""`memplan gpus`: the cards known, and those found on this machine."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from memplan.cli.options import format_option
+from memplan.errors import MissingError
+
+if TYPE_CHECKING:
+    from memplan.hardware.catalog import CatalogCard
+    from memplan.hardware.spec import GpuSpec
+
+EXAMPLES = """
+\b
+Examples:
+  memplan gpus                  every card that --gpu knows, and those of this machine
+  memplan gpus 24               cards whose name or size has "24"
+  memplan gpus --format json    for a program
+"""
+
+
+@click.command(epilog=EXAMPLES)
+@click.argument("filter_text", metavar="[TEXT]", default="")
+@format_option
+def gpus(*, filter_text: str, output_format: str) -> int:
+    """List the cards that memplan knows, and those found on this machine. TEXT keeps those whose name or size has it."""
+    from memplan.hardware.catalog import cards
+    from memplan.hardware.detect import detect_gpus
+
+    known = [card for card in cards() if _matches(card, filter_text)]
+    try:
+        found, reason = detect_gpus(), ""
+    except MissingError as error:
+        found, reason = [], error.message
+    if output_format == "json":
+        answer = {"schema_version": 1, "found": [card.model_dump(mode="json") for card in found], "not_found_because": reason or None}
+        click.echo(json.dumps(answer | {"known": [_as_json(card) for card in known]}, indent=2))
+        return 0
+    _print(known, found, reason)
+    return 0
+
+
+def _matches(card: CatalogCard, text: str) -> bool:
+    words = [card.spec.name, *card.short_names, f"{card.spec.marketing_gb or ''}"]
+    return any(text.lower() in word.lower() for word in words)
+
+
+def _as_json(card: CatalogCard) -> dict[str, Any]:
+    return {"short_names": list(card.short_names), "is_mig": card.is_mig, "nvml_total_bytes": card.nvml_total_bytes} | card.spec.model_dump(
+        mode="json"
+    )
+
+
+def _print(known: list[CatalogCard], found: list[GpuSpec], reason: str) -> None:
+    from memplan.reports.terminal import print_table
+    from memplan.units import format_bytes
+
+    if found:
+        click.echo("Found on this machine:\n")
+        rows = [(card.name, format_bytes(card.total_memory_bytes), format_bytes(card.free_memory_bytes), card.origin) for card in found]
+        print_table(("name", "for programs", "free now", ""), rows)
+    else:
+        click.echo(f"Found on this machine: none ({reason}).", err=True)
+    click.echo("\nKnown cards (what programs can have of the size on the box):\n")
+    print_table(
+        ("--gpu", "name", "on the box", "for programs", "capability", "SMs"),
+        [
+            (
+                card.short_names[0],
+                card.spec.name,
+                f"{card.spec.marketing_gb} GB" if card.spec.marketing_gb else "",
+                format_bytes(card.spec.total_memory_bytes),
+                ".".join(map(str, card.spec.compute_capability or ())),
+                str(card.spec.multiprocessors or ""),
+            )
+            for card in known
+        ],
+    )

@@ -1,0 +1,268 @@
+"""`memplan`: the plan, and with --apply the plan written into the configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from memplan.cli.options import config_path_option, format_option
+from memplan.errors import UsageError
+
+if TYPE_CHECKING:
+    from memplan.cli.configuration import Configuration
+    from memplan.edits.apply import FileChange
+    from memplan.hardware.spec import GpuSpec
+    from memplan.planner.plan import Plan
+
+EXAMPLES = """
+\b
+Examples:
+  memplan --gpu-memory 24                        plan for the cards that are sold with 24 GB
+  memplan --gpu "RTX 4090" --config-path conf    plan a configuration tree for one card
+  memplan --auto --apply                         plan for this machine's GPU and write the plan
+  memplan --gpu t4 --pin micro_batch_size=8      keep a value and see what it costs
+  memplan --gpu a100-80 --dry-run                show what --apply would change
+  memplan --gpu-memory 24 --method guide         the rule of thumb that memplan replaces
+  memplan undo                                   put back what the last --apply changed
+"""
+
+
+@click.group(
+    invoke_without_command=True, epilog=EXAMPLES, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110}
+)
+@click.option("--auto", is_flag=True, help="Plan for this machine's GPU, as far as it is free; of several, for the smallest.")
+@click.option("--gpu", "gpu_name", metavar="NAME", help='Plan for a card: t4, a100-80, "RTX 4090". `memplan gpus` lists them.')
+@click.option(
+    "--gpu-memory",
+    metavar="SIZE",
+    help="Plan for a size: 24 is what is on the box, 23.5GiB is exact. With --gpu: that kind of card in another size.",
+)
+@config_path_option
+@click.option(
+    "--target-effective-batch",
+    "target",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Samples an optimizer step should see. Default: as now.",
+)
+@click.option("--apply", "apply_plan", is_flag=True, help="Write the plan into the configuration: show the diff, back up, write, verify.")
+@click.option("--dry-run", is_flag=True, help="Show the diff that --apply would make, and write nothing.")
+@click.option(
+    "--method", type=click.Choice(["auto", "analytic", "guide"]), default="auto", show_default=True, help="How the memory is found out."
+)
+@click.option(
+    "--margin", type=click.FloatRange(0, 1, max_open=True), metavar="F", help="Share of the free memory that stays free.  [default: 0.05]"
+)
+@click.option(
+    "--pin",
+    "pins",
+    multiple=True,
+    metavar="FIELD=VALUE",
+    help="Keep a value whatever the plan: micro_batch_size=8, 01_stage.n_negatives=16.",
+)
+@format_option
+@click.pass_context
+def plan_command(
+    context: click.Context,
+    *,
+    auto: bool,
+    gpu_name: str | None,
+    gpu_memory: str | None,
+    config_path: Path | None,
+    target: int | None,
+    apply_plan: bool,
+    dry_run: bool,
+    method: str,
+    margin: float | None,
+    pins: Sequence[str],
+    output_format: str,
+) -> int:
+    """
+    Plan GPU memory before you launch: which batch size, accumulation and negatives fit on which GPU.
+
+    With plan options and no command this is the plan. Exit code 0: it fits; 1: it does not; 2: something is wrong in the options or in a
+    file; 3: this machine lacks something, as a GPU for --auto.
+    """
+    given = [name for name in context.params if context.get_parameter_source(name) != click.core.ParameterSource.DEFAULT]
+    if context.invoked_subcommand is not None:
+        if given:
+            raise click.UsageError(f"options of the plan do not go with `{context.invoked_subcommand}`; write its own behind its name")
+        return 0
+    if not given:
+        click.echo(context.get_help())
+        return 0
+    if apply_plan and dry_run:
+        raise UsageError("--apply and --dry-run exclude each other", hint="--dry-run shows what --apply would write")
+    if apply_plan and method == "guide":
+        raise UsageError("the guide's numbers are never written", hint="leave `--method guide` out to apply a plan that fits")
+    return _plan(
+        cards=_cards(auto=auto, name=gpu_name, memory=gpu_memory),
+        typed_memory=gpu_memory,
+        config_path=config_path,
+        target=target,
+        writes=apply_plan,
+        shows_diff=apply_plan or dry_run,
+        method=method,
+        margin=margin,
+        pins=pins,
+        output_format=output_format,
+    )
+
+
+def _cards(*, auto: bool, name: str | None, memory: str | None) -> list[GpuSpec]:
+    """Return the cards that the options mean, the smallest first."""
+    from memplan.hardware.catalog import card_of_size, find_card
+    from memplan.units import parse_size
+
+    if auto and (name or memory):
+        raise UsageError("--auto excludes --gpu and --gpu-memory", hint="--auto takes the GPU of this machine")
+    sized = card_of_size(parse_size(memory)) if memory else None
+    if name:
+        card = find_card(name)
+        if sized is None:
+            return [card]
+        resized = {"total_memory_bytes": sized.total_memory_bytes, "origin": f"that kind of card with another size: {sized.origin}"}
+        return [card.model_copy(update=resized)]
+    if sized is not None:
+        return [sized]
+    from memplan.hardware.detect import detect_gpus
+
+    return sorted(detect_gpus(), key=lambda card: card.free_memory_bytes)
+
+
+def _plan(
+    *,
+    cards: list[GpuSpec],
+    typed_memory: str | None,
+    config_path: Path | None,
+    target: int | None,
+    writes: bool,
+    shows_diff: bool,
+    method: str,
+    margin: float | None,
+    pins: Sequence[str],
+    output_format: str,
+) -> int:
+    from memplan.cli.configuration import read_configuration
+
+    configuration = read_configuration(config_path)
+    if shows_diff and configuration.reading is None:
+        raise UsageError(
+            f"there is nothing to apply to: planned was {configuration.source}",
+            hint="name the configuration with `--config-path`, or run memplan in its project's folder",
+        )
+    plans = [_make(configuration, card, typed_memory, target=target, method=method, margin=margin, pins=pins) for card in cards]
+    plan = plans[0]
+    changes: list[FileChange] = []
+    if shows_diff and plan.fits and configuration.reading is not None:
+        from memplan.edits.apply import apply, prepare
+        from memplan.layouts.layout import edits_for
+
+        changes = prepare(edits_for(configuration.reading, plan.after))
+        if writes:
+            apply(changes, root=configuration.reading.root, now=datetime.now(timezone.utc))
+    _report(configuration, plans, changes, shows_diff=shows_diff, writes=writes, output_format=output_format)
+    return 0 if plan.fits else 1
+
+
+def _make(
+    configuration: Configuration,
+    card: GpuSpec,
+    typed_memory: str | None,
+    *,
+    target: int | None,
+    method: str,
+    margin: float | None,
+    pins: Sequence[str],
+) -> Plan:
+    from memplan.estimators.registry import ESTIMATORS
+    from memplan.memory.budget import DEFAULT_MARGIN
+    from memplan.planner.explain import warn_of_other_stages
+    from memplan.planner.pins import read_pins
+    from memplan.planner.planner import make_guide_plan, make_plan
+    from memplan.units import GIB, parse_size
+
+    workload = configuration.workload
+    if method == "guide":
+        if target is not None or margin is not None or pins:
+            raise UsageError("the guide has its own target and margin, and pins nothing", hint="use `--method analytic` with them")
+        # The guide takes the size on the box for GiB.
+        memory_gib = parse_size(typed_memory).size_bytes / GIB if typed_memory else card.total_memory_bytes / GIB
+        return make_guide_plan(workload, card, memory_gib=memory_gib)
+    chosen = "analytic" if method == "auto" else method
+    estimator = ESTIMATORS[chosen]
+    margin = DEFAULT_MARGIN if margin is None else margin
+    plan = make_plan(workload, card, estimator, method=chosen, target=target, margin=margin, pins=read_pins(pins))
+    others = warn_of_other_stages(plan, configuration.other_stages, estimator=estimator)
+    return plan.model_copy(update={"warnings": (*plan.warnings, *others)})
+
+
+def _report(
+    configuration: Configuration,
+    plans: Sequence[Plan],
+    changes: Sequence[FileChange],
+    *,
+    shows_diff: bool,
+    writes: bool,
+    output_format: str,
+) -> None:
+    plan = plans[0]
+    if output_format == "json":
+        from memplan.reports.json import plan_as_json
+
+        click.echo(plan_as_json(plan, _extra(configuration, plans, changes, applied=writes and plan.fits)))
+        return
+    from memplan.reports.terminal import print_plan
+
+    print_plan(plan, source=configuration.source, notes=(*configuration.notes, *_alone(plans)))
+    if shows_diff and plan.fits:
+        _show_changes(changes, writes=writes)
+    elif shows_diff:
+        click.echo("\nNothing was written, since the plan does not fit.", err=True)
+
+
+def _alone(plans: Sequence[Plan]) -> list[str]:
+    """Say what each GPU of a mixed machine could take alone."""
+    if len({plan.gpu.free_memory_bytes for plan in plans}) == 1:
+        return []
+    smallest = f"planned for the smallest of {len(plans)} GPUs, {plans[0].gpu.name}"
+    could = [
+        f"{plan.gpu.name} alone: " + (f"micro-batch {plan.after.training.micro_batch_size}" if plan.fits else "nothing fits")
+        for plan in plans[1:]
+    ]
+    return [f"{smallest}; {'; '.join(could)}"]
+
+
+def _show_changes(changes: Sequence[FileChange], *, writes: bool) -> None:
+    from memplan.reports.diff import diff_lines
+    from memplan.reports.terminal import print_diff
+
+    if not changes:
+        click.echo("\nThe configuration has these values already; nothing to write.", err=True)
+        return
+    click.echo()
+    print_diff(diff_lines(changes))
+    if writes:
+        count = f"{len(changes)} file" + ("s" if len(changes) > 1 else "")
+        click.echo(f"\nWrote {count}; the originals are beside them (*.backup). `memplan undo` puts them back.", err=True)
+    else:
+        click.echo("\nNothing was written (--dry-run).", err=True)
+
+
+def _extra(configuration: Configuration, plans: Sequence[Plan], changes: Sequence[FileChange], *, applied: bool) -> dict[str, Any]:
+    """Return what the JSON has besides the plan."""
+    return {
+        "source": configuration.source,
+        "notes": list(configuration.notes),
+        "applied": applied,
+        "changes": [
+            {"file": str(change.path), "edits": [{"key": edit.dotted, "value": edit.value} for edit in change.edits]} for change in changes
+        ],
+        "other_gpus": [
+            {"name": plan.gpu.name, "fits": plan.fits, "micro_batch_size": plan.after.training.micro_batch_size} for plan in plans[1:]
+        ],
+    }

@@ -1,0 +1,65 @@
+"""`memplan undo`: put back what the last --apply changed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+from memplan.cli.options import config_path_option, format_option
+
+EXAMPLES = """
+\b
+Examples:
+  memplan undo                        in the project's folder
+  memplan undo --config-path conf     elsewhere
+  memplan undo --dry-run              say which files would be put back
+"""
+
+
+@click.command(epilog=EXAMPLES)
+@config_path_option
+@click.option("--dry-run", is_flag=True, help="Say which files would be put back, and write nothing.")
+@format_option
+def undo(*, config_path: Path | None, dry_run: bool, output_format: str) -> int:
+    """
+    Put every file of the last --apply back, byte for byte; also of one that was interrupted.
+
+    Run again it goes one apply further back. It refuses, and writes nothing, when a file has changed since.
+    """
+    from memplan.edits.apply import plan_undo
+    from memplan.edits.apply import undo as undo_apply
+
+    root = _root(config_path or Path())
+    if dry_run:
+        _, journal, entries = plan_undo(root)
+        paths, was_interrupted = tuple(entry.path for entry in entries), journal.state in ("applying", "undoing")
+    else:
+        undone = undo_apply(root)
+        paths, was_interrupted = undone.restored, undone.was_interrupted
+    if output_format == "json":
+        answer = {"schema_version": 1, "restored": [str(path) for path in paths], "was_interrupted": was_interrupted, "dry_run": dry_run}
+        click.echo(json.dumps(answer, indent=2))
+        return 0
+    if was_interrupted:
+        click.echo("The last apply was interrupted.", err=True)
+    for path in paths:
+        click.echo(f"{'would put back' if dry_run else 'put back'} {path}")
+    if not paths:
+        click.echo("Every file has its original content already.", err=True)
+    return 0
+
+
+def _root(path: Path) -> Path:
+    """
+    Return the folder whose journal *path* means.
+
+    The folder that a layout finds there; where the files are not readable any more, one that has a journal.
+    """
+    from memplan.edits.backups import JOURNAL_FOLDER
+    from memplan.layouts.registry import roots_of
+
+    folder = path.parent if path.is_file() else path
+    roots = [folder, *roots_of(folder)]
+    return next((root for root in roots if (root / JOURNAL_FOLDER).is_dir()), folder)

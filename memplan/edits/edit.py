@@ -1,0 +1,30 @@
+"""An edit: one value at one place of one file."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+KeyPath = tuple[str, ...]
+"""The keys from the top of a file to a value; an element of a sequence is named by its number."""
+
+EditValue = int | str | bool
+
+
+@dataclass(frozen=True)
+class Edit:
+    """Set the value at *key* of *file* to *value*."""
+
+    file: Path
+    key: KeyPath
+    value: EditValue
+
+    @property
+    def dotted(self) -> str:
+        """Return the key as people write it."""
+        return ".".join(self.key)
+
+
+def as_text(value: EditValue) -> str:
+    """Return *value* as YAML and JSON both write it."""
+    return ("true" if value else "false") if isinstance(value, bool) else str(value)

@@ -1,0 +1,456 @@
+"""A YAML file that belongs to someone else: read a value, or change one and leave every other byte alone.
+
+ruamel.yaml is asked for positions only: its events give the path to a value, its tokens the span of the scalar. The new scalar is
+spliced into the text, the result is parsed again, and exactly the intended path must have changed. No dumper ever sees the file.
+
+What cannot be changed without guessing is refused with file, line and reason: duplicate keys on the path, aliases, merged keys,
+`${...}`, several documents, values that are not plain scalars.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from memplan.edits.edit import EditValue, KeyPath, as_text
+from memplan.errors import ConfigError, EditRefusedError
+
+BOM = "\ufeff"
+MOST_VALUES = 200_000
+"""Aliases can make a small file stand for an endless one; past this many values it is refused."""
+
+_INTEGER = re.compile(r"[-+]?(0|[1-9][0-9]*(_[0-9]+)*)")
+_FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
+_INTERPOLATION = re.compile(r"\$\{(?P<source>[^${}]*)\}")
+
+Scalar = int | float | bool | str | None
+
+
+@dataclass(frozen=True)
+class Node:
+    """One node of the file, with where it stands."""
+
+    kind: str
+    """scalar, mapping, sequence or alias."""
+    line: int
+    start: int
+    """Where its text begins (character), behind anchor and tag; for an empty value where it would."""
+    end: int
+    text: str = ""
+    style: str = ""
+    """"" for plain, else the quote or the block's sign."""
+    tag: str | None = None
+    anchor: str | None = None
+    pairs: tuple[tuple[Node, Node], ...] = ()
+    elements: tuple[Node, ...] = ()
+
+    @property
+    def value(self) -> Scalar:
+        """Return what the scalar means in YAML 1.2's core schema; underscores in numbers are read as YAML 1.1 does."""
+        if self.style or self.tag not in (None, "!"):
+            return self.text
+        return _resolve(self.text)
+
+
+def _resolve(text: str) -> Scalar:
+    if text in ("", "~", "null", "Null", "NULL"):
+        return None
+    if text in ("true", "True", "TRUE", "false", "False", "FALSE"):
+        return text.lower() == "true"
+    if _INTEGER.fullmatch(text):
+        return int(text)
+    if _FLOAT.fullmatch(text):
+        return float(text)
+    return text
+
+
+class Found(NamedTuple):
+    """A scalar and its line."""
+
+    value: Scalar
+    line: int
+
+
+class DuplicateKey(NamedTuple):
+    """A key that stands twice in one mapping."""
+
+    key: str
+    first_line: int
+    line: int
+
+
+@dataclass(frozen=True)
+class YamlFile:
+    """A parsed YAML file and its text, unchanged."""
+
+    path: Path
+    data: bytes
+    text: str
+    """The text without a byte order mark."""
+    documents: tuple[Node, ...]
+    anchors: dict[str, Node] = field(default_factory=dict)
+
+    @classmethod
+    def load(cls, path: Path) -> YamlFile:
+        """Read and parse *path*. Raises ConfigError when it cannot be read, is not UTF-8 or not YAML."""
+        try:
+            data = path.read_bytes()
+        except OSError as error:
+            raise ConfigError(f"cannot be read: {error.strerror}", file=path, hint="check the path and its permissions") from error
+        return cls.parse(path, data)
+
+    @classmethod
+    def parse(cls, path: Path, data: bytes) -> YamlFile:
+        """Parse *data* as the content of *path*. Raises ConfigError when it is not UTF-8 or not YAML."""
+        try:
+            text = data.decode("utf-8").removeprefix(BOM)
+        except UnicodeDecodeError as error:
+            line = data[: error.start].count(b"\n") + 1
+            raise ConfigError("is not UTF-8", file=path, line=line, hint="save the file as UTF-8") from error
+        composer = _Composer(path, text)
+        documents = tuple(composer.compose())
+        return cls(path, data, text, documents, composer.anchors)
+
+    def get(self, key: KeyPath) -> Found | None:
+        """
+        Return the scalar at *key*, or None where nothing stands there; a `${other.key}` of the same file is followed.
+
+        Raises ConfigError where the path is ambiguous (duplicate keys), or leads to something else than a scalar.
+        """
+        return self._get(key, seen=())
+
+    def _get(self, key: KeyPath, *, seen: tuple[KeyPath, ...]) -> Found | None:
+        node = self._find(key, follow=True)
+        if node is None:
+            return None
+        if node.kind != "scalar":
+            raise self._error(f"`{'.'.join(key)}` is a {node.kind}, not a single value", node, refused=False)
+        source = _INTERPOLATION.fullmatch(node.text.strip())
+        if source is None:
+            return Found(node.value, node.line)
+        target = tuple(source["source"].split("."))
+        found = self._get(target, seen=(*seen, key)) if target not in (*seen, key) and ":" not in source["source"] else None
+        if found is None:
+            raise self._error(f"`{'.'.join(key)}` is {node.text}, which this file alone does not resolve", node, refused=False)
+        return found
+
+    def replace(self, key: KeyPath, value: EditValue) -> bytes:
+        """
+        Return the file's bytes with the value at *key* set to *value*, every other byte as it was.
+
+        Raises EditRefusedError where that cannot be done without guessing.
+        """
+        if len(self.documents) != 1:
+            raise EditRefusedError(
+                f"holds {len(self.documents)} documents", file=self.path, line=1, hint="memplan edits files of one document"
+            )
+        node = self._find(key, follow=False)
+        if node is None:
+            raise EditRefusedError(f"has no key `{'.'.join(key)}`", file=self.path, hint="add the key with any value, then run again")
+        self._check_scalar(key, node)
+        scalar = f"{node.style}{as_text(value)}{node.style}"
+        if node.start == node.end and not self.text[: node.start].endswith((" ", "\t")):
+            scalar = " " + scalar  # an empty value: the span is the place behind the colon
+        text = self.text[: node.start] + scalar + self.text[node.end :]
+        bom = BOM if self.data.startswith(BOM.encode()) else ""
+        edited = YamlFile.parse(self.path, (bom + text).encode("utf-8"))
+        self._verify(edited, key, value, node)
+        return edited.data
+
+    def duplicate_keys(self) -> list[DuplicateKey]:
+        """Return every key that stands twice in one mapping, wherever that is."""
+        return [duplicate for document in self.documents for duplicate in _duplicates(document)]
+
+    def to_python(self) -> Any:
+        """
+        Return the only document as dicts, lists and scalars.
+
+        Raises ConfigError for duplicate keys, keys that are not scalars, and several documents.
+        """
+        if not self.documents:
+            return None
+        if len(self.documents) > 1:
+            raise ConfigError(f"holds {len(self.documents)} documents", file=self.path, hint="keep one")
+        for duplicate in self.duplicate_keys():
+            raise ConfigError(f"`{duplicate.key}` stands here and in line {duplicate.first_line}", file=self.path, line=duplicate.line)
+        sum(1 for _ in self._flatten())  # refuses aliases that multiply without end
+        return self._plain(self.documents[0])
+
+    def length_of(self, key: KeyPath) -> int | None:
+        """Return how many elements the sequence at *key* has; None where no sequence stands there."""
+        node = self._find(key, follow=True)
+        return len(node.elements) if node is not None and node.kind == "sequence" else None
+
+    def line_of(self, key: KeyPath) -> int | None:
+        """Return the line of what stands at *key*, or of the nearest thing above it."""
+        node = None
+        for length in range(len(key) + 1):
+            try:
+                found = self._find(key[:length], follow=True)
+            except ConfigError:
+                break
+            if found is None:
+                break
+            node = found
+        return node.line if node else None
+
+    def _plain(self, node: Node) -> Any:
+        node = self._target(node)
+        if node.kind == "scalar":
+            return node.value
+        if node.kind == "sequence":
+            return [self._plain(element) for element in node.elements]
+        plain: dict[str, Any] = {}
+        for key, value in node.pairs:
+            if key.kind != "scalar":
+                raise self._error("a key that is not a plain word", key, refused=False)
+            if key.text == "<<":
+                merged = self._plain(value)
+                for source in merged if isinstance(merged, list) else [merged]:
+                    plain = {**source, **plain}
+            else:
+                plain[key.text] = self._plain(value)
+        return plain
+
+    def _target(self, node: Node) -> Node:
+        """Return what an alias stands for, any other node itself."""
+        return self.anchors[node.text] if node.kind == "alias" else node
+
+    def _find(self, key: KeyPath, *, follow: bool) -> Node | None:
+        """Return the node at *key*; *follow* says whether aliases and merges on the way are followed or refused."""
+        if not self.documents:
+            return None
+        node = self.documents[0]
+        for depth, name in enumerate(key):
+            node = self._stepped(node, key[:depth], follow=follow)
+            child = self._child(node, name, key[: depth + 1], follow=follow)
+            if child is None:
+                return None
+            node = child
+        return self._stepped(node, key, follow=follow)
+
+    def _stepped(self, node: Node, key: KeyPath, *, follow: bool) -> Node:
+        if node.kind == "alias" and not follow:
+            source = self.anchors[node.text]
+            raise self._error(
+                f"`{'.'.join(key)}` is an alias of `&{node.text}` (line {source.line})",
+                node,
+                hint="edit the anchored value, or write the value out here",
+            )
+        return self._target(node)
+
+    def _child(self, node: Node, name: str, key: KeyPath, *, follow: bool) -> Node | None:
+        if node.kind == "sequence":
+            return node.elements[int(name)] if name.isdigit() and int(name) < len(node.elements) else None
+        matching = [(found, value) for found, value in node.pairs if found.kind == "scalar" and found.text == name]
+        if len(matching) > 1:
+            lines = ", ".join(str(found.line) for found, _ in matching)
+            raise self._error(f"`{'.'.join(key)}` stands {len(matching)} times (lines {lines})", matching[-1][0], hint="keep one of them")
+        if matching:
+            return matching[0][1]
+        for found, value in node.pairs:
+            if found.kind == "scalar" and found.text == "<<":
+                merged = self._merged(value, name, key, follow=follow)
+                if merged is not None:
+                    return merged
+        return None
+
+    def _merged(self, value: Node, name: str, key: KeyPath, *, follow: bool) -> Node | None:
+        target = self._target(value)
+        for source in target.elements if target.kind == "sequence" else (target,):
+            child = self._child(self._target(source), name, key, follow=follow)
+            if child is not None and not follow:
+                raise self._error(
+                    f"`{'.'.join(key)}` comes from a merged mapping (line {child.line})",
+                    value,
+                    hint="write the value out here, or edit its source",
+                )
+            if child is not None:
+                return child
+        return None
+
+    def _check_scalar(self, key: KeyPath, node: Node) -> None:
+        dotted = ".".join(key)
+        if node.kind != "scalar":
+            raise self._error(f"`{dotted}` is a {node.kind}, not a single value", node)
+        if node.style in ("|", ">"):
+            raise self._error(f"`{dotted}` is a block of text", node, hint="write the value on the key's line")
+        if node.tag is not None and not node.tag.startswith(("!!", "tag:yaml.org,2002:")):
+            raise self._error(f"`{dotted}` has the tag {node.tag}, whose meaning memplan does not know", node)
+        if "\n" in self.text[node.start : node.end]:
+            raise self._error(f"`{dotted}` runs over several lines", node, hint="write the value on one line")
+        source = _INTERPOLATION.search(node.text)
+        if source is not None:
+            raise self._error(f"`{dotted}` is {node.text}", node, hint=self._source_hint(source["source"]))
+
+    def _source_hint(self, source: str) -> str:
+        try:
+            target = self._find(tuple(source.split(".")), follow=True)
+        except ConfigError:
+            target = None
+        if target is None:
+            return f"change {source} where it is defined"
+        return f"change its source `{source}` in line {target.line} instead"
+
+    def _verify(self, edited: YamlFile, key: KeyPath, value: EditValue, node: Node) -> None:
+        """Check that exactly the value at *key* changed."""
+        before, after = dict(self._flatten()), dict(edited._flatten())
+        changed = {path for path in before.keys() | after.keys() if before.get(path) != after.get(path)}
+        others = sorted(".".join(path) for path in changed - {key})
+        if others:
+            raise self._error(
+                f"changing `{'.'.join(key)}` would also change `{others[0]}`"
+                + (f" and {len(others) - 1} more" if len(others) > 1 else "")
+                + (f", through the anchor &{node.anchor}" if node.anchor else ""),
+                node,
+                hint="write the values out instead of sharing them",
+            )
+        found = edited.get(key)
+        if found is None or str(found.value) != str(value):
+            raise self._error(f"`{'.'.join(key)}` cannot be set to {value!r} in place", node)
+
+    def _flatten(self) -> Iterator[tuple[KeyPath, Scalar | tuple[str, int]]]:
+        """Yield every value with its path, aliases and merges followed, duplicate keys numbered."""
+        budget = iter(range(MOST_VALUES))
+        for number, document in enumerate(self.documents):
+            yield from self._flatten_node(document, () if number == 0 else (f"document {number + 1}",), budget, 0)
+
+    def _flatten_node(
+        self, node: Node, path: KeyPath, budget: Iterator[int], depth: int
+    ) -> Iterator[tuple[KeyPath, Scalar | tuple[str, int]]]:
+        if next(budget, None) is None or depth > 200:
+            raise self._error("aliases make this file too large to check", node)
+        node = self._target(node)
+        if node.kind == "scalar":
+            yield path, node.value
+            return
+        children = [(str(number), element) for number, element in enumerate(node.elements)] if node.kind == "sequence" else _numbered(node)
+        yield path, (node.kind, len(children))
+        for name, child in children:
+            yield from self._flatten_node(child, (*path, name), budget, depth + 1)
+
+    def _error(self, problem: str, node: Node, *, hint: str | None = None, refused: bool = True) -> ConfigError:
+        kind = EditRefusedError if refused else ConfigError
+        return kind(problem, file=self.path, line=node.line, hint=hint)
+
+
+def _numbered(node: Node) -> list[tuple[str, Node]]:
+    """Return a mapping's values by key; the second of two equal keys is "key#2"."""
+    seen: dict[str, int] = {}
+    children = []
+    for key, value in node.pairs:
+        name = key.text if key.kind in ("scalar", "alias") else f"{key.kind}@{key.line}"
+        seen[name] = seen.get(name, 0) + 1
+        children.append((name if seen[name] == 1 else f"{name}#{seen[name]}", value))
+    return children
+
+
+def _duplicates(node: Node) -> Iterator[DuplicateKey]:
+    first: dict[str, int] = {}
+    for key, value in node.pairs:
+        if key.kind == "scalar" and key.text != "<<":
+            if key.text in first:
+                yield DuplicateKey(key.text, first[key.text], key.line)
+            first.setdefault(key.text, key.line)
+        yield from _duplicates(value)
+    for element in node.elements:
+        yield from _duplicates(element)
+
+
+class _Composer:
+    """From ruamel.yaml's events to nodes that know their place."""
+
+    def __init__(self, path: Path, text: str) -> None:
+        self.path = path
+        self.text = text
+        self.anchors: dict[str, Node] = {}
+        self._token_starts: dict[int, int] | None = None
+
+    def compose(self) -> Iterator[Node]:
+        """Yield the root of each document. Raises ConfigError where the text is not YAML."""
+        from ruamel.yaml.error import YAMLError
+        from ruamel.yaml.events import DocumentStartEvent, StreamEndEvent
+
+        try:
+            events = iter(_parse(self.text))
+            for event in events:
+                if isinstance(event, StreamEndEvent):
+                    return
+                if isinstance(event, DocumentStartEvent):
+                    yield self._node(next(events), events)
+        except YAMLError as error:
+            mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
+            problem = getattr(error, "problem", None) or "cannot be parsed"
+            line = mark.line + 1 if mark else None
+            raise ConfigError(f"is not valid YAML: {problem}", file=self.path, line=line, hint="repair the file first") from error
+        except RecursionError as error:
+            raise ConfigError("is nested too deeply to be a configuration", file=self.path) from error
+
+    def _node(self, event: Any, events: Iterator[Any]) -> Node:
+        from ruamel.yaml.events import AliasEvent, MappingStartEvent, ScalarEvent
+
+        line, start, end = event.start_mark.line + 1, event.start_mark.index, event.end_mark.index
+        anchor = getattr(event, "anchor", None)
+        if isinstance(event, AliasEvent):
+            if anchor not in self.anchors:
+                raise ConfigError(f"the alias *{anchor} stands before its anchor, or inside it", file=self.path, line=line)
+            return Node("alias", line, start, end, text=anchor)
+        tag = _tag_of(event)
+        if isinstance(event, ScalarEvent):
+            if anchor is not None or tag is not None:
+                start = self._scalar_start(end)
+            node = Node("scalar", self.text.count("\n", 0, start) + 1, start, end, event.value, event.style or "", tag, anchor)
+        elif isinstance(event, MappingStartEvent):
+            pairs = tuple(self._pairs(events))
+            node = Node("mapping", line, start, end, tag=tag, anchor=anchor, pairs=pairs)
+        else:
+            elements = tuple(self._elements(events))
+            node = Node("sequence", line, start, end, tag=tag, anchor=anchor, elements=elements)
+        if anchor is not None:
+            self.anchors[anchor] = node
+        return node
+
+    def _pairs(self, events: Iterator[Any]) -> Iterator[tuple[Node, Node]]:
+        from ruamel.yaml.events import MappingEndEvent
+
+        for event in events:
+            if isinstance(event, MappingEndEvent):
+                return
+            key = self._node(event, events)
+            yield key, self._node(next(events), events)
+
+    def _elements(self, events: Iterator[Any]) -> Iterator[Node]:
+        from ruamel.yaml.events import SequenceEndEvent
+
+        for event in events:
+            if isinstance(event, SequenceEndEvent):
+                return
+            yield self._node(event, events)
+
+    def _scalar_start(self, end: int) -> int:
+        """
+        Return where the scalar that ends at *end* begins.
+
+        An event begins at its anchor or tag; the token is the scalar alone. A scalar without a token is empty and begins where it ends.
+        """
+        if self._token_starts is None:
+            from ruamel.yaml import YAML
+            from ruamel.yaml.tokens import ScalarToken
+
+            tokens = YAML(typ="safe", pure=True).scan(self.text)
+            self._token_starts = {token.end_mark.index: token.start_mark.index for token in tokens if isinstance(token, ScalarToken)}
+        return self._token_starts.get(end, end)
+
+
+def _parse(text: str) -> Any:
+    from ruamel.yaml import YAML
+
+    return YAML(typ="safe", pure=True).parse(text)
+
+
+def _tag_of(event: Any) -> str | None:
+    tag = getattr(event, "tag", None)
+    return None if tag is None else str(tag)

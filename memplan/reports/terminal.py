@@ -1,0 +1,102 @@
+"""Reports for a terminal. Nothing depends on colour, and a pipe gets the same words."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Any, TextIO, cast
+
+from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from memplan.planner.plan import Plan
+from memplan.reports.view import view_plan
+
+WIDTH_WITHOUT_TERMINAL = 120
+BAR_WIDTH = 24
+
+
+class _Trimmed:
+    """A stream that drops the blanks with which rich fills its lines: they are noise in a file and in a test."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self.stream = stream
+
+    def write(self, text: str) -> int:
+        return self.stream.write(re.sub(r"[ ]+(?=\n)", "", text))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
+
+
+def _console(stream: TextIO | None) -> Console:
+    stream = stream or sys.stdout
+    if stream.isatty():
+        return Console(file=stream, highlight=False)
+    return Console(file=cast(TextIO, _Trimmed(stream)), highlight=False, width=WIDTH_WITHOUT_TERMINAL)
+
+
+def print_plan(plan: Plan, *, source: str, notes: Sequence[str] = (), stream: TextIO | None = None) -> None:
+    """Print the report of *plan*, read from *source*; *notes* are what was noticed on the way to it."""
+    console, view = _console(stream), view_plan(plan, source=source)
+    console.print(Text(view.headline, style="bold green" if plan.fits else "bold red"))
+    console.print()
+    facts = Table.grid(padding=(0, 2))
+    for name, value in view.facts:
+        facts.add_row(Text(name, style="dim"), Text(value))
+    console.print(facts)
+    console.print()
+    console.print(_table(view.columns, view.rows))
+    console.print()
+    console.print(Text(view.breakdown_title))
+    console.print(_bars(view.breakdown))
+    _print_list(console, "why", view.reasons)
+    _print_list(console, "mind", (*view.warnings, *notes))
+    _print_list(console, "what would help", view.levers)
+
+
+def _table(columns: Iterable[str], rows: Iterable[Sequence[str]]) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    for number, column in enumerate(columns):
+        table.add_column(column, justify="left" if number == 0 else "right", no_wrap=number == 0)
+    for row in rows:
+        table.add_row(*(Text(value, style="bold" if "→" in value else "") for value in row))
+    return table
+
+
+def _bars(shares: Iterable[tuple[str, str, float]]) -> Padding:
+    table = Table.grid(padding=(0, 2))
+    table.add_column()
+    table.add_column(justify="right")
+    table.add_column(justify="right")
+    for name, size, share in shares:
+        table.add_row(name, size, f"{share:.1%}", "█" * round(min(share, 1) * BAR_WIDTH))
+    return Padding(table, (0, 0, 0, 2))
+
+
+def _print_list(console: Console, title: str, lines: Iterable[str]) -> None:
+    lines = list(lines)
+    if not lines:
+        return
+    console.print()
+    console.print(Text(title, style="dim"))
+    grid = Table.grid(padding=(0, 1))
+    for line in lines:
+        grid.add_row("  -", Text(line))
+    console.print(grid)
+
+
+def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, stream: TextIO | None = None) -> None:
+    """Print a table with a head."""
+    _console(stream).print(_table(columns, rows))
+
+
+def print_diff(lines: Iterable[str], *, stream: TextIO | None = None) -> None:
+    """Print a unified diff."""
+    console = _console(stream)
+    styles = {"+": "green", "-": "red", "@": "cyan"}
+    for line in lines:
+        console.print(Text(line, style=styles.get(line[:1], "")), soft_wrap=True)

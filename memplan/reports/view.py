@@ -1,0 +1,133 @@
+"""What a plan report shows, as plain text in plain structures: the one source of every output for people."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from memplan.memory.breakdown import MemoryBreakdown
+from memplan.planner.plan import Plan, StagePlan
+from memplan.units import GIB, format_bytes
+
+_CATEGORIES = {
+    "parameters_bytes": "parameters",
+    "gradients_bytes": "gradients",
+    "optimizer_state_bytes": "optimizer state",
+    "activations_bytes": "activations",
+    "batch_data_bytes": "batch data",
+    "workspaces_bytes": "workspaces",
+    "allocator_slack_bytes": "allocator slack",
+    "cuda_context_bytes": "CUDA context",
+}
+
+METHOD_NOTES = {
+    "analytic": "closed formulas; a plan fits when the high end of the range does",
+    "guide": "the guide's rule of thumb, to compare with",
+}
+
+
+@dataclass(frozen=True)
+class PlanView:
+    """The parts of a plan report."""
+
+    headline: str
+    facts: tuple[tuple[str, str], ...]
+    """Name and value: workload, card, budget, method, effective batch."""
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    """One row a stage; a value that changes reads "4 → 2"."""
+    breakdown_title: str
+    breakdown: tuple[tuple[str, str, float], ...]
+    """Category, bytes, share of the card."""
+    reasons: tuple[str, ...]
+    warnings: tuple[str, ...]
+    levers: tuple[str, ...]
+
+
+def view_plan(plan: Plan, *, source: str) -> PlanView:
+    """Return what a report of *plan* shows; *source* is where its workload was read."""
+    tightest = max(plan.stages, key=lambda stage: stage.estimate.device_used.high_bytes)
+    return PlanView(
+        headline=_headline(plan),
+        facts=tuple(_facts(plan, source)),
+        columns=_columns(plan),
+        rows=tuple(_row(plan, stage) for stage in plan.stages),
+        breakdown_title=_breakdown_title(plan, tightest),
+        breakdown=tuple(_shares(tightest.estimate.breakdown, plan.gpu.total_memory_bytes)),
+        reasons=plan.reasons,
+        warnings=plan.warnings,
+        levers=tuple(_levers(plan)),
+    )
+
+
+def _headline(plan: Plan) -> str:
+    if not plan.fits:
+        return f"Does not fit on {plan.gpu.name}: {format_bytes(plan.missing_bytes)} are missing"
+    batches = {(stage.planned.micro_batch_size, stage.planned.gradient_accumulation_steps) for stage in plan.stages}
+    if len(batches) > 1:
+        return f"The guide's batches for {plan.gpu.name}"
+    micro, steps = next(iter(batches))
+    return f"Fits on {plan.gpu.name}: micro-batch {micro}, accumulation {steps}, effective batch {plan.effective_batch_size}"
+
+
+def _facts(plan: Plan, source: str) -> list[tuple[str, str]]:
+    budget = f"{format_bytes(plan.budget_bytes)} of {format_bytes(plan.budget.total_bytes)}"
+    if plan.budget.others_used_bytes:
+        budget += f", less {format_bytes(plan.budget.others_used_bytes)} that others hold"
+    if plan.budget.margin:
+        budget += f", {plan.budget.margin:.0%} left free"
+    training = plan.after.training
+    facts = [
+        ("planned", source),
+        ("workload", f"{plan.after.name} ({training.precision}, sequence {training.sequence_length}, {plan.after.optimizer.name})"),
+        ("card", f"{plan.gpu.name}: {plan.gpu.origin}"),
+        ("budget", budget),
+        ("method", f"{plan.method}: {METHOD_NOTES[plan.method]}"),
+    ]
+    if plan.after.parallelism.data_parallel_size > 1:
+        facts.append(("GPUs", f"{plan.after.parallelism.data_parallel_size}, data parallel; the table is for each"))
+    return facts
+
+
+def _columns(plan: Plan) -> tuple[str, ...]:
+    contrastive = ("n_positives", "n_negatives", "negatives seen") if plan.before.contrastive is not None else ()
+    return ("stage", "micro-batch", "accumulation", *contrastive, "memory", "range", "of card")
+
+
+def _row(plan: Plan, stage: StagePlan) -> tuple[str, ...]:
+    old, new = stage.present, stage.planned
+    values = [
+        stage.name,
+        _change(old.micro_batch_size, new.micro_batch_size),
+        _change(old.gradient_accumulation_steps, new.gradient_accumulation_steps),
+    ]
+    if plan.before.contrastive is not None:
+        values += [_change(old.n_positives, new.n_positives), _change(old.n_negatives, new.n_negatives)]
+        values.append(_change(old.negatives_per_anchor, new.negatives_per_anchor))
+    used = stage.estimate.device_used
+    values.append(format_bytes(used.expected_bytes) + ("" if stage.fits else " (too much)"))
+    values.append(f"{used.low_bytes / GIB:.1f} to {used.high_bytes / GIB:.1f} GiB" if used.low_bytes != used.high_bytes else "")
+    values.append(f"{used.expected_bytes / plan.gpu.total_memory_bytes:.0%}")
+    return tuple(values)
+
+
+def _change(old: int | None, new: int | None) -> str:
+    return f"{new}" if old == new else f"{old} → {new}"
+
+
+def _breakdown_title(plan: Plan, stage: StagePlan) -> str:
+    where = f"{stage.name}, " if plan.before.stages else ""
+    return f"memory at the peak ({where}{stage.estimate.peak_phase})"
+
+
+def _shares(breakdown: MemoryBreakdown, total_bytes: int) -> list[tuple[str, str, float]]:
+    rows = [(_CATEGORIES[name], format_bytes(value), value / total_bytes) for name, value in breakdown if value]
+    return [*rows, ("total", format_bytes(breakdown.total_bytes), breakdown.total_bytes / total_bytes)]
+
+
+def _levers(plan: Plan) -> list[str]:
+    lines = []
+    for lever in plan.levers:
+        verdict = "fits then" if lever.fits else "not enough alone"
+        saving = f"saves {format_bytes(lever.saving_bytes)}, " if lever.saving_bytes else ""
+        lines.append(f"{lever.change}: {saving}{verdict}")
+    return lines

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from datetime import datetime, timezone
 from pathlib import Path
@@ -95,6 +96,8 @@ def plan_command(
     if not given:
         click.echo(context.get_help())
         return 0
+    if margin is not None and math.isnan(margin):
+        raise click.BadParameter("nan is not a share", param_hint="--margin")
     if apply_plan and dry_run:
         raise UsageError("--apply and --dry-run exclude each other", hint="--dry-run shows what --apply would write")
     if apply_plan and method == "guide":

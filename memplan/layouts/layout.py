@@ -295,12 +295,14 @@ class _Reader:
         except ValidationError as error:
             first = error.errors()[0]
             location = tuple(part for part in first["loc"] if part not in ("contrastive_encoder", "transformer", "parameters"))
-            source = self.sources.get(location)
-            if source is None:
+            nearest = [source for field, source in self.sources.items() if field[: len(location)] == location]
+            if not nearest:
                 raise ConfigError(problem_of(first), file=self.root) from error
-            raise ConfigError(
-                f"`{source.key}` is {source.value!r}: {problem_of(first)}", file=source.file, line=source.line, hint="correct the value"
-            ) from error
+            source = nearest[-1]
+            value = (
+                f"`{source.key}` is {source.value!r}: " if location in self.sources else ""
+            )  # else: several values contradict each other
+            raise ConfigError(value + problem_of(first), file=source.file, line=source.line, hint="correct the value") from error
 
 
 def _number(value: Any) -> float:

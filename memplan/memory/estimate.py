@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from pydantic import NonNegativeInt, model_validator
+from pydantic import NonNegativeInt, computed_field, model_validator
 
 from memplan.description import Description
 from memplan.memory.breakdown import MemoryBreakdown
@@ -50,6 +50,7 @@ class MemoryEstimate(Description):
     peak_phase: str
     """Where in the step the peak is."""
 
+    @computed_field  # type: ignore[prop-decorator]  # mypy knows no decorated properties
     @property
     def device_used_bytes(self) -> int:
         """Return the expected peak of the device."""

@@ -79,9 +79,9 @@ def _pin_stage(workload: Workload, stage_name: str, stage_field: str, text: str)
     names = [stage.name for stage in workload.stages]
     if not names or (stage_name and stage_name not in names):
         where = f"no stage {stage_name!r}" if stage_name else "no stages"
-        raise UsageError(
-            f"--pin {stage_field}={text}: the workload has {where}", hint=f"its stages are {', '.join(names)}" if names else None
-        )
+        name = f"{stage_name}.{stage_field}" if stage_name else stage_field
+        hint = f"its stages are {', '.join(names)}" if names else None
+        raise UsageError(f"--pin {name}={text}: the workload has {where}", hint=hint)
     stages = tuple(_pinned_stage(stage, stage_field, text) if stage_name in ("", stage.name) else stage for stage in workload.stages)
     return workload.model_copy(update={"stages": stages})
 

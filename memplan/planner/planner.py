@@ -194,7 +194,8 @@ def _misfit(
         before=workload,
         after=workload,
     )
-    return plan.model_copy(update={"reasons": explain_misfit(plan, stages[worst]), "warnings": warn(plan, estimator=estimator)})
+    warnings = warn(plan.model_copy(update={"after": smallest}), estimator=estimator)
+    return plan.model_copy(update={"reasons": explain_misfit(plan, stages[worst]), "warnings": warnings})
 
 
 def make_guide_plan(workload: Workload, gpu: GpuSpec, *, memory_gib: float) -> Plan:

@@ -95,8 +95,9 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, stream
 
 
 def print_diff(lines: Iterable[str], *, stream: TextIO | None = None) -> None:
-    """Print a unified diff."""
-    console = _console(stream)
+    """Print a unified diff, blanks at the ends of its lines included: `patch` should take it."""
+    stream = stream or sys.stdout
+    console = Console(file=stream, highlight=False)
     styles = {"+": "green", "-": "red", "@": "cyan"}
     for line in lines:
         console.print(Text(line, style=styles.get(line[:1], "")), soft_wrap=True)

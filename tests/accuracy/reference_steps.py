@@ -14,6 +14,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 AUTOCAST = {"fp16-mixed": "float16", "bf16-mixed": "bfloat16"}
@@ -56,7 +57,9 @@ CASES: dict[str, dict[str, Any]] = {
     "qwen2-bf16-mixed": {"config": QWEN2, "batch": 4, "seq": 1024, "precision": "bf16-mixed"},
     "contrastive-eval": {"contrastive": True, "batch": 4, "n_negatives": 8, "seq": 128, "precision": "fp16-mixed", "eval_mode": True},
     "contrastive-eval-512": {"contrastive": True, "batch": 2, "n_negatives": 24, "seq": 512, "precision": "fp16-mixed", "eval_mode": True},
-    "contrastive-checkpoint": {"contrastive": True, "batch": 6, "n_negatives": 12, "seq": 256, "precision": "bf16-mixed", "checkpoint": True},
+    "contrastive-checkpoint": {
+        "contrastive": True, "batch": 6, "n_negatives": 12, "seq": 256, "precision": "bf16-mixed", "checkpoint": True,
+    },
     "contrastive-train": {"contrastive": True, "batch": 3, "n_negatives": 4, "seq": 512, "precision": "fp16-mixed"},
     "contrastive-fp32": {"contrastive": True, "batch": 2, "n_negatives": 8, "seq": 256, "precision": "fp32"},
 }  # fmt: skip
@@ -189,7 +192,7 @@ def record(name: str) -> dict[str, Any]:
 def main(out: str, *names: str) -> None:
     """Record each case in a process of its own, so that none sees another's allocator."""
     if len(names) == 1:
-        with open(out, "a") as file:
+        with Path(out).open("a") as file:
             file.write(json.dumps(record(names[0])) + "\n")
         return
     for name in names or CASES:

@@ -1,0 +1,251 @@
+"""`memplan` as a user runs it: a real process, its output, its exit code, and the files it leaves."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Run, content
+
+
+def test_without_a_configuration_the_built_in_workload_is_planned_and_said(run_memplan: Run) -> None:
+    """In an empty folder."""
+    result = run_memplan("--gpu-memory", "24")
+
+    assert result.returncode == 0
+    assert "Fits on a 24 GB card" in result.stdout
+    assert "the built-in workload, since this folder has no configuration" in result.stdout
+
+
+def test_without_options_the_help_is_shown(run_memplan: Run) -> None:
+    """`memplan` alone."""
+    result = run_memplan()
+
+    assert result.returncode == 0
+    assert result.stdout.startswith("Usage: memplan")
+
+
+def test_apply_and_undo_on_a_tree(run_memplan: Run, tree: Path) -> None:
+    """Written in the project's folder, byte for byte back with undo, and a second apply writes nothing."""
+    before = content(tree)
+
+    applied = run_memplan("--gpu", "RTX 4090", "--apply", cwd=tree.parent)
+    again = run_memplan("--gpu", "RTX 4090", "--apply", cwd=tree.parent)
+    written = content(tree)
+    undone = run_memplan("undo", cwd=tree.parent)
+
+    assert (applied.returncode, again.returncode, undone.returncode) == (0, 0, 0)
+    assert "Wrote 3 files" in applied.stderr
+    assert "nothing to write" in again.stderr
+    assert b"batch_size: 4        # anchors\n  num_workers: 0\n  \n" in written["config.yaml"]
+    assert written["config.yaml.backup"] == before["config.yaml"]
+    assert undone.stdout.count("put back") == 3
+    assert {name: data for name, data in content(tree).items() if name in before} == before
+
+
+def test_apply_on_the_real_tree(run_memplan: Run, real_tree: Path) -> None:
+    """The main job: `memplan --gpu-memory 24 --apply` in the real project's folder, and back."""
+    before = content(real_tree)
+
+    applied = run_memplan("--gpu-memory", "24", "--apply", cwd=real_tree.parent)
+    written = content(real_tree)
+    undone = run_memplan("undo", "--config-path", real_tree)
+
+    assert applied.returncode == 0, applied.stderr
+    assert "Wrote 5 files" in applied.stderr
+    assert written["config.yaml"] == before["config.yaml"].replace(b"batch_size: 4\n", b"batch_size: 2\n").replace(
+        b"accumulate_grad_batches: 4\n", b"accumulate_grad_batches: 8\n"
+    )
+    assert written["text_curriculum/03_stage.yaml"] == before["text_curriculum/03_stage.yaml"].replace(
+        b"n_negatives: 8", b"n_negatives: 24"
+    )
+    assert undone.returncode == 0
+    assert {name: data for name, data in content(real_tree).items() if name in before} == before
+
+
+def test_dry_run_shows_the_diff_and_writes_nothing(run_memplan: Run, tree: Path) -> None:
+    """Neither files nor backups nor a journal."""
+    before = content(tree)
+
+    result = run_memplan("--gpu", "RTX 4090", "--dry-run", "--config-path", tree)
+
+    assert result.returncode == 0
+    assert "-  batch_size: 8        # anchors\n+  batch_size: 4        # anchors" in result.stdout
+    assert "Nothing was written" in result.stderr
+    assert content(tree) == before
+
+
+def test_what_does_not_fit_exits_with_1_and_is_not_written(run_memplan: Run, tree: Path) -> None:
+    """What is missing, what would help, and no file touched."""
+    before = content(tree)
+
+    result = run_memplan("--gpu-memory", "2GiB", "--apply", "--config-path", tree)
+
+    assert result.returncode == 1
+    assert "are missing" in result.stdout
+    assert "what would help" in result.stdout
+    assert "Nothing was written, since the plan does not fit." in result.stderr
+    assert content(tree) == before
+
+
+def test_json_is_one_object_on_standard_output(run_memplan: Run, tree: Path) -> None:
+    """With the plan's fields, what was changed, and nothing else on the stream."""
+    result = run_memplan("--gpu", "RTX 4090", "--apply", "--format", "json", "--config-path", tree)
+    answer = json.loads(result.stdout)
+
+    assert result.stderr == ""
+    assert (answer["fits"], answer["applied"], answer["effective_batch_size"]) == (True, True, 32)
+    assert answer["stages"][1]["planned"]["n_negatives"] == 24
+    assert {"key": "data_loader.batch_size", "value": 4} in answer["changes"][0]["edits"]
+
+
+def test_pins_target_and_margin(run_memplan: Run, tree: Path) -> None:
+    """They say what they say, and what is pinned is written too."""
+    result = run_memplan(
+        "--gpu", "a100-80", "--config-path", tree, "--target-effective-batch", "64", "--margin", "0.2", "--pin", "micro_batch_size=2",
+        "--pin", "02_stage.n_negatives=9", "--pin", "sequence_length=128", "--format", "json",
+    )  # fmt: skip
+    answer = json.loads(result.stdout)
+
+    assert (answer["after"]["training"]["micro_batch_size"], answer["effective_batch_size"]) == (2, 64)
+    assert answer["after"]["training"]["sequence_length"] == 128
+    assert [stage["planned"]["n_negatives"] for stage in answer["stages"]] == [24, 9, 24]
+    assert answer["budget_bytes"] == int(85_095_874_560 * 0.8)
+
+
+def test_a_hugging_face_config_can_be_planned(run_memplan: Run, tmp_path: Path) -> None:
+    """A file from a model's page is enough."""
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
+
+    result = run_memplan("--gpu", "t4", "--config-path", "config.json", "--pin", "precision=fp16-mixed", "--target-effective-batch", "64")
+
+    assert result.returncode == 0, result.stderr
+    assert "Fits on Tesla T4" in result.stdout
+    assert "n_negatives" not in result.stdout
+
+
+def test_the_guide_reproduces_its_table(run_memplan: Run) -> None:
+    """24 is 24 GiB to it, 23.5GiB gives 45/5; it takes no target of ours."""
+    boxed = json.loads(run_memplan("--gpu-memory", "24", "--method", "guide", "--format", "json").stdout)
+    exact = json.loads(run_memplan("--gpu-memory", "23.5GiB", "--method", "guide", "--format", "json").stdout)
+    card = run_memplan("--gpu", "a100-80", "--method", "guide")
+
+    assert [stage["planned"]["micro_batch_size"] for stage in boxed["stages"]] == [46, 120, 120, 120, 120]
+    assert (exact["stages"][0]["planned"]["micro_batch_size"], exact["stages"][0]["planned"]["gradient_accumulation_steps"]) == (45, 5)
+    assert "The guide's" in card.stdout or "Fits" in card.stdout
+
+
+def test_a_kind_of_card_in_another_size(run_memplan: Run) -> None:
+    """--gpu says the kind, --gpu-memory the size."""
+    answer = json.loads(run_memplan("--gpu", "rtx4090", "--gpu-memory", "48GiB", "--format", "json").stdout)
+
+    assert (answer["gpu"]["compute_capability"], answer["gpu"]["total_memory_bytes"]) == ([8, 9], 48 * 2**30)
+
+
+BAD = [
+    (["--gpu-memory", "lots"], 2, "'lots' is not a size"),
+    (["--gpu-memory", "-24"], 2, "'-24' is not a size"),
+    (["--gpu-memory", "0"], 2, "less than one byte"),
+    (["--gpu", "rtx9999"], 2, "is no card of the catalogue"),
+    (["--gpu", "a100"], 2, "could be"),
+    (["--gpu-memory", "24", "--target-effective-batch", "0"], 2, "0 is not in the range"),
+    (["--gpu-memory", "24", "--margin", "1.5"], 2, "1.5 is not in the range"),
+    (["--gpu-memory", "24", "--margin", "nan"], 2, "nan"),
+    (["--gpu-memory", "24", "--pin", "batch=3"], 2, "no such field"),
+    (["--gpu-memory", "24", "--config-path", "nowhere"], 2, "nowhere: does not exist"),
+    (["--gpu-memory", "24", "--config-path", "."], 2, "has no layout that memplan knows"),
+    (["--gpu-memory", "24", "--apply"], 2, "there is nothing to apply to"),
+    (["--gpu-memory", "24", "--apply", "--dry-run"], 2, "exclude each other"),
+    (["--gpu-memory", "24", "--apply", "--method", "guide"], 2, "never written"),
+    (["--gpu-memory", "24", "--method", "guide", "--margin", "0.1"], 2, "its own target and margin"),
+    (["--gpu-memory", "24", "--nonsense"], 2, "No such option"),
+    (["--gpu-memory", "24", "gpus"], 2, "options of the plan do not go with `gpus`"),
+    (["--gpu-memory", "24", "--target-effective-batch", "3", "--pin", "micro_batch_size=4"], 2, "below one micro-batch"),
+    (["undo"], 2, "nothing to undo"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "code", "problem"), BAD, ids=[" ".join(arguments) for arguments, _, _ in BAD])
+def test_bad_input_gets_one_clear_line_and_writes_nothing(
+    run_memplan: Run, tmp_path: Path, arguments: list[str], code: int, problem: str
+) -> None:
+    """The right exit code, no traceback, nothing on standard output, no file."""
+    result = run_memplan(*arguments)
+
+    assert result.returncode == code
+    assert problem in result.stderr
+    assert "Traceback" not in result.stderr
+    assert result.stdout == ""
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_wrong_value_names_file_and_line_and_nothing_is_written(run_memplan: Run, tree: Path) -> None:
+    """As an editor can jump to it."""
+    config = tree / "config.yaml"
+    config.write_bytes(config.read_bytes().replace(b"batch_size: 8 ", b"batch_size: -8 "))
+    before = content(tree)
+
+    result = run_memplan("--gpu-memory", "24", "--apply", cwd=tree.parent)
+
+    assert result.returncode == 2
+    assert result.stderr.startswith("Error: conf/config.yaml:9: `data_loader.batch_size` is -8: ")
+    assert content(tree) == before
+
+
+def test_a_value_that_cannot_be_edited_is_refused_before_anything_is_written(run_memplan: Run, tree: Path) -> None:
+    """One refusal stops the whole transaction."""
+    config = tree / "config.yaml"
+    config.write_bytes(config.read_bytes().replace(b"batch_size: 8 ", b"batch_size: ${size} ").replace(b"defaults:", b"size: 8\ndefaults:"))
+    before = content(tree)
+
+    result = run_memplan("--gpu-memory", "24", "--apply", cwd=tree.parent)
+
+    assert result.returncode == 2
+    assert "`data_loader.batch_size` is ${size}" in result.stderr
+    assert "change its source `size` in line 2 instead" in result.stderr
+    assert content(tree) == before
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become another user")
+def test_a_tree_without_permission_is_refused(run_memplan: Run, tree: Path) -> None:
+    """Another user's read-only files: said, and nothing written."""
+    import subprocess
+    import sys
+
+    before = content(tree)
+    for folder in (tree, *tree.parents[:-1]):
+        if folder.stat().st_uid == 0 and str(folder).startswith("/tmp/"):
+            folder.chmod(0o755)
+    # The dry run imports everything while this user's Python can still be read.
+    script = """
+import os, sys
+from memplan.cli.app import run
+import memplan.edits.apply
+run([*sys.argv[1:], "--dry-run"])
+os.setgid(65534)
+os.setuid(65534)
+sys.exit(run([*sys.argv[1:], "--apply"]))
+"""
+    arguments = ["--gpu", "rtx4090", "--config-path", str(tree)]
+
+    result = subprocess.run([sys.executable, "-c", script, *arguments], capture_output=True, text=True, check=False)
+
+    assert result.returncode == 2, result.stderr
+    assert "cannot be written: permission denied" in result.stderr
+    assert content(tree) == before
+
+
+def test_an_unknown_error_of_ours_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only what is the user's to solve becomes one line; a bug keeps its traceback."""
+    from memplan.cli import app
+
+    def fail(**_: object) -> None:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(app.cli, "main", fail)
+
+    with pytest.raises(RuntimeError, match="a bug"):
+        app.run([])

@@ -1,0 +1,89 @@
+"""What several tests share: the built-in workload, copies of configuration trees, the command as a user runs it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from memplan.hardware.spec import GpuSpec
+from memplan.layouts.templates import template_data, templates_folder
+from memplan.workload.reader import workload_from
+from memplan.workload.workload import Workload
+
+SHARED = Path(__file__).parents[2] / "shared"
+"""Ground truth and real configurations; not on a user's machine."""
+
+OWN_TREE = Path(__file__).parent / "trees" / "contrastive"
+"""A configuration tree of our own with the traps that real ones have."""
+
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture
+def built_in() -> Workload:
+    """The workload that is planned without a configuration."""
+    template = templates_folder() / "hydra-contrastive" / "workload.yaml"
+    return workload_from(template_data(template), template)
+
+
+@pytest.fixture
+def a100() -> GpuSpec:
+    """An A100 with 80 GB, as `find_card` gives it, without the catalogue."""
+    return GpuSpec(
+        name="NVIDIA A100-SXM4-80GB",
+        total_memory_bytes=85_095_874_560,
+        compute_capability=(8, 0),
+        multiprocessors=108,
+        origin="test",
+        marketing_gb=80,
+    )
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """A writable copy of our own configuration tree; its `conf` folder."""
+    return Path(shutil.copytree(OWN_TREE, tmp_path / "project")) / "conf"
+
+
+@pytest.fixture
+def real_tree(tmp_path: Path) -> Path:
+    """A writable copy of a real project's configuration tree; its `conf` folder."""
+    source = SHARED / "real-configs" / "naics-embedder"
+    if not source.is_dir():
+        pytest.skip("the real configuration trees are not on this machine")
+    copy = tmp_path / "project"
+    for path in sorted(source.rglob("*.yaml")):
+        target = copy / path.relative_to(source)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(path.read_bytes())
+    return copy / "conf"
+
+
+@pytest.fixture
+def run_memplan(tmp_path: Path) -> Run:
+    """Run `memplan` as a user does, in an empty folder unless told otherwise."""
+
+    def run(*arguments: str | Path, cwd: Path | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
+        folder = cwd or tmp_path
+        return subprocess.run(
+            [sys.executable, "-m", "memplan", *map(str, arguments)],
+            cwd=folder,
+            env=os.environ | {"PYTHONIOENCODING": "utf-8"} | environment,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=120,
+        )
+
+    return run
+
+
+def content(root: Path) -> dict[str, bytes]:
+    """Every file below *root* with its bytes."""
+    return {str(path.relative_to(root)): path.read_bytes() for path in sorted(root.rglob("*")) if path.is_file()}

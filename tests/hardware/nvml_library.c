@@ -1,0 +1,212 @@
+/* A libnvidia-ml.so.1 for a machine without a driver: the calls that nvidia-ml-py makes for memplan, answered from a text file.
+
+   $NVML_MACHINE names the file; it is read by every nvmlInit. One statement a line, a device's after its `gpu` or `mig`:
+
+     driver VERSION
+     refuse CALL CODE [DEVICE]      the call answers CODE; DEVICE counts cards and instances in the file's order
+     gpu NAME                       a card
+     mig SLOT NAME                  an instance of the card before it, at that number of NVML's
+     mig_mode 0|1                   a card that can be cut into instances, and whether it is
+     uuid UUID
+     memory TOTAL USED RESERVED     bytes; without it the driver tells no memory (unified memory)
+     capability MAJOR MINOR
+     process PID BYTES              BYTES `-`: the driver does not say
+
+   To leave a symbol out, as an older driver does: cc -DSYMBOL=absent. Structures and codes are nvml.h's (driver 580). */
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { SUCCESS, UNINITIALIZED, INVALID_ARGUMENT, NOT_SUPPORTED, NOT_FOUND = 6, INSUFFICIENT_SIZE = 7, VERSION_MISMATCH = 25, UNKNOWN = 999 };
+enum { MEMORY_V2 = 0x02000028, MOST = 16, MOST_MIG = 7 };
+
+typedef unsigned long long bytes_t;
+typedef struct { bytes_t total, free, used; } memory_t;
+typedef struct { unsigned version; bytes_t total, reserved, free, used; } memory_v2_t;
+typedef struct { unsigned pid; bytes_t used; unsigned gpu_instance, compute_instance; } process_t;
+typedef struct device {
+  char name[96], uuid[96];
+  bytes_t total, used, reserved;
+  int major, minor, mig_mode, slot;
+  struct device *card; /* of an instance */
+  unsigned num_processes;
+  process_t processes[MOST];
+} device_t;
+
+static device_t devices[MOST];
+static struct { char call[64]; int code, device; } refusals[MOST];
+static unsigned num_devices, num_refusals, sessions;
+static char driver_version[80];
+
+static void read_line(const char *line) {
+  device_t *device = num_devices ? &devices[num_devices - 1] : devices;
+  unsigned pid;
+  char text[96], used[32];
+  int slot;
+  if (sscanf(line, "gpu %95[^\n]", text) == 1) {
+    device = &devices[num_devices++];
+    *device = (device_t){.mig_mode = -1};
+    strcpy(device->name, text);
+  } else if (sscanf(line, "mig %d %95[^\n]", &slot, text) == 2) {
+    device_t *card = device->card ? device->card : device;
+    device = &devices[num_devices++];
+    *device = (device_t){.mig_mode = -1, .slot = slot, .card = card};
+    strcpy(device->name, text);
+  } else if (sscanf(line, "process %u %31s", &pid, used) == 2) {
+    device->processes[device->num_processes++] = (process_t){pid, strcmp(used, "-") ? strtoull(used, NULL, 10) : (bytes_t)-1, -1, -1};
+  } else if (sscanf(line, "refuse %63s %d", refusals[num_refusals].call, &refusals[num_refusals].code) == 2) {
+    if (sscanf(line, "refuse %*s %*d %d", &refusals[num_refusals].device) != 1) refusals[num_refusals].device = -1;
+    num_refusals++;
+  } else if (sscanf(line, "driver %79s", driver_version) != 1 && sscanf(line, "uuid %95s", device->uuid) != 1 &&
+             sscanf(line, "memory %llu %llu %llu", &device->total, &device->used, &device->reserved) != 3 &&
+             sscanf(line, "capability %d %d", &device->major, &device->minor) != 2 &&
+             sscanf(line, "mig_mode %d", &device->mig_mode) != 1 && line[0] != '\n') {
+    fprintf(stderr, "nvml_library.c does not know this line: %s", line);
+    abort();
+  }
+}
+
+static int read_machine(void) {
+  char line[256];
+  const char *path = getenv("NVML_MACHINE");
+  FILE *file = path ? fopen(path, "r") : NULL;
+  if (!file) return UNKNOWN;
+  num_devices = num_refusals = 0;
+  while (fgets(line, sizeof line, file)) read_line(line);
+  return fclose(file);
+}
+
+static int refusal(const char *call, const device_t *device) {
+  for (unsigned i = 0; i < num_refusals; i++)
+    if (!strcmp(refusals[i].call, call) && (refusals[i].device < 0 || device == &devices[refusals[i].device])) return refusals[i].code;
+  return SUCCESS;
+}
+
+#define ANSWER_UNLESS_REFUSED(device)            \
+  do {                                           \
+    if (!sessions) return UNINITIALIZED;         \
+    int code = refusal(__func__, device);        \
+    if (code) return code;                       \
+  } while (0)
+
+static int give_text(const char *text, char *out, unsigned size) {
+  if (!*text) return NOT_SUPPORTED;
+  if (strlen(text) >= size) return INSUFFICIENT_SIZE;
+  strcpy(out, text);
+  return SUCCESS;
+}
+
+static device_t *find(const device_t *card, int number) {
+  for (unsigned i = 0, cards = 0; i < num_devices; i++)
+    if (devices[i].card == card && (card ? devices[i].slot : (int)cards++) == number) return &devices[i];
+  return NULL;
+}
+
+int nvmlInitWithFlags(unsigned flags) {
+  (void)flags;
+  int code = read_machine();
+  if (!code) code = refusal(__func__, NULL);
+  sessions += !code;
+  return code;
+}
+
+int nvmlShutdown(void) {
+  ANSWER_UNLESS_REFUSED(NULL);
+  sessions--;
+  return SUCCESS;
+}
+
+const char *nvmlErrorString(int code) {
+  static char text[32];
+  snprintf(text, sizeof text, "error number %d", code);
+  return text;
+}
+
+int nvmlSystemGetDriverVersion(char *version, unsigned size) {
+  ANSWER_UNLESS_REFUSED(NULL);
+  return give_text(driver_version, version, size);
+}
+
+int nvmlDeviceGetCount_v2(unsigned *count) {
+  ANSWER_UNLESS_REFUSED(NULL);
+  for (*count = 0; find(NULL, *count); ++*count) {}
+  return SUCCESS;
+}
+
+int nvmlDeviceGetHandleByIndex_v2(unsigned index, device_t **device) {
+  *device = find(NULL, index);
+  ANSWER_UNLESS_REFUSED(*device);
+  return *device ? SUCCESS : INVALID_ARGUMENT;
+}
+
+int nvmlDeviceGetName(device_t *device, char *name, unsigned size) {
+  ANSWER_UNLESS_REFUSED(device);
+  return give_text(device->name, name, size);
+}
+
+int nvmlDeviceGetUUID(device_t *device, char *uuid, unsigned size) {
+  ANSWER_UNLESS_REFUSED(device);
+  return give_text(device->uuid, uuid, size);
+}
+
+int nvmlDeviceGetMemoryInfo(device_t *device, memory_t *memory) {
+  ANSWER_UNLESS_REFUSED(device);
+  if (!device->total) return NOT_SUPPORTED;
+  bytes_t used = device->used + device->reserved; /* the first version of the call does not tell them apart */
+  *memory = (memory_t){device->total, device->total - used, used};
+  return SUCCESS;
+}
+
+int nvmlDeviceGetMemoryInfo_v2(device_t *device, memory_v2_t *memory) {
+  ANSWER_UNLESS_REFUSED(device);
+  if (memory->version != MEMORY_V2) return VERSION_MISMATCH;
+  if (!device->total) return NOT_SUPPORTED;
+  *memory = (memory_v2_t){MEMORY_V2, device->total, device->reserved, device->total - device->used - device->reserved, device->used};
+  return SUCCESS;
+}
+
+int nvmlDeviceGetCudaComputeCapability(device_t *device, int *major, int *minor) {
+  ANSWER_UNLESS_REFUSED(device);
+  if (device->card || !device->major) return INVALID_ARGUMENT; /* an instance has to be asked through its card */
+  *major = device->major;
+  *minor = device->minor;
+  return SUCCESS;
+}
+
+static int give_processes(const device_t *device, unsigned *count, process_t *processes) {
+  unsigned room = *count;
+  *count = device->num_processes;
+  if (room < device->num_processes) return INSUFFICIENT_SIZE;
+  if (processes) memcpy(processes, device->processes, device->num_processes * sizeof *processes);
+  return SUCCESS;
+}
+
+int nvmlDeviceGetComputeRunningProcesses_v2(device_t *device, unsigned *count, process_t *processes) {
+  ANSWER_UNLESS_REFUSED(device);
+  return give_processes(device, count, processes);
+}
+
+int nvmlDeviceGetComputeRunningProcesses_v3(device_t *device, unsigned *count, process_t *processes) {
+  ANSWER_UNLESS_REFUSED(device);
+  return give_processes(device, count, processes);
+}
+
+int nvmlDeviceGetMigMode(device_t *device, unsigned *current, unsigned *pending) {
+  ANSWER_UNLESS_REFUSED(device);
+  if (device->mig_mode < 0) return NOT_SUPPORTED;
+  *current = *pending = device->mig_mode;
+  return SUCCESS;
+}
+
+int nvmlDeviceGetMaxMigDeviceCount(device_t *device, unsigned *count) {
+  ANSWER_UNLESS_REFUSED(device);
+  *count = device->mig_mode < 0 ? 0 : MOST_MIG;
+  return SUCCESS;
+}
+
+int nvmlDeviceGetMigDeviceHandleByIndex(device_t *card, unsigned index, device_t **instance) {
+  *instance = find(card, index);
+  ANSWER_UNLESS_REFUSED(*instance);
+  return *instance ? SUCCESS : NOT_FOUND;
+}

@@ -1,0 +1,259 @@
+"""Reading a Hydra tree and editing it by the same table."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from memplan.edits.apply import prepare
+from memplan.errors import ConfigError, EditRefusedError
+from memplan.layouts.layout import Reading, edits_for
+from memplan.layouts.registry import locate
+from memplan.workload.model import ContrastiveEncoderModel
+from memplan.workload.workload import Workload
+from tests.conftest import content
+
+
+def read(path: Path) -> Reading:
+    located = locate(path)
+    assert located is not None
+    return located.read()
+
+
+def change(path: Path, old: str, new: str) -> None:
+    data = path.read_bytes()
+    assert old.encode() in data
+    path.write_bytes(data.replace(old.encode(), new.encode(), 1))
+
+
+@pytest.mark.parametrize("given", ["", "..", "config.yaml"])
+def test_a_tree_is_found_by_its_folder_its_project_and_its_main_file(tree: Path, given: str) -> None:
+    """conf, the folder above it, and conf/config.yaml mean the same."""
+    located = locate(tree / given)
+
+    assert located is not None
+    assert located.root.resolve() == tree.resolve()
+
+
+def test_a_tree_becomes_a_workload(tree: Path) -> None:
+    """What the files say is taken from them, the rest from the starter."""
+    workload = read(tree).workload
+    model = workload.model
+
+    assert (workload.training.micro_batch_size, workload.training.gradient_accumulation_steps) == (8, 4)
+    assert (workload.training.sequence_length, workload.training.precision, workload.parallelism.devices) == (256, "fp16-mixed", 1)
+    assert workload.training.target_effective_batch_size is None
+    assert isinstance(model, ContrastiveEncoderModel)
+    assert model.encoder.lora is not None
+    assert (model.encoder.lora.rank, model.encoder.lora.dropout) == (8, 0.1)
+    assert [(stage.name, stage.n_positives, stage.n_negatives) for stage in workload.stages] == [
+        ("01_stage", 32, 24),
+        ("02_stage", 16, 8),
+        ("03_stage", 16, 12),
+    ]
+
+
+def test_files_outside_the_curriculum_are_noticed(tree: Path) -> None:
+    """default.yaml has a stage's keys and is none; chain_default.yaml has not even those."""
+    assert [(stage.name, stage.n_negatives) for stage in read(tree).other_stages] == [("default", 32)]
+
+
+def test_a_duplicate_key_elsewhere_is_a_warning(tree: Path) -> None:
+    """Real stage files have them; they do not keep a plan from being made or written."""
+    reading = read(tree)
+
+    assert any("02_stage.yaml:5: `positive_level` stands here and in line 4" in warning for warning in reading.warnings)
+
+
+def test_edits_are_the_difference_of_two_workloads(tree: Path) -> None:
+    """Only what changed, in the file and under the key that it has there; one line a value."""
+    reading = read(tree)
+    stages = (reading.workload.stages[0], *(stage.model_copy(update={"n_negatives": 20}) for stage in reading.workload.stages[1:]))
+    after = reading.workload.model_copy(update={"stages": stages}).with_training(
+        micro_batch_size=2, precision="bf16-mixed", sequence_length=128
+    )
+
+    changes = prepare(edits_for(reading, after))
+
+    edits = {(edit.file.name, edit.dotted, edit.value) for change in changes for edit in change.edits}
+    assert edits == {
+        ("config.yaml", "data_loader.batch_size", 2),
+        ("config.yaml", "training.trainer.precision", "bf16-mixed"),
+        ("config.yaml", "data_loader.tokenization.max_length", 128),
+        ("config.yaml", "data_loader.streaming.max_length", 128),
+        ("02_stage.yaml", "n_negatives", 20),
+        ("03_stage.yaml", "n_negatives", 20),
+    }
+    for prepared in changes:
+        before, now = prepared.before.split(b"\n"), prepared.after.split(b"\n")
+        assert sum(old != new for old, new in zip(before, now, strict=True)) == len(prepared.edits)
+
+
+def test_an_unchanged_workload_makes_no_edits(tree: Path) -> None:
+    """Nothing is written that is right already."""
+    reading = read(tree)
+
+    assert edits_for(reading, reading.workload) == []
+
+
+def test_reading_changes_nothing(tree: Path) -> None:
+    """Every file is as it was, and none is new."""
+    before = content(tree)
+
+    read(tree)
+
+    assert content(tree) == before
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "line", "problem"),
+    [
+        ("config.yaml", "batch_size: 8 ", "batch_size: 0 ", 9, "`data_loader.batch_size` is 0: input should be greater than 0"),
+        ("config.yaml", "batch_size: 8 ", "batch_size: -8 ", 9, "`data_loader.batch_size` is -8"),
+        ("config.yaml", "batch_size: 8 ", "batch_size: auto ", 9, "`data_loader.batch_size` is 'auto'"),
+        ("config.yaml", "batch_size: 8 ", "batch_size: true ", 9, "`data_loader.batch_size` is True"),
+        ("config.yaml", "batch_size: 8 ", "batch_size: 2.5 ", 9, "`data_loader.batch_size` is 2.5"),
+        ("config.yaml", "batch_size: 8 ", "batch_size: [8] ", 9, "is a sequence, not a single value"),
+        ("config.yaml", '"16-mixed"', '"8-mixed"', 31, "'8-mixed', which memplan does not know"),
+        ("config.yaml", "r: 8,", "r: 8, r: 9,", 21, "`model.lora.r` stands 2 times (lines 21, 21)"),
+        ("config.yaml", "batch_size: 8 ", "batch_size: ${x.y} ", 9, "which this file alone does not resolve"),
+        ("config.yaml", "top_k: 2", "top_k: 9", None, "top_k 9 is more than num_experts 4"),
+        ("text_curriculum/01_stage.yaml", "n_negatives: 24", "n_negatives: -24", 8, "`n_negatives` is -24"),
+        ("text_curriculum/01_stage.yaml", "n_negatives: 24", "n_negatives: yes please", 8, "`n_negatives` is 'yes please'"),
+        ("text_curriculum/01_stage.yaml", "n_negatives: 24", "n_negatives: true", 8, "`n_negatives` is True"),
+        ("text_curriculum/01_stage.yaml", "n_negatives: 24", "negatives: 24", None, "has no value for `n_negatives`"),
+        ("text_curriculum/01_stage.yaml", "n_negatives: 24", "n_negatives: [", 9, "is not valid YAML"),
+    ],
+)
+def test_a_wrong_value_is_told_with_file_and_line(tree: Path, file: str, old: str, new: str, line: int | None, problem: str) -> None:
+    """One line: file, line, value, and what is wrong with it."""
+    change(tree / file, old, new)
+
+    with pytest.raises(ConfigError) as caught:
+        read(tree)
+
+    assert problem in caught.value.message
+    assert "\n" not in caught.value.message
+    if line is not None:
+        assert caught.value.line == line
+        assert f"{Path(file).name}:{line}: " in caught.value.message
+
+
+def test_a_duplicate_of_the_very_key_is_refused(tree: Path) -> None:
+    """Which of two batch sizes counts is not for memplan to guess."""
+    change(tree / "config.yaml", "  num_workers: 0", "  batch_size: 16")
+
+    with pytest.raises(ConfigError, match=r"`data_loader\.batch_size` stands 2 times \(lines 9, 10\)"):
+        read(tree)
+
+
+def test_a_value_from_a_merge_is_read_but_not_edited(tree: Path) -> None:
+    """Reading follows anchors and merges; an edit there would change more than was asked."""
+    change(
+        tree / "config.yaml",
+        "data_loader:\n  batch_size: 8        # anchors\n",
+        "shared: &shared\n  batch_size: 8\ndata_loader:\n  <<: *shared\n",
+    )
+    reading = read(tree)
+
+    assert reading.workload.training.micro_batch_size == 8
+    with pytest.raises(EditRefusedError, match="comes from a merged mapping"):
+        prepare(edits_for(reading, reading.workload.with_training(micro_batch_size=2)))
+
+
+def test_an_absent_value_has_its_default(tree: Path) -> None:
+    """null and a missing key leave what the starter says."""
+    change(tree / "config.yaml", "    devices: 1\n", "")
+    change(tree / "config.yaml", "accumulate_grad_batches: 4", "accumulate_grad_batches: null")
+    workload: Workload = read(tree).workload
+
+    assert workload.parallelism.devices == 1
+    assert workload.training.gradient_accumulation_steps == 4
+
+
+@pytest.mark.parametrize(("text", "devices"), [("4", 4), ("[0, 1, 2]", 3), ('"0,1"', 2), ("auto", 1), ("-1", 1)])
+def test_devices_are_counted(tree: Path, text: str, devices: int) -> None:
+    """A number, a list, "0,1"; what depends on the machine is planned for 1 and said."""
+    change(tree / "config.yaml", "devices: 1", f"devices: {text}")
+    reading = read(tree)
+
+    assert reading.workload.parallelism.devices == devices
+    assert any("depends on the machine" in warning for warning in reading.warnings) == (text in ("auto", "-1"))
+
+
+def test_two_keys_of_one_field_that_differ_are_said_and_the_larger_is_planned(tree: Path) -> None:
+    """The sequence length stands twice."""
+    change(tree / "config.yaml", "  streaming:\n    max_length: 256", "  streaming:\n    max_length: 512")
+    reading = read(tree)
+
+    assert reading.workload.training.sequence_length == 512
+    assert any("`data_loader.tokenization.max_length` is 256" in warning for warning in reading.warnings)
+
+
+def test_another_base_model_is_said(tree: Path) -> None:
+    """The starter's sizes are those of one model."""
+    change(tree / "config.yaml", "all-MiniLM-L6-v2", "all-mpnet-base-v2")
+
+    assert any("all-mpnet-base-v2: the sizes of the encoder are those of all-MiniLM-L6-v2" in warning for warning in read(tree).warnings)
+
+
+def test_a_tree_without_stages_is_refused(tree: Path) -> None:
+    """There is nothing to plan negatives for."""
+    for stage in tree.glob("text_curriculum/[0-9]*.yaml"):
+        stage.unlink()
+
+    with pytest.raises(ConfigError, match="has no stages"):
+        read(tree)
+
+
+def test_the_real_tree_is_read_and_edited_byte_for_byte(real_tree: Path) -> None:
+    """The real project: 5 stages, four files without a last newline, blanks on empty lines, a duplicate key, and all of it stays."""
+    reading = read(real_tree)
+    stages = tuple(stage.model_copy(update={"n_negatives": 30}) for stage in reading.workload.stages)
+    after = reading.workload.model_copy(update={"stages": stages}).with_training(micro_batch_size=16)
+
+    changes = prepare(edits_for(reading, after))
+
+    assert [(stage.n_positives, stage.n_negatives) for stage in reading.workload.stages] == [(64, 24)] + [(16, 8)] * 4
+    assert len(changes) == 6
+    for prepared in changes:
+        for edit in prepared.edits:
+            assert prepared.after.replace(str(edit.value).encode(), b"#") != prepared.after
+        differing = [pair for pair in zip(prepared.before.split(b"\n"), prepared.after.split(b"\n"), strict=True) if pair[0] != pair[1]]
+        assert len(differing) == 1
+        assert prepared.before.endswith(b"\n") == prepared.after.endswith(b"\n")
+
+
+def test_own_layouts_are_found_first(tree: Path, tmp_path: Path) -> None:
+    """A user's table in MEMPLAN_TEMPLATES wins over memplan's own."""
+    from memplan.layouts.templates import templates_folder
+
+    own = Path(shutil.copytree(templates_folder() / "hydra-contrastive", tmp_path / "templates" / "mine"))
+    change(own / "layout.yaml", "name: hydra-contrastive", "name: mine")
+    located = locate(tree, {"MEMPLAN_TEMPLATES": str(tmp_path / "templates")})
+
+    assert located is not None
+    assert located.layout.name == "mine"
+    assert located.read().workload.training.micro_batch_size == 8
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "problem"),
+    [
+        ("detect:\n  file: config.yaml", "detect:\n  files: config.yaml", "does not say `detect.file`"),
+        ("title: Hydra", "titel: Hydra", "`title`: is missing"),
+    ],
+)
+def test_a_layout_that_is_wrong_is_told_where(tree: Path, tmp_path: Path, old: str, new: str, problem: str) -> None:
+    """A user's own table may have mistakes too."""
+    from memplan.layouts.templates import templates_folder
+
+    own = Path(shutil.copytree(templates_folder() / "hydra-contrastive", tmp_path / "templates" / "mine"))
+    change(own / "layout.yaml", old, new)
+
+    with pytest.raises(ConfigError, match=problem) as caught:
+        locate(tree, {"MEMPLAN_TEMPLATES": str(tmp_path / "templates")})
+
+    assert caught.value.file == own / "layout.yaml"

@@ -1,0 +1,252 @@
+"""The plan, with an estimator whose answers can be worked out by hand: 100 bytes an item and 1000 for the rest."""
+
+from __future__ import annotations
+
+import pytest
+
+from memplan.errors import UsageError
+from memplan.estimators import analytic
+from memplan.hardware.catalog import find_card
+from memplan.hardware.spec import GpuSpec
+from memplan.memory.breakdown import MemoryBreakdown
+from memplan.memory.estimate import MemoryEstimate, MemoryRange
+from memplan.planner.explain import warn_of_other_stages
+from memplan.planner.pins import Pins, read_pins
+from memplan.planner.plan import Plan
+from memplan.planner.planner import make_guide_plan, make_plan
+from memplan.workload.contrastive import Contrastive
+from memplan.workload.model import ContrastiveEncoderModel, ParametersModel
+from memplan.workload.parallelism import Parallelism
+from memplan.workload.stage import Stage
+from memplan.workload.training import Training
+from memplan.workload.workload import Workload
+
+BASE_BYTES, ITEM_BYTES = 1000, 100
+
+
+def by_hand(workload: Workload, gpu: GpuSpec, stage: Stage | None) -> MemoryEstimate:
+    """100 bytes an item, 1000 for the rest, exactly."""
+    items = workload.training.micro_batch_size
+    if workload.contrastive is not None and stage is not None:
+        items = sum(workload.contrastive.encode_calls(stage, micro_batch_size=items))
+    total = BASE_BYTES + ITEM_BYTES * items
+    return MemoryEstimate(
+        method="analytic",
+        breakdown=MemoryBreakdown(parameters_bytes=BASE_BYTES, activations_bytes=ITEM_BYTES * items),
+        peak_allocated_bytes=total,
+        peak_reserved_bytes=total,
+        device_used=MemoryRange(low_bytes=total, expected_bytes=total, high_bytes=total),
+        peak_phase="loss",
+    )
+
+
+COUNTED = ParametersModel(num_parameters=1, activation_bytes_per_sample=1)
+PLAIN = Workload(model=COUNTED, training=Training(micro_batch_size=4, gradient_accumulation_steps=4))
+STAGED = Workload(
+    model=COUNTED,
+    training=Training(micro_batch_size=4, gradient_accumulation_steps=4),
+    contrastive=Contrastive(),
+    stages=(Stage(name="hard", n_negatives=24), Stage(name="easy", n_positives=16, n_negatives=8)),
+)
+
+
+def plan_of(workload: Workload, memory_bytes: int, *, target: int | None = None, pins: Pins | None = None, margin: float = 0.0) -> Plan:
+    gpu = GpuSpec(name="card", total_memory_bytes=memory_bytes, origin="test")
+    return make_plan(workload, gpu, by_hand, method="analytic", target=target, margin=margin, pins=pins or Pins())
+
+
+def test_the_present_effective_batch_is_the_target() -> None:
+    """A card with room for 8 samples keeps 16 = 8 x 2."""
+    plan = plan_of(PLAIN, BASE_BYTES + 8 * ITEM_BYTES)
+
+    assert plan.fits
+    assert (plan.after.training.micro_batch_size, plan.after.training.gradient_accumulation_steps) == (8, 2)
+    assert plan.target_effective_batch_size == plan.effective_batch_size == 16
+    assert plan.stages[0].present_fits
+
+
+def test_a_micro_batch_is_never_larger_than_the_target() -> None:
+    """Room for a thousand samples does not change what the optimizer sees."""
+    plan = plan_of(PLAIN, BASE_BYTES + 1000 * ITEM_BYTES)
+
+    assert (plan.after.training.micro_batch_size, plan.after.training.gradient_accumulation_steps) == (16, 1)
+    assert "The whole target of 16 fits at once" in plan.reasons[0]
+
+
+def test_the_margin_and_what_others_hold_come_off() -> None:
+    """Of 4000 bytes 1000 are taken and a tenth of the rest stays free: 2700 are the budget, 17 samples."""
+    gpu = GpuSpec(name="card", total_memory_bytes=4000, others_used_bytes=1000, origin="test")
+
+    plan = make_plan(PLAIN, gpu, by_hand, method="analytic", target=64, margin=0.1)
+
+    assert plan.budget_bytes == 2700
+    assert plan.after.training.micro_batch_size == 16
+    assert any("others hold 1000 B" in warning for warning in plan.warnings)
+
+
+def test_one_micro_batch_serves_all_stages_and_negatives_grow_into_what_is_left() -> None:
+    """26 items an anchor decide: 2 anchors fit; the stage with 8 negatives may then have as many as the other."""
+    plan = plan_of(STAGED, BASE_BYTES + 60 * ITEM_BYTES)
+
+    assert [stage.planned.micro_batch_size for stage in plan.stages] == [2, 2]
+    assert [stage.planned.n_negatives for stage in plan.stages] == [24, 24]
+    assert [stage.present.n_negatives for stage in plan.stages] == [24, 8]
+    assert any("24 negatives instead of 8 in easy" in reason for reason in plan.reasons)
+
+
+def test_negatives_grow_up_to_the_stage_limit() -> None:
+    """A limit of its own wins over what the other stages have, below and above."""
+    limited = STAGED.model_copy(update={"stages": (STAGED.stages[0], Stage(name="easy", n_negatives=8, max_n_negatives=10))})
+    wide = STAGED.model_copy(update={"stages": (STAGED.stages[0], Stage(name="easy", n_negatives=8, max_n_negatives=500))})
+
+    assert plan_of(limited, BASE_BYTES + 60 * ITEM_BYTES).stages[1].planned.n_negatives == 10
+    assert plan_of(wide, BASE_BYTES + 60 * ITEM_BYTES).stages[1].planned.n_negatives == 28
+
+
+def test_pinned_negatives_stay() -> None:
+    """The user's explicit choice is never overridden."""
+    plan = plan_of(STAGED, BASE_BYTES + 60 * ITEM_BYTES, pins=read_pins(["easy.n_negatives=8"]))
+
+    assert [stage.planned.n_negatives for stage in plan.stages] == [24, 8]
+
+
+def test_a_pinned_micro_batch_stays_and_has_a_price() -> None:
+    """3 anchors are kept, and the report says what one more would take."""
+    plan = plan_of(STAGED, BASE_BYTES + 100 * ITEM_BYTES, pins=read_pins(["micro_batch_size=3"]))
+
+    assert plan.after.training.micro_batch_size == 3
+    assert "pinned" in plan.reasons[0]
+    assert "each further sample would take 2.5 KiB" in plan.reasons[0]
+
+
+def test_nothing_fits_is_said_with_what_is_missing_and_never_with_a_batch_of_one() -> None:
+    """One anchor with 24 negatives needs 3600 bytes; 3000 are there."""
+    plan = plan_of(STAGED, 3000)
+
+    assert not plan.fits
+    assert plan.missing_bytes == 600
+    assert plan.after == STAGED
+    assert "600 B are missing" in plan.reasons[0]
+    assert any(lever.fits and lever.change.startswith("18 negatives instead of 24 in hard") for lever in plan.levers)
+
+
+def test_a_pinned_micro_batch_that_does_not_fit_is_not_made_smaller() -> None:
+    """Ten anchors were asked for; what is missing is for ten, and one of the levers is a micro-batch of 1."""
+    plan = plan_of(STAGED, 4000, pins=read_pins(["micro_batch_size=10"]), target=40)
+
+    assert not plan.fits
+    assert plan.missing_bytes == BASE_BYTES + 260 * ITEM_BYTES - 4000
+    assert any(lever.change == "use a micro-batch of 1" and lever.fits for lever in plan.levers)
+
+
+@pytest.mark.parametrize(("ranks", "pins", "target"), [(4, [], 3), (1, ["micro_batch_size=8"], 7), (2, ["micro_batch_size=8"], 15)])
+def test_a_target_below_one_micro_batch_is_refused(ranks: int, pins: list[str], target: int) -> None:
+    """Every rank takes at least one micro-batch in a step."""
+    parallel = PLAIN.model_copy(update={"parallelism": Parallelism(devices=ranks)})
+
+    with pytest.raises(UsageError, match=f"a target effective batch of {target} is below one micro-batch"):
+        plan_of(parallel, 10_000, target=target, pins=read_pins(pins))
+
+
+def test_a_target_that_can_only_be_met_nearly_is_said() -> None:
+    """Three ranks cannot make 16."""
+    plan = plan_of(PLAIN.model_copy(update={"parallelism": Parallelism(devices=3)}), 10_000, target=16)
+
+    assert plan.effective_batch_size == 18
+    assert any("a target of 16 can only be met nearly: 18 is 2 above it" in warning for warning in plan.warnings)
+    assert any("NCCL" in warning for warning in plan.warnings)
+
+
+def test_the_price_of_meeting_a_prime_target_is_said() -> None:
+    """Only a micro-batch of 1 meets 257, though 40 would fit."""
+    plan = plan_of(PLAIN, BASE_BYTES + 40 * ITEM_BYTES, target=257)
+
+    assert plan.after.training.micro_batch_size == 1
+    assert any("`--target-effective-batch 280` would take 7 micro-batches a step instead of 257" in warning for warning in plan.warnings)
+
+
+def test_positives_and_accumulation_are_explained() -> None:
+    """n_positives costs no memory in pairs, accumulation adds no negatives."""
+    warnings = plan_of(STAGED, BASE_BYTES + 60 * ITEM_BYTES).warnings
+
+    assert any("n_positives costs no memory here" in warning for warning in warnings)
+    assert any("accumulation adds no negatives" in warning and "24 negatives only" in warning for warning in warnings)
+
+
+def test_present_values_that_do_not_fit_are_said() -> None:
+    """Four anchors with 24 negatives are configured; two fit."""
+    plan = plan_of(STAGED, BASE_BYTES + 60 * ITEM_BYTES)
+
+    assert [stage.present_fits for stage in plan.stages] == [False, True]
+    assert any("the present values are not safe on this card: hard takes" in warning for warning in plan.warnings)
+
+
+def test_a_file_outside_the_curriculum_that_would_not_fit_is_said() -> None:
+    """Its negatives are more than any stage's; one that fits is not mentioned."""
+    plan = plan_of(STAGED, BASE_BYTES + 60 * ITEM_BYTES)
+
+    warnings = warn_of_other_stages(plan, [Stage(name="default", n_negatives=32), Stage(name="small", n_negatives=1)], estimator=by_hand)
+
+    assert len(warnings) == 1
+    assert "default is no stage of the curriculum" in warnings[0]
+
+
+def test_checkpointing_without_effect_is_said_with_what_it_costs(built_in: Workload) -> None:
+    """The built-in trainer leaves its encoders in eval mode: the flag does nothing, and the report says what it would save."""
+    plan = make_plan(built_in, find_card("rtx4090"), analytic.estimate, method="analytic")
+
+    assert plan.fits
+    assert any("has no effect" in warning and "`.train()`" in warning and "would fit" in warning for warning in plan.warnings)
+
+
+def test_bf16_on_a_card_without_it_is_said(built_in: Workload) -> None:
+    """A T4 computes bf16 attention by hand."""
+    plan = make_plan(built_in, find_card("t4"), analytic.estimate, method="analytic", pins=read_pins(["precision=bf16-mixed"]))
+
+    assert any("no bf16 kernels for attention" in warning for warning in plan.warnings)
+
+
+def test_levers_of_a_transformer_that_does_not_fit(built_in: Workload) -> None:
+    """Checkpointing, precision, optimizer, LoRA, sequence, a larger card: each with its saving, the largest first."""
+    model = built_in.model
+    assert isinstance(model, ContrastiveEncoderModel)
+    encoder = model.encoder.model_copy(update={"lora": None, "is_in_eval_mode": False, "num_layers": 48, "hidden_size": 1536})
+    workload = Workload(model=encoder, training=Training(sequence_length=2048))
+
+    plan = make_plan(workload, find_card("t4"), analytic.estimate, method="analytic")
+
+    savings = [lever.saving_bytes for lever in plan.levers[:-1]]
+    assert not plan.fits
+    assert savings == sorted(savings, reverse=True)
+    assert {"turn activation checkpointing on", "use an 8-bit Adam", "halve the sequence length to 1024"} <= {
+        lever.change for lever in plan.levers
+    }
+    assert "train in mixed precision (fp16-mixed)" in {lever.change for lever in plan.levers}
+    assert plan.levers[-1].change.startswith("use a card like")
+
+
+def test_the_encoder_of_a_misfit_can_be_put_in_training_mode(built_in: Workload) -> None:
+    """On 8 GB the built-in workload does not fit; its first lever is what its trainer forgot."""
+    plan = make_plan(built_in, find_card("rtx4060"), analytic.estimate, method="analytic")
+
+    assert not plan.fits
+    assert plan.levers[0].change == "put the encoders in training mode with checkpointing"
+    assert plan.levers[0].fits
+
+
+def test_the_guide_plans_each_stage_for_itself(built_in: Workload, a100: GpuSpec) -> None:
+    """46 x 5 for 24 negatives, 120 x 2 for 8, and its missed targets are said."""
+    plan = make_guide_plan(built_in, a100, memory_gib=24)
+
+    assert [(stage.planned.micro_batch_size, stage.planned.gradient_accumulation_steps) for stage in plan.stages] == [(46, 5)] + [
+        (120, 2)
+    ] * 4
+    assert any("reaches 230, 240 instead of 256" in reason for reason in plan.reasons)
+
+
+def test_the_guide_says_where_it_does_not_fit_by_its_own_rule(built_in: Workload, a100: GpuSpec) -> None:
+    """On 2 GiB it recommends 1, which is over its own budget."""
+    plan = make_guide_plan(built_in, a100, memory_gib=2)
+
+    assert not plan.fits
+    assert any("a batch of 1 all the same" in reason for reason in plan.reasons)

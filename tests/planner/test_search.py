@@ -1,0 +1,29 @@
+"""The largest value that fits."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memplan.planner.search import largest_fitting
+
+BOUNDS = st.integers(-50, 2000)
+
+
+@given(low=BOUNDS, high=BOUNDS, limit=BOUNDS)
+def test_it_is_the_largest_and_none_where_nothing_fits(low: int, high: int, limit: int) -> None:
+    """Against the definition, for every range and every limit."""
+    expected = max((value for value in range(low, high + 1) if value <= limit), default=None)
+
+    assert largest_fitting(lambda value: value <= limit, low=low, high=high) == expected
+
+
+@given(limit=st.integers(1, 100_000))
+def test_it_asks_about_twice_the_logarithm(limit: int) -> None:
+    """A rehearsal may stand behind every question."""
+    asked: list[int] = []
+
+    largest_fitting(lambda value: not asked.append(value) and value <= limit, low=1, high=10**9)  # type: ignore[func-returns-value]
+
+    assert len(asked) <= 2 * limit.bit_length() + 2
+    assert max(asked) <= 4 * limit

@@ -1,0 +1,112 @@
+"""
+The README's commands print what the README says.
+
+A console block runs where the comment above it says: `in an empty folder`, or in a copy of a folder of this repository. After a change to
+what a command prints, `python -m tests.test_docs` writes the blocks anew.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).parents[1]
+README = REPOSITORY / "README.md"
+BLOCK = re.compile(r"<!-- in (?P<where>[^\n]+) -->\n```console\n(?P<body>.*?)```\n", re.DOTALL)
+
+
+def run_block(where: str, commands: list[str]) -> str:
+    """Run the memplan commands one after the other; return the block as it should stand in the README."""
+    with tempfile.TemporaryDirectory() as folder:
+        cwd = Path(folder) / "project"
+        if where == "an empty folder":
+            cwd.mkdir()
+        else:
+            shutil.copytree(REPOSITORY / where, cwd)
+        lines = []
+        for command in commands:
+            program, *arguments = shlex.split(command)
+            assert program == "memplan"
+            result = subprocess.run(
+                [sys.executable, "-m", "memplan", *arguments],
+                cwd=cwd,
+                env=os.environ | {"PYTHONIOENCODING": "utf-8"},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                check=False,
+            )
+            lines += [f"$ {command}", result.stdout.replace(f"{cwd}/", "").rstrip("\n"), ""]
+        return "\n".join(lines).rstrip("\n") + "\n"
+
+
+def commands_of(body: str) -> list[str]:
+    return [line.removeprefix("$ ") for line in body.splitlines() if line.startswith("$ ")]
+
+
+BLOCKS = [(match["where"], match["body"]) for match in BLOCK.finditer(README.read_text(encoding="utf-8"))]
+
+
+@pytest.mark.parametrize(("where", "body"), BLOCKS, ids=[commands_of(body)[0] for _, body in BLOCKS])
+def test_the_readme_shows_what_its_commands_print(where: str, body: str) -> None:
+    """Word for word. When it was meant: `python -m tests.test_docs`."""
+    assert run_block(where, commands_of(body)) == body
+
+
+def test_the_readme_shows_a_plan_and_an_apply() -> None:
+    """The two things that memplan is for are on its first page."""
+    commands = [command for _, body in BLOCKS for command in commands_of(body)]
+
+    assert "memplan --gpu-memory 24" in commands
+    assert any("--apply" in command for command in commands)
+
+
+def test_every_file_of_the_map_is_there() -> None:
+    """The README's map of the files names each module of the package, and no other."""
+    text = README.read_text(encoding="utf-8")
+    files = text[text.index("## Map of the files") :]
+    named = set(re.findall(r"\b(\w+\.py)\b", files))
+    modules = {path.name for path in (REPOSITORY / "memplan").rglob("*.py")} - {"__init__.py", "__main__.py"}
+
+    assert modules - named == set()
+    assert named - modules == set()
+
+
+@pytest.mark.parametrize("path", [README, REPOSITORY / "CONTRIBUTING.md"], ids=lambda path: path.name)
+def test_links_lead_somewhere(path: Path) -> None:
+    """Every relative link of the documents is a file of the repository."""
+    for target in re.findall(r"\]\((?!https?:)([^)#]+)", path.read_text(encoding="utf-8")):
+        assert (REPOSITORY / target).exists(), target
+
+
+@pytest.mark.parametrize("command", ["", "undo", "gpus"])
+def test_every_help_has_examples(command: str) -> None:
+    """--help of every command shows how it is used, and every example names options that exist."""
+    result = subprocess.run([sys.executable, "-m", "memplan", *command.split(), "--help"], capture_output=True, text=True, check=True)
+    examples = re.findall(r"^ +(memplan\b.*?)(?:  .*)?$", result.stdout[result.stdout.index("Examples:") :], re.MULTILINE)
+
+    assert len(examples) >= 3
+    for example in examples:
+        for option in re.findall(r"--[a-z-]+", example):
+            assert option in result.stdout.split("Examples:")[0], example
+
+
+def write_readme() -> None:
+    """Write every block of the README with what its commands print now."""
+    text = README.read_text(encoding="utf-8")
+    new = BLOCK.sub(
+        lambda match: f"<!-- in {match['where']} -->\n```console\n{run_block(match['where'], commands_of(match['body']))}```\n", text
+    )
+    README.write_text(new, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    write_readme()

@@ -25,7 +25,7 @@ def find_levers(workload: Workload, stage: Stage | None, *, gpu: GpuSpec, budget
     for change, candidate, candidate_stage in _candidates(workload, stage, gpu=gpu, budget=budget, estimator=estimator):
         saved = estimator(candidate, gpu, candidate_stage).device_used
         saving_bytes = used.high_bytes - saved.high_bytes
-        if saving_bytes > 0:
+        if saving_bytes * 100 > used.high_bytes:  # less than a percent is no help
             found.append(Lever(change=change, saving_bytes=saving_bytes, fits=budget.fits(saved)))
     found.sort(key=lambda lever: -lever.saving_bytes)
     return (*found, *_larger_card(workload, stage, budget=budget, estimator=estimator))
@@ -44,6 +44,9 @@ def _candidates(
     yield from ((change, workload.with_training(precision=precision), stage) for change, precision in _precisions(workload, gpu))
     if workload.optimizer.name in ("adam", "adamw", "nadam", "radam"):
         yield "use an 8-bit Adam", workload.model_copy(update={"optimizer": Optimizer(name="adam8bit")}), stage
+        if workload.optimizer.implementation != "fused":
+            fused = workload.optimizer.model_copy(update={"implementation": "fused"})
+            yield "use the fused optimizer (fused=True)", workload.model_copy(update={"optimizer": fused}), stage
     if isinstance(workload.model, TransformerModel) and workload.model.lora is None:
         adapted = workload.model.model_copy(update={"lora": Lora(rank=8)})
         yield "train LoRA adapters of rank 8 instead of all weights", workload.model_copy(update={"model": adapted}), stage
@@ -78,7 +81,8 @@ def _fewer_negatives(
 
 def _larger_card(workload: Workload, stage: Stage | None, *, budget: MemoryBudget, estimator: Estimator) -> Iterator[Lever]:
     """Yield the smallest whole card of the catalogue on which the step fits."""
-    larger = (card.spec for card in cards() if not card.is_mig and card.spec.total_memory_bytes > budget.total_bytes)
+    whole = (card.spec for card in cards() if not card.is_mig and not card.spec.unified_memory)
+    larger = (spec for spec in whole if spec.total_memory_bytes > budget.total_bytes)
     for spec in sorted(larger, key=lambda spec: spec.total_memory_bytes):
         card_budget = MemoryBudget(total_bytes=spec.total_memory_bytes, margin=budget.margin)
         if card_budget.fits(estimator(workload, spec, stage).device_used):

@@ -192,7 +192,7 @@ def _misfit(
         rule="nothing fits",
         levers=find_levers(smallest, _stages_of(smallest)[worst], gpu=gpu, budget=budget, estimator=estimator),
         before=workload,
-        after=workload,
+        after=pinned,
     )
     warnings = warn(plan.model_copy(update={"after": smallest}), estimator=estimator)
     return plan.model_copy(update={"reasons": explain_misfit(plan, stages[worst]), "warnings": warnings})

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from memplan.errors import UsageError
@@ -15,8 +17,10 @@ from memplan.planner.pins import Pins, read_pins
 from memplan.planner.plan import Plan
 from memplan.planner.planner import make_guide_plan, make_plan
 from memplan.workload.contrastive import Contrastive
+from memplan.workload.huggingface import transformer_from_config
 from memplan.workload.model import ContrastiveEncoderModel, ParametersModel
 from memplan.workload.parallelism import Parallelism
+from memplan.workload.reader import workload_from
 from memplan.workload.stage import Stage
 from memplan.workload.training import Training
 from memplan.workload.workload import Workload
@@ -130,6 +134,14 @@ def test_nothing_fits_is_said_with_what_is_missing_and_never_with_a_batch_of_one
     assert any(lever.fits and lever.change.startswith("18 negatives instead of 24 in hard") for lever in plan.levers)
 
 
+def test_what_is_pinned_is_part_of_a_plan_that_does_not_fit() -> None:
+    """The report shows the workload that was tried, not the one that is configured."""
+    plan = plan_of(STAGED, 3000, pins=read_pins(["sequence_length=128"]))
+
+    assert plan.after.training.sequence_length == 128
+    assert plan.before == STAGED
+
+
 def test_a_pinned_micro_batch_that_does_not_fit_is_not_made_smaller() -> None:
     """Ten anchors were asked for; what is missing is for ten, and one of the levers is a micro-batch of 1."""
     plan = plan_of(STAGED, 4000, pins=read_pins(["micro_batch_size=10"]), target=40)
@@ -221,8 +233,24 @@ def test_levers_of_a_transformer_that_does_not_fit(built_in: Workload) -> None:
     assert {"turn activation checkpointing on", "use an 8-bit Adam", "halve the sequence length to 1024"} <= {
         lever.change for lever in plan.levers
     }
-    assert "train in mixed precision (fp16-mixed)" in {lever.change for lever in plan.levers}
     assert plan.levers[-1].change.startswith("use a card like")
+
+
+def test_levers_of_a_large_model_whose_optimizer_step_is_the_peak(a100: GpuSpec) -> None:
+    """Eight billion parameters in pure bf16: the foreach optimizer's temporaries are a set of all of them."""
+    llama = {"model_type": "llama", "vocab_size": 128256, "intermediate_size": 14336, "num_key_value_heads": 8}
+    workload = workload_from(
+        {"model": transformer_from_config(llama, Path("config.json")), "training": {"precision": "bf16"}}, Path("w.yaml")
+    )
+
+    plan = make_plan(workload, a100, analytic.estimate, method="analytic")
+
+    fused = next(lever for lever in plan.levers if lever.change == "use the fused optimizer (fused=True)")
+    assert not plan.fits
+    assert plan.stages[0].estimate.peak_phase == "optimizer step"
+    assert fused.fits
+    assert fused.saving_bytes > 14 * 2**30
+    assert not any("halve the sequence" in lever.change for lever in plan.levers)
 
 
 def test_the_encoder_of_a_misfit_can_be_put_in_training_mode(built_in: Workload) -> None:

@@ -50,9 +50,10 @@ def print_plan(plan: Plan, *, source: str, notes: Sequence[str] = (), stream: Te
     console.print(facts)
     console.print()
     console.print(_table(view.columns, view.rows))
-    console.print()
-    console.print(Text(view.breakdown_title))
-    console.print(_bars(view.breakdown))
+    for breakdown in view.breakdowns:
+        console.print()
+        console.print(Text(f"memory of {breakdown.title}"))
+        console.print(_bars(breakdown.rows))
     _print_list(console, "why", view.reasons)
     _print_list(console, "mind", (*view.warnings, *notes))
     _print_list(console, "what would help", view.levers)

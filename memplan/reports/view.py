@@ -26,6 +26,16 @@ METHOD_NOTES = {
 
 
 @dataclass(frozen=True)
+class Breakdown:
+    """What the memory of some stages is made of."""
+
+    title: str
+    """The stages and where in the step the peak is."""
+    rows: tuple[tuple[str, str, float], ...]
+    """Category, bytes, share of the card; the total comes last."""
+
+
+@dataclass(frozen=True)
 class PlanView:
     """The parts of a plan report."""
 
@@ -35,9 +45,8 @@ class PlanView:
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     """One row a stage; a value that changes reads "4 → 2"."""
-    breakdown_title: str
-    breakdown: tuple[tuple[str, str, float], ...]
-    """Category, bytes, share of the card."""
+    breakdowns: tuple[Breakdown, ...]
+    """One for each group of stages that take the same."""
     reasons: tuple[str, ...]
     warnings: tuple[str, ...]
     levers: tuple[str, ...]
@@ -45,14 +54,12 @@ class PlanView:
 
 def view_plan(plan: Plan, *, source: str) -> PlanView:
     """Return what a report of *plan* shows; *source* is where its workload was read."""
-    tightest = max(plan.stages, key=lambda stage: stage.estimate.device_used.high_bytes)
     return PlanView(
         headline=_headline(plan),
         facts=tuple(_facts(plan, source)),
         columns=_columns(plan),
         rows=tuple(_row(plan, stage) for stage in plan.stages),
-        breakdown_title=_breakdown_title(plan, tightest),
-        breakdown=tuple(_shares(tightest.estimate.breakdown, plan.gpu.total_memory_bytes)),
+        breakdowns=tuple(_breakdowns(plan)),
         reasons=plan.reasons,
         warnings=plan.warnings,
         levers=tuple(_levers(plan)),
@@ -114,9 +121,18 @@ def _change(old: int | None, new: int | None) -> str:
     return f"{new}" if old == new else f"{old} → {new}"
 
 
-def _breakdown_title(plan: Plan, stage: StagePlan) -> str:
-    where = f"{stage.name}, " if plan.before.stages else ""
-    return f"memory at the peak ({where}{stage.estimate.peak_phase})"
+def _breakdowns(plan: Plan) -> list[Breakdown]:
+    """Return a breakdown for each group of stages that take the same, in their order."""
+    groups: dict[MemoryBreakdown, list[StagePlan]] = {}
+    for stage in plan.stages:
+        groups.setdefault(stage.estimate.breakdown, []).append(stage)
+    titles = [f"{_joined([stage.name for stage in stages])}, at the peak ({stages[0].estimate.peak_phase})" for stages in groups.values()]
+    total_bytes = plan.gpu.total_memory_bytes
+    return [Breakdown(title, tuple(_shares(breakdown, total_bytes))) for title, breakdown in zip(titles, groups, strict=True)]
+
+
+def _joined(names: list[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
 def _shares(breakdown: MemoryBreakdown, total_bytes: int) -> list[tuple[str, str, float]]:

@@ -11,6 +11,7 @@ import pytest
 from memplan.edits.apply import FileChange
 from memplan.estimators.analytic import estimate
 from memplan.hardware.catalog import find_card
+from memplan.planner.pins import read_pins
 from memplan.planner.plan import Plan
 from memplan.planner.planner import make_guide_plan, make_plan
 from memplan.reports.diff import diff_lines
@@ -38,8 +39,22 @@ def test_the_breakdown_adds_up_to_its_total(plan: Plan) -> None:
     """Shares of the card: the last row is the sum of the others."""
     view = view_plan(plan, source="here")
 
-    assert view.breakdown[-1][0] == "total"
-    assert abs(sum(share for _, _, share in view.breakdown[:-1]) - view.breakdown[-1][2]) < 1e-9
+    for breakdown in view.breakdowns:
+        *parts, total = breakdown.rows
+        assert total[0] == "total"
+        assert abs(sum(share for _, _, share in parts) - total[2]) < 1e-9
+
+
+def test_stages_that_take_the_same_share_a_breakdown(built_in: Workload) -> None:
+    """With fewer negatives pinned for one stage, it has a breakdown of its own."""
+    plan = make_plan(built_in, find_card("rtx4090"), estimate, method="analytic", pins=read_pins(["05_stage.n_negatives=8"]))
+
+    titles = [breakdown.title for breakdown in view_plan(plan, source="here").breakdowns]
+
+    assert titles == [
+        "01_stage, 02_stage, 03_stage and 04_stage, at the peak (start of backward)",
+        "05_stage, at the peak (start of backward)",
+    ]
 
 
 def test_changes_stand_beside_the_present_values(plan: Plan) -> None:

@@ -15,6 +15,7 @@ from memplan.errors import UsageError
 KIB = 2**10
 MIB = 2**20
 GIB = 2**30
+LARGEST_BYTES = 2**80
 
 _UNIT_BYTES = {
     "b": 1,
@@ -48,6 +49,8 @@ def parse_size(text: str) -> Size:
     if match is None or (unit and unit not in _UNIT_BYTES):
         raise UsageError(f"{text!r} is not a size", hint="write it with a unit, as 24GiB or 15835660288B, or as a plain number of GiB")
     size_bytes = int(Decimal(match["number"]) * (_UNIT_BYTES[unit] if unit else GIB))
+    if size_bytes > LARGEST_BYTES:
+        raise UsageError(f"a size of {text.strip()[:20]} is more than any machine has", hint="write what the card has, as 24 or 24GiB")
     if size_bytes < 1:
         raise UsageError(f"a size of {text!r} is less than one byte", hint="write what the card has, as 24 or 24GiB")
     return Size(size_bytes, bool(unit))

@@ -121,10 +121,10 @@ def _cards(*, auto: bool, name: str | None, memory: str | None) -> list[GpuSpec]
     from memplan.hardware.catalog import card_of_size, find_card
     from memplan.units import parse_size
 
-    if auto and (name or memory):
+    if auto and (name is not None or memory is not None):
         raise UsageError("--auto excludes --gpu and --gpu-memory", hint="--auto takes the GPU of this machine")
-    sized = card_of_size(parse_size(memory)) if memory else None
-    if name:
+    sized = card_of_size(parse_size(memory)) if memory is not None else None
+    if name is not None:
         card = find_card(name)
         if sized is None:
             return [card]

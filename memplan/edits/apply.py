@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from memplan.edits.backups import Journal, JournalFile, back_up, journal_path, locked, read_journals, write_journal
-from memplan.edits.edit import Edit
+from memplan.edits.backups import Journal, JournalFile, back_up, journal_path, locked, read_journal, read_journals, write_journal
+from memplan.edits.edit import Edit, as_text
 from memplan.edits.files import Files, is_shared, sha256, try_lock
 from memplan.edits.yaml_file import YamlFile
 from memplan.errors import ConfigError, EditRefusedError, UsageError
@@ -47,7 +47,10 @@ def prepare(edits: Sequence[Edit]) -> list[FileChange]:
     """
     by_target: dict[Path, list[Edit]] = {}
     for edit in edits:
-        by_target.setdefault(edit.file.resolve(), []).append(edit)
+        try:
+            by_target.setdefault(edit.file.resolve(), []).append(edit)
+        except (OSError, RuntimeError) as error:  # a circle of links
+            raise ConfigError("cannot be read: it leads in a circle of links", file=edit.file) from error
     changes = [_prepare_file(target, group) for target, group in by_target.items()]
     return [change for change in changes if change.after != change.before]
 
@@ -57,8 +60,11 @@ def _prepare_file(target: Path, edits: Sequence[Edit]) -> FileChange:
     original = current = YamlFile.load(path)
     made = []
     for edit in edits:
-        found = current.get(edit.key)
-        if found is not None and str(found.value) == str(edit.value):
+        try:
+            found = current.get(edit.key)
+        except ConfigError:
+            found = None  # no value that could be right already: `replace` says why it refuses
+        if found is not None and as_text(found.value) == as_text(edit.value):
             continue
         current = YamlFile.parse(path, current.replace(edit.key, edit.value))
         made.append(edit)
@@ -87,6 +93,8 @@ def apply(changes: Sequence[FileChange], *, root: Path, now: datetime, files: Fi
 
 
 def _check_writable(change: FileChange) -> None:
+    if not change.target.exists():
+        raise ConfigError("is not there any more", file=change.path, hint="nothing was changed; run the plan again")
     for path in (change.target, change.target.parent):
         if not os.access(path, os.W_OK):
             raise ConfigError(
@@ -120,37 +128,47 @@ def _check_unchanged(change: FileChange) -> None:
 
 
 def _transaction(files: Files, changes: Sequence[FileChange], path: Path, now: datetime) -> Journal:
+    file = path
     try:
-        entries = tuple(_entry(change, back_up(files, change.target, change.before, moment=now)) for change in changes)
-        journal = Journal(created=now, state="applying", files=entries)
+        entries = []
+        for change in changes:
+            file = change.path
+            entries.append(_entry(change, back_up(files, change.target, change.before, moment=now)))
+        file = path
+        journal = Journal(created=now, state="applying", files=tuple(entries))
         write_journal(files, path, journal)
     except OSError as error:
-        raise _write_error(error) from error
+        raise _write_error(error, file) from error
     written: list[FileChange] = []
     try:
         for change, entry in zip(changes, entries, strict=True):
             _check_unchanged(change)
             written.append(change)
+            file = change.path
             journal = _write_file(files, entry, change.after, journal, path)
         for change in changes:
             if change.target.read_bytes() != change.after:
                 raise ConfigError("does not hold what was written", file=change.path)
+        file = path
+        journal = journal.model_copy(update={"state": "applied"})
+        write_journal(files, path, journal)
     except (OSError, ConfigError) as error:
-        _put_all_back(files, written, journal, path)
-        raise _write_error(error) if isinstance(error, OSError) else error from error
-    journal = journal.model_copy(update={"state": "applied"})
-    write_journal(files, path, journal)
+        _put_all_back(files, written, path)
+        raise _write_error(error, file) if isinstance(error, OSError) else error from error
     return journal
 
 
-def _put_all_back(files: Files, written: Sequence[FileChange], journal: Journal, path: Path) -> None:
+def _put_all_back(files: Files, written: Sequence[FileChange], path: Path) -> None:
+    file = path
     try:
+        journal = read_journal(path)  # the one on the disk knows what may be half written in place
         for change in written:
+            file = change.path
             _put_back(files, change, journal, path)
         write_journal(files, path, journal.model_copy(update={"state": "undone"}))
     except OSError as error:
         raise ConfigError(
-            f"cannot be put back: {error.strerror}", file=Path(str(error.filename)), hint="run `memplan undo` when it can be written again"
+            f"cannot be put back: {error.strerror}", file=file, hint="run `memplan undo` when it can be written again"
         ) from error
 
 
@@ -163,8 +181,7 @@ def _put_back(files: Files, change: FileChange, journal: Journal, path: Path) ->
     files.remove(entry.temporary)
 
 
-def _write_error(error: OSError) -> ConfigError:
-    file = Path(error.filename) if isinstance(error.filename, str) else None
+def _write_error(error: OSError, file: Path) -> ConfigError:
     return ConfigError(f"cannot be written: {error.strerror}", file=file, hint="every file is as it was before")
 
 
@@ -220,15 +237,15 @@ def undo(root: Path, *, files: Files | None = None) -> Undone:
     path, journal, to_restore = plan_undo(root)
     with locked(files, root):
         current = journal.model_copy(update={"state": "undoing"})
-        write_journal(files, path, current)
         try:
+            write_journal(files, path, current)
             for entry in to_restore:
                 current = _write_file(files, entry, entry.backup.read_bytes(), current, path)
             for entry in journal.files:
                 files.remove(entry.temporary)
+            write_journal(files, path, current.model_copy(update={"state": "undone"}))
         except OSError as error:
             raise ConfigError(f"cannot be written: {error.strerror}", file=root, hint="run `memplan undo` again to go on") from error
-        write_journal(files, path, current.model_copy(update={"state": "undone"}))
     return Undone(journal, tuple(entry.path for entry in to_restore), journal.state in ("applying", "undoing"))
 
 

@@ -83,10 +83,11 @@ def read_journals(root: Path) -> list[tuple[Path, Journal]]:
 
     Raises ConfigError for one that is damaged.
     """
-    return [(path, _read_journal(path)) for path in sorted((root / JOURNAL_FOLDER).glob("apply-*.json"))]
+    return [(path, read_journal(path)) for path in sorted((root / JOURNAL_FOLDER).glob("apply-*.json"))]
 
 
-def _read_journal(path: Path) -> "Journal":
+def read_journal(path: Path) -> Journal:
+    """Read one journal. Raises ConfigError where it is damaged."""
     try:
         return Journal.model_validate(json.loads(path.read_text(encoding="utf-8")))
     except (ValueError, ValidationError) as error:
@@ -121,12 +122,13 @@ def locked(files: Files, root: Path) -> Iterator[None]:
 
 def back_up(files: Files, path: Path, data: bytes, *, moment: datetime) -> Path:
     """Keep *data*, the content of *path*, beside it and return where; what is there already with that content is enough."""
+    temporary = path.with_name(f".{path.name}.memplan-backup")
+    files.remove(temporary)  # of a killed process
     first = path.with_name(path.name + ".backup")
     for existing in (first, *sorted(path.parent.glob(f"{_escaped(path.name)}.backup.*"))):
         if existing.is_file() and sha256(existing.read_bytes()) == sha256(data):
             return existing
-    temporary = path.with_name(f".{path.name}.memplan-backup")
-    files.write_new(temporary, data, like=path)
+    files.write_new(temporary, data, like=path, keep_owner=False)
     later = path.with_name(f"{path.name}.backup.{moment:%Y%m%dT%H%M%S.%fZ}")
     kept = first if files.link_new(temporary, first) else later
     if kept == later:

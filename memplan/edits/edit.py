@@ -25,6 +25,6 @@ class Edit:
         return ".".join(self.key)
 
 
-def as_text(value: EditValue) -> str:
+def as_text(value: EditValue | float | None) -> str:
     """Return *value* as YAML and JSON both write it."""
-    return ("true" if value else "false") if isinstance(value, bool) else str(value)
+    return ("true" if value else "false") if isinstance(value, bool) else "null" if value is None else str(value)

@@ -32,7 +32,7 @@ class Files:
         self.step("make folder", path)
         path.mkdir(exist_ok=True)
 
-    def write_new(self, path: Path, data: bytes, *, like: Path | None = None) -> None:
+    def write_new(self, path: Path, data: bytes, *, like: Path | None = None, keep_owner: bool = True) -> None:
         """
         Write *data* to *path*, replacing a leftover, with the permissions, owner and attributes of *like*.
 
@@ -49,14 +49,18 @@ class Files:
             file.write(data[half:])
             file.flush()
             if like is not None:
-                self._imitate(path, like)
+                self._imitate(path, like, keep_owner=keep_owner)
             os.fsync(file.fileno())
 
-    def _imitate(self, path: Path, like: Path) -> None:
+    def _imitate(self, path: Path, like: Path, *, keep_owner: bool) -> None:
         original = like.stat()
         own = path.stat()
         if (own.st_uid, own.st_gid) != (original.st_uid, original.st_gid):
-            os.chown(path, original.st_uid, original.st_gid)
+            try:
+                os.chown(path, original.st_uid, original.st_gid)
+            except PermissionError:
+                if keep_owner:
+                    raise
         shutil.copystat(like, path)
         os.utime(path)  # the content is new, and tools look at the time to know
 

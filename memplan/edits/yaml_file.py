@@ -10,8 +10,9 @@ What cannot be changed without guessing is refused with file, line and reason: d
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,6 +24,7 @@ MOST_VALUES = 200_000
 """Aliases can make a small file stand for an endless one; past this many values it is refused."""
 
 _INTEGER = re.compile(r"[-+]?(0|[1-9][0-9]*(_[0-9]+)*)")
+_INDEX = re.compile(r"0|[1-9][0-9]{0,8}")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
 _INTERPOLATION = re.compile(r"\$\{(?P<source>[^${}]*)\}")
 
@@ -44,6 +46,8 @@ class Node:
     """"" for plain, else the quote or the block's sign."""
     tag: str | None = None
     anchor: str | None = None
+    target: Node | None = None
+    """What an alias stands for: the last anchor of that name before it."""
     pairs: tuple[tuple[Node, Node], ...] = ()
     elements: tuple[Node, ...] = ()
 
@@ -61,7 +65,7 @@ def _resolve(text: str) -> Scalar:
     if text in ("true", "True", "TRUE", "false", "False", "FALSE"):
         return text.lower() == "true"
     if _INTEGER.fullmatch(text):
-        return int(text)
+        return int(text) if len(text) <= 4000 else text  # Python reads 4300 digits at most
     if _FLOAT.fullmatch(text):
         return float(text)
     return text
@@ -91,7 +95,6 @@ class YamlFile:
     text: str
     """The text without a byte order mark."""
     documents: tuple[Node, ...]
-    anchors: dict[str, Node] = field(default_factory=dict)
 
     @classmethod
     def load(cls, path: Path) -> YamlFile:
@@ -112,7 +115,7 @@ class YamlFile:
             raise ConfigError("is not UTF-8", file=path, line=line, hint="save the file as UTF-8") from error
         composer = _Composer(path, text)
         documents = tuple(composer.compose())
-        return cls(path, data, text, documents, composer.anchors)
+        return cls(path, data, text, documents)
 
     def get(self, key: KeyPath) -> Found | None:
         """
@@ -120,22 +123,29 @@ class YamlFile:
 
         Raises ConfigError where the path is ambiguous (duplicate keys), or leads to something else than a scalar.
         """
-        return self._get(key, seen=())
+        seen: set[KeyPath] = set()
+        pointing: Node | None = None
+        asked = key
+        while True:
+            seen.add(key)
+            node = self._find(key, follow=True)
+            if node is None and pointing is None:
+                return None
+            if node is None:
+                raise self._unresolved(asked, pointing)
+            if node.kind != "scalar":
+                raise self._error(f"`{'.'.join(key)}` is a {node.kind}, not a single value", node, refused=False)
+            source = _INTERPOLATION.fullmatch(node.text.strip())
+            if source is None:
+                return Found(node.value, node.line)
+            asked, pointing = key, node
+            key = tuple(source["source"].split("."))
+            if key in seen or ":" in source["source"]:
+                raise self._unresolved(asked, pointing)
 
-    def _get(self, key: KeyPath, *, seen: tuple[KeyPath, ...]) -> Found | None:
-        node = self._find(key, follow=True)
-        if node is None:
-            return None
-        if node.kind != "scalar":
-            raise self._error(f"`{'.'.join(key)}` is a {node.kind}, not a single value", node, refused=False)
-        source = _INTERPOLATION.fullmatch(node.text.strip())
-        if source is None:
-            return Found(node.value, node.line)
-        target = tuple(source["source"].split("."))
-        found = self._get(target, seen=(*seen, key)) if target not in (*seen, key) and ":" not in source["source"] else None
-        if found is None:
-            raise self._error(f"`{'.'.join(key)}` is {node.text}, which this file alone does not resolve", node, refused=False)
-        return found
+    def _unresolved(self, key: KeyPath, node: Node | None) -> ConfigError:
+        assert node is not None
+        return self._error(f"`{'.'.join(key)}` is {node.text}, which this file alone does not resolve", node, refused=False)
 
     def replace(self, key: KeyPath, value: EditValue) -> bytes:
         """
@@ -156,8 +166,14 @@ class YamlFile:
             scalar = " " + scalar  # an empty value: the span is the place behind the colon
         text = self.text[: node.start] + scalar + self.text[node.end :]
         bom = BOM if self.data.startswith(BOM.encode()) else ""
-        edited = YamlFile.parse(self.path, (bom + text).encode("utf-8"))
-        self._verify(edited, key, value, node)
+        try:
+            edited = YamlFile.parse(self.path, (bom + text).encode("utf-8"))
+            found = edited.get(key)
+        except ConfigError as error:
+            raise self._cannot_be_set(key, value, node) from error
+        self._verify(edited, key, node)
+        if found is None or as_text(found.value) != as_text(value):
+            raise self._cannot_be_set(key, value, node)
         return edited.data
 
     def duplicate_keys(self) -> list[DuplicateKey]:
@@ -210,6 +226,8 @@ class YamlFile:
             if key.text == "<<":
                 merged = self._plain(value)
                 for source in merged if isinstance(merged, list) else [merged]:
+                    if not isinstance(source, dict):  # merged_mappings
+                        raise self._error("`<<` merges something that is not a mapping", key, refused=False)
                     plain = {**source, **plain}
             else:
                 plain[key.text] = self._plain(value)
@@ -217,7 +235,7 @@ class YamlFile:
 
     def _target(self, node: Node) -> Node:
         """Return what an alias stands for, any other node itself."""
-        return self.anchors[node.text] if node.kind == "alias" else node
+        return node.target or node
 
     def _find(self, key: KeyPath, *, follow: bool) -> Node | None:
         """Return the node at *key*; *follow* says whether aliases and merges on the way are followed or refused."""
@@ -234,7 +252,7 @@ class YamlFile:
 
     def _stepped(self, node: Node, key: KeyPath, *, follow: bool) -> Node:
         if node.kind == "alias" and not follow:
-            source = self.anchors[node.text]
+            source = self._target(node)
             raise self._error(
                 f"`{'.'.join(key)}` is an alias of `&{node.text}` (line {source.line})",
                 node,
@@ -242,9 +260,13 @@ class YamlFile:
             )
         return self._target(node)
 
-    def _child(self, node: Node, name: str, key: KeyPath, *, follow: bool) -> Node | None:
+    def _child(self, node: Node, name: str, key: KeyPath, *, follow: bool, seen: set[int] | None = None) -> Node | None:
+        seen = set() if seen is None else seen  # mappings that are merged twice are looked through once
+        if id(node) in seen:
+            return None
+        seen.add(id(node))
         if node.kind == "sequence":
-            return node.elements[int(name)] if name.isdigit() and int(name) < len(node.elements) else None
+            return node.elements[int(name)] if _INDEX.fullmatch(name) and int(name) < len(node.elements) else None
         matching = [(found, value) for found, value in node.pairs if found.kind == "scalar" and found.text == name]
         if len(matching) > 1:
             lines = ", ".join(str(found.line) for found, _ in matching)
@@ -253,15 +275,15 @@ class YamlFile:
             return matching[0][1]
         for found, value in node.pairs:
             if found.kind == "scalar" and found.text == "<<":
-                merged = self._merged(value, name, key, follow=follow)
+                merged = self._merged(value, name, key, follow=follow, seen=seen)
                 if merged is not None:
                     return merged
         return None
 
-    def _merged(self, value: Node, name: str, key: KeyPath, *, follow: bool) -> Node | None:
+    def _merged(self, value: Node, name: str, key: KeyPath, *, follow: bool, seen: set[int]) -> Node | None:
         target = self._target(value)
         for source in target.elements if target.kind == "sequence" else (target,):
-            child = self._child(self._target(source), name, key, follow=follow)
+            child = self._child(self._target(source), name, key, follow=True, seen=seen)
             if child is not None and not follow:
                 raise self._error(
                     f"`{'.'.join(key)}` comes from a merged mapping (line {child.line})",
@@ -295,7 +317,7 @@ class YamlFile:
             return f"change {source} where it is defined"
         return f"change its source `{source}` in line {target.line} instead"
 
-    def _verify(self, edited: YamlFile, key: KeyPath, value: EditValue, node: Node) -> None:
+    def _verify(self, edited: YamlFile, key: KeyPath, node: Node) -> None:
         """Check that exactly the value at *key* changed."""
         before, after = dict(self._flatten()), dict(edited._flatten())
         changed = {path for path in before.keys() | after.keys() if before.get(path) != after.get(path)}
@@ -308,9 +330,9 @@ class YamlFile:
                 node,
                 hint="write the values out instead of sharing them",
             )
-        found = edited.get(key)
-        if found is None or str(found.value) != str(value):
-            raise self._error(f"`{'.'.join(key)}` cannot be set to {value!r} in place", node)
+
+    def _cannot_be_set(self, key: KeyPath, value: EditValue, node: Node) -> ConfigError:
+        return self._error(f"`{'.'.join(key)}` cannot be set to {value!r} in place", node)
 
     def _flatten(self) -> Iterator[tuple[KeyPath, Scalar | tuple[str, int]]]:
         """Yield every value with its path, aliases and merges followed, duplicate keys numbered."""
@@ -367,7 +389,8 @@ class _Composer:
         self.path = path
         self.text = text
         self.anchors: dict[str, Node] = {}
-        self._token_starts: dict[int, int] | None = None
+        self._starts: dict[int, int] | None = None
+        self._ends: list[int] = []
 
     def compose(self) -> Iterator[Node]:
         """Yield the root of each document. Raises ConfigError where the text is not YAML."""
@@ -397,11 +420,13 @@ class _Composer:
         if isinstance(event, AliasEvent):
             if anchor not in self.anchors:
                 raise ConfigError(f"the alias *{anchor} stands before its anchor, or inside it", file=self.path, line=line)
-            return Node("alias", line, start, end, text=anchor)
+            return Node("alias", line, start, end, text=anchor, target=self.anchors[anchor])
         tag = _tag_of(event)
         if isinstance(event, ScalarEvent):
-            if anchor is not None or tag is not None:
-                start = self._scalar_start(end)
+            if not event.value and not event.style:  # empty: its event may stand anywhere up to the next token
+                start = end = self._behind_token(end)
+            elif anchor is not None or tag is not None:  # the event begins at its anchor or tag, the token is the scalar alone
+                start = self._tokens()[end]
             node = Node("scalar", self.text.count("\n", 0, start) + 1, start, end, event.value, event.style or "", tag, anchor)
         elif isinstance(event, MappingStartEvent):
             pairs = tuple(self._pairs(events))
@@ -430,25 +455,46 @@ class _Composer:
                 return
             yield self._node(event, events)
 
-    def _scalar_start(self, end: int) -> int:
-        """
-        Return where the scalar that ends at *end* begins.
+    def _tokens(self) -> dict[int, int]:
+        """Return where each token that has a text begins, by where it ends; in the order of the file."""
+        if self._starts is None:
+            tokens = _yaml().scan(self.text)
+            spans = ((token.end_mark.index, token.start_mark.index) for token in tokens)
+            self._starts = {end: start for end, start in spans if end > start}
+            self._ends = list(self._starts)
+        return self._starts
 
-        An event begins at its anchor or tag; the token is the scalar alone. A scalar without a token is empty and begins where it ends.
-        """
-        if self._token_starts is None:
-            from ruamel.yaml import YAML
-            from ruamel.yaml.tokens import ScalarToken
+    def _behind_token(self, place: int) -> int:
+        """Return the end of the last token that ends at *place* or before."""
+        self._tokens()
+        return self._ends[bisect_right(self._ends, place) - 1]
 
-            tokens = YAML(typ="safe", pure=True).scan(self.text)
-            self._token_starts = {token.end_mark.index: token.start_mark.index for token in tokens if isinstance(token, ScalarToken)}
-        return self._token_starts.get(end, end)
+
+def _yaml() -> Any:
+    from ruamel.yaml import YAML
+    from ruamel.yaml.scanner import Scanner
+
+    class TabScanner(Scanner):
+        def scan_to_next_token(self) -> None:
+            while True:
+                super().scan_to_next_token()
+                peek = self.reader.peek
+                if peek() != "\t":
+                    return
+                width = 0
+                while peek(width) in " \t":
+                    width += 1
+                if self.allow_simple_key and peek(width) not in "#\r\n\0\x85\u2028\u2029":
+                    return
+                self.reader.forward(width)
+
+    yaml = YAML(typ="safe", pure=True)
+    yaml.Scanner = TabScanner
+    return yaml
 
 
 def _parse(text: str) -> Any:
-    from ruamel.yaml import YAML
-
-    return YAML(typ="safe", pure=True).parse(text)
+    return _yaml().parse(text)
 
 
 def _tag_of(event: Any) -> str | None:

@@ -39,6 +39,8 @@ def detect_gpus(*, environment: Mapping[str, str] = os.environ, meminfo: Path = 
 def _why_none(machine: NvmlMachine, environment: Mapping[str, str]) -> str:
     if not machine.devices:
         return "the NVIDIA driver answers, but this machine has no GPU"
+    if "CUDA_VISIBLE_DEVICES" not in environment:
+        return "this machine's GPU is in MIG mode and has no instances"
     return f"CUDA_VISIBLE_DEVICES={environment.get('CUDA_VISIBLE_DEVICES')!r} hides all {len(machine.devices)} GPU(s) of this machine"
 
 
@@ -50,16 +52,18 @@ def visible_devices(machine: NvmlMachine, variable: str | None) -> list[NvmlDevi
     chosen: list[NvmlDevice] = []
     for entry in (part.strip() for part in variable.split(",")):
         found = _named(entry, usable)
-        if found is None or found in chosen:
-            break  # CUDA reads no further than the first entry that names nothing, and refuses one that stands twice
+        if found is None:
+            break  # CUDA reads no further than the first entry that names nothing
+        if found in chosen:
+            return []  # and shows no device at all when one stands twice
         chosen.append(found)
     return chosen
 
 
 def _named(entry: str, devices: Sequence[NvmlDevice]) -> NvmlDevice | None:
-    if entry.isdigit():
-        number = int(entry)
-        return next((device for device in devices if device.index == number and not device.is_mig), None)
+    if entry.isascii() and entry.isdigit():
+        number = entry.lstrip("0") or "0"
+        return next((device for device in devices if str(device.index) == number and not device.is_mig), None)
     if not entry.startswith(("GPU-", "MIG-")):
         return None
     matching = [device for device in devices if device.uuid and device.uuid.startswith(entry)]
@@ -80,7 +84,7 @@ def spec_of(device: NvmlDevice, *, meminfo: Path = Path("/proc/meminfo")) -> Gpu
         others_used_bytes=min(used_bytes, total_bytes),
         compute_capability=device.compute_capability or (known.spec.compute_capability if known else None),
         multiprocessors=known.spec.multiprocessors if known else None,
-        unified_memory=device.total_memory_bytes is None,
+        unified_memory=known.spec.unified_memory if known else False,
         origin="; ".join(["found on this machine", *notes]),
         marketing_gb=known.spec.marketing_gb if known else None,
     )
@@ -103,8 +107,11 @@ def _memory_of(device: NvmlDevice, known: CatalogCard | None, meminfo: Path) -> 
     """Return what programs can have of the device, what others hold of it, and what to say of that."""
     used_bytes = device.used_memory_bytes or 0
     if device.total_memory_bytes is not None:
-        # What programs can have is a little less than NVML's total; the catalogue says by how much for a card it knows.
-        offered_bytes = min(device.total_memory_bytes, known.spec.total_memory_bytes) if known else device.total_memory_bytes
+        # What programs can have is a little less than NVML's total; the catalogue says by how much for a card it knows, the driver's own
+        # reserve for others.
+        offered_bytes = device.total_memory_bytes - (device.reserved_memory_bytes or 0)
+        if known is not None:
+            offered_bytes = min(device.total_memory_bytes, known.spec.total_memory_bytes)
         return offered_bytes, used_bytes, []
     if known is not None and known.spec.unified_memory:
         total_bytes, available_bytes = _read_meminfo(meminfo)

@@ -37,6 +37,8 @@ class NvmlDevice:
     used_memory_bytes: int | None
     """Without what the driver reserves for itself, where it tells the two apart."""
     compute_capability: tuple[int, int] | None
+    reserved_memory_bytes: int | None = None
+    """What the driver reserves for itself; None where it does not tell it from what programs use."""
     is_mig: bool = False
     parent_index: int | None = None
     mig_enabled: bool = False
@@ -82,16 +84,14 @@ def _session(pynvml: Any) -> Iterator[None]:
     try:
         yield
     finally:
-        pynvml.nvmlShutdown()
+        _ask([], "shutdown", pynvml.nvmlShutdown)  # all is read by then
 
 
 def _ask(notes: list[str], what: str, question: Callable[[], T]) -> T | None:
     """Return the driver's answer, or None and a note of why there is none."""
-    import pynvml
-
     try:
         return question()
-    except (pynvml.NVMLError, AttributeError) as error:  # AttributeError: a call that this nvidia-ml-py does not have
+    except Exception as error:  # besides NVMLError, nvidia-ml-py has errors of its own: a missing call, bytes that are no text, a mismatch
         notes.append(f"{what}: {error}")
         return None
 
@@ -121,7 +121,7 @@ def _read_card(pynvml: Any, index: int) -> Iterator[NvmlDevice]:
 def _read_device(
     pynvml: Any, handle: Any, index: int, notes: list[str], *, mig_enabled: bool = False, parent: tuple[int, Any] | None = None
 ) -> NvmlDevice:
-    total_memory_bytes, used_memory_bytes = _read_memory(pynvml, handle, notes)
+    total_memory_bytes, used_memory_bytes, reserved_memory_bytes = _read_memory(pynvml, handle, notes)
     capability_of = parent[1] if parent else handle  # a MIG instance is asked through its card
     return NvmlDevice(
         index=index,
@@ -129,6 +129,7 @@ def _read_device(
         name=_ask(notes, "name", lambda: _text(pynvml.nvmlDeviceGetName(handle))),
         total_memory_bytes=total_memory_bytes,
         used_memory_bytes=used_memory_bytes,
+        reserved_memory_bytes=reserved_memory_bytes,
         compute_capability=_ask(notes, "compute capability", lambda: tuple(pynvml.nvmlDeviceGetCudaComputeCapability(capability_of))),
         is_mig=parent is not None,
         parent_index=parent[0] if parent else None,
@@ -138,19 +139,20 @@ def _read_device(
     )
 
 
-def _read_memory(pynvml: Any, handle: Any, notes: list[str]) -> tuple[int | None, int | None]:
+def _read_memory(pynvml: Any, handle: Any, notes: list[str]) -> tuple[int | None, int | None, int | None]:
     """
-    Return total and used bytes.
+    Return total, used and reserved bytes.
 
     The second version of the call (driver 510 on) tells the driver's own reserve from what programs use; without it
     the first version's "used" holds both. WSL answers the second version with an error, unified memory both.
     """
     memory = _ask([], "memory", lambda: pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2))
+    reserved_bytes = int(memory.reserved) if memory is not None else None
     if memory is None:
         memory = _ask(notes, "memory", lambda: pynvml.nvmlDeviceGetMemoryInfo(handle))
     if memory is None or not memory.total:
-        return None, None
-    return int(memory.total), int(memory.used)
+        return None, None, None
+    return int(memory.total), int(memory.used), reserved_bytes
 
 
 def _read_processes(pynvml: Any, handle: Any, notes: list[str]) -> tuple[NvmlProcess, ...] | None:

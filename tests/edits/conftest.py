@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -55,6 +57,17 @@ def edits_in(folder: Path) -> list[Edit]:
 def folder(tmp_path: Path) -> Path:
     """A folder with the three files."""
     return write_old(tmp_path / "conf")
+
+
+@pytest.fixture
+def fast_disk(tmp_path: Path) -> Iterator[Path]:
+    """A folder in memory where there is one: for tests that write hundreds of files, each durably, and pull no plug."""
+    memory = Path("/dev/shm")
+    if not os.access(memory, os.W_OK):
+        yield tmp_path
+        return
+    with tempfile.TemporaryDirectory(prefix="memplan-test-", dir=memory) as folder:
+        yield Path(folder)
 
 
 class Victims:

@@ -5,10 +5,21 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 from memplan.edits.files import Files
+from memplan.errors import ConfigError
 
 Snapshot = dict[str, bytes]
+Answer = TypeVar("Answer")
+
+
+def answer_or_error(question: Callable[[], Answer]) -> Answer | ConfigError:
+    """Return what *question* returns, or the error that a user would read; any other error is a bug."""
+    try:
+        return question()
+    except ConfigError as error:
+        return error
 
 
 class Steps(Files):

@@ -19,6 +19,7 @@ from typing import Any
 from memplan.edits.apply import apply, prepare, undo
 from memplan.edits.edit import Edit
 from memplan.edits.files import Files
+from memplan.edits.yaml_file import YamlFile
 
 
 class KilledAt(Files):
@@ -27,7 +28,7 @@ class KilledAt(Files):
     def __init__(self, number: int) -> None:
         self.left = number
 
-    def step(self, what: str, path: Path) -> None:
+    def step(self, what: str, path: Path) -> None:  # noqa: ARG002
         if self.left == 0:
             os.kill(os.getpid(), signal.SIGKILL)
         self.left -= 1
@@ -58,5 +59,6 @@ def answered(request: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
+    YamlFile.parse(Path("warm-up.yaml"), b"a: 1")  # what is imported late is imported here, once for all forks
     for line in sys.stdin:
         print(answered(json.loads(line)), flush=True)

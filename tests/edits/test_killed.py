@@ -21,7 +21,7 @@ from tests.edits.faults import configs, leftovers
 IN_PLACE = "sub/b.yaml"
 """Has a second name where files are to be written in place."""
 
-Folder = Path
+both_roads = pytest.mark.parametrize("in_place", [False, True], ids=["renamed", "in place"])
 
 
 def fresh(parent: Path, number: int, *, in_place: bool) -> Path:
@@ -32,9 +32,16 @@ def fresh(parent: Path, number: int, *, in_place: bool) -> Path:
     return folder
 
 
+def applied(parent: Path, number: int, *, in_place: bool) -> Path:
+    """Return a new folder where the edits have been applied."""
+    folder = fresh(parent, number, in_place=in_place)
+    apply(prepare(edits_in(folder)), root=folder, now=moment())
+    return folder
+
+
 def kills(victims: Victims, action: str, folders: Iterator[Path]) -> Iterator[Path]:
     """Kill *action* at every step, each in a folder of its own; yield the folders until it survives."""
-    for number, folder in zip(count(), folders, strict=False):
+    for number, folder in enumerate(folders):
         if not victims.run(action, folder, kill_at=number):
             assert number > 10  # the loop has killed something
             return
@@ -43,13 +50,26 @@ def kills(victims: Victims, action: str, folders: Iterator[Path]) -> Iterator[Pa
 
 
 def assert_each_is_old_or_new(folder: Path, *, in_place: bool) -> None:
-    for name, data in configs(folder).items():
+    """A kill can tear a file only where it is written in place, and undo knows of that."""
+    found = configs(folder)
+    assert found.keys() == OLD.keys()
+    for name, data in found.items():
         if not (in_place and name == IN_PLACE):
             assert data in (OLD[name], NEW[name]), name
 
 
+def assert_refuses_to_apply(folder: Path) -> None:
+    """While a journal says that files may be half done, an apply asks for an undo first, and writes nothing."""
+    before = configs(folder)
+    change = prepare(edits_in(write_old(folder.with_name("other"))))
+    with pytest.raises(ConfigError, match="interrupted") as caught:
+        apply(change, root=folder, now=moment())
+    assert "memplan undo" in (caught.value.hint or "")
+    assert configs(folder) == before
+
+
 def assert_undone(folder: Path) -> None:
-    """Undo until nothing is left: every file is old."""
+    """Undo where there is something to undo: then every file is old."""
     if any(journal.state != "undone" for _, journal in read_journals(folder)):
         undo(folder)
     assert configs(folder) == OLD
@@ -59,69 +79,54 @@ def assert_undone(folder: Path) -> None:
 
 
 def assert_can_apply(folder: Path) -> None:
-    """A new apply works and clears up what the killed one left."""
+    """A new apply works as if nothing had been, and can be undone."""
     apply(prepare(edits_in(folder)), root=folder, now=moment())
     assert configs(folder) == NEW
-    assert not [name for name in leftovers(folder) if ".memplan/" not in name]
     undo(folder)
     assert configs(folder) == OLD
 
 
-@pytest.mark.parametrize("in_place", [False, True], ids=["renamed", "in place"])
-def test_a_killed_apply_can_be_undone_and_made_again(tmp_path: Path, victims: Victims, in_place: bool):
+@both_roads
+def test_a_killed_apply_can_be_undone_and_made_again(fast_disk: Path, victims: Victims, in_place: bool):
     """Each file is old or new after the kill (one written in place: after the undo), and nothing is lost."""
-    folders = (fresh(tmp_path, number, in_place=in_place) for number in count())
-    for folder in kills(victims, "apply", folders):
+    num_interrupted = 0
+    for folder in kills(victims, "apply", (fresh(fast_disk, number, in_place=in_place) for number in count())):
         assert_each_is_old_or_new(folder, in_place=in_place)
+        if read_journals(folder):
+            num_interrupted += 1
+            assert_refuses_to_apply(folder)
         assert_undone(folder)
         assert_can_apply(folder)
 
-
-@pytest.mark.parametrize("in_place", [False, True], ids=["renamed", "in place"])
-def test_nothing_is_applied_over_a_killed_apply(tmp_path: Path, victims: Victims, in_place: bool):
-    """Where a journal says that files may be half done, the next apply asks for an undo first."""
-    refused = 0
-    folders = (fresh(tmp_path, number, in_place=in_place) for number in count())
-    for folder in kills(victims, "apply", folders):
-        if not read_journals(folder):
-            continue
-        before = configs(folder)
-        with pytest.raises(ConfigError, match="interrupted"):
-            apply(prepare([edit for edit in edits_in(write_old(tmp_path / "other"))]), root=folder, now=moment())
-        assert configs(folder) == before
-        refused += 1
-
-    assert refused > 10
+    assert num_interrupted > 10
 
 
-@pytest.mark.parametrize("in_place", [False, True], ids=["renamed", "in place"])
-def test_a_killed_undo_can_be_finished(tmp_path: Path, victims: Victims, in_place: bool):
+@both_roads
+def test_a_killed_undo_can_be_finished(fast_disk: Path, victims: Victims, in_place: bool):
     """A second undo goes on where the killed one stopped."""
-
-    def applied() -> Iterator[Path]:
-        for number in count():
-            folder = fresh(tmp_path, number, in_place=in_place)
-            apply(prepare(edits_in(folder)), root=folder, now=moment())
-            yield folder
-
-    for folder in kills(victims, "undo", applied()):
+    for folder in kills(victims, "undo", (applied(fast_disk, number, in_place=in_place) for number in count())):
         assert_each_is_old_or_new(folder, in_place=in_place)
         assert_undone(folder)
         assert_can_apply(folder)
 
 
-@pytest.mark.parametrize("in_place", [False, True], ids=["renamed", "in place"])
-def test_a_killed_undo_of_a_killed_apply_can_be_finished(tmp_path: Path, victims: Victims, in_place: bool):
-    """Two kills, at every pair of steps where the first left something to undo."""
-    for first in count():
-        survived = False
-        for second in count():
-            folder = fresh(tmp_path, first * 1000 + second, in_place=in_place)
-            survived = not victims.run("apply", folder, kill_at=first)
-            if survived or not read_journals(folder) or not victims.run("undo", folder, kill_at=second):
-                break
+@both_roads
+def test_a_killed_undo_of_a_killed_apply_can_be_finished(fast_disk: Path, victims: Victims, in_place: bool):
+    """Killed twice: for each step of the apply, at one step of the undo."""
+    num_killed_twice = 0
+    for number, folder in enumerate(kills(victims, "apply", (fresh(fast_disk, number, in_place=in_place) for number in count()))):
+        if read_journals(folder):
+            num_killed_twice += victims.run("undo", folder, kill_at=number * 5 % 13)
             assert_each_is_old_or_new(folder, in_place=in_place)
             assert_undone(folder)
-            shutil.rmtree(folder)
-        if survived:
-            break
+
+    assert num_killed_twice > 5
+
+
+def test_the_apply_after_a_kill_clears_up(fast_disk: Path, victims: Victims):
+    """A half-made copy of a killed process does not stay beside the user's files for ever."""
+    for folder in kills(victims, "apply", (fresh(fast_disk, number, in_place=False) for number in count())):
+        assert_undone(folder)
+        assert_can_apply(folder)
+
+        assert [name for name in leftovers(folder) if not name.startswith(".memplan/")] == []

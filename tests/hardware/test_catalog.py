@@ -170,11 +170,14 @@ def test_every_card_answers_to_all_of_its_names(card: CatalogCard, data: st.Data
         ("4090", "NVIDIA GeForce RTX 4090"),
         ("GeForce RTX 4090", "NVIDIA GeForce RTX 4090"),
         ("rtx 4090 24GB", "NVIDIA GeForce RTX 4090"),
+        ("geforce 4070", "NVIDIA GeForce RTX 4070"),
         ("tesla t4", "Tesla T4"),
+        ("Tesla L4", "NVIDIA L4"),
         ("nvidia t4", "Tesla T4"),
         ("T4 16 GB", "Tesla T4"),
         ("a100 80", "NVIDIA A100-SXM4-80GB"),
         ("A100-SXM4-80GB", "NVIDIA A100-SXM4-80GB"),
+        ("A100 SXM4 80", "NVIDIA A100-SXM4-80GB"),
         ("a100 pcie 80gb", "NVIDIA A100 80GB PCIe"),
         ("NVIDIA H100 80GB HBM3", "NVIDIA H100 80GB HBM3"),
         ("h100 nvl", "NVIDIA H100 NVL"),
@@ -286,7 +289,7 @@ def test_a_size_with_a_unit_is_taken_to_the_byte(typed: str):
     assert format_bytes(size.size_bytes) in card.name
 
 
-@pytest.mark.parametrize("typed", ["23", "23.5", "1000"])
+@pytest.mark.parametrize("typed", ["23", "24.5", "1000"])
 def test_a_size_that_no_card_is_sold_with_is_taken_as_typed(typed: str):
     """And says so, since it may be a slip for the size on a box."""
     card = card_of_size(parse_size(typed))

@@ -140,12 +140,14 @@ def _transaction(files: Files, changes: Sequence[FileChange], path: Path, now: d
     except OSError as error:
         raise _write_error(error, file) from error
     written: list[FileChange] = []
+    torn: FileChange | None = None
     try:
         for change, entry in zip(changes, entries, strict=True):
             _check_unchanged(change)
             written.append(change)
-            file = change.path
+            file, torn = change.path, change
             journal = _write_file(files, entry, change.after, journal, path)
+            torn = None
         for change in changes:
             if change.target.read_bytes() != change.after:
                 raise ConfigError("does not hold what was written", file=change.path)
@@ -153,18 +155,18 @@ def _transaction(files: Files, changes: Sequence[FileChange], path: Path, now: d
         journal = journal.model_copy(update={"state": "applied"})
         write_journal(files, path, journal)
     except (OSError, ConfigError) as error:
-        _put_all_back(files, written, path)
+        _put_all_back(files, written, path, torn=torn)
         raise _write_error(error, file) if isinstance(error, OSError) else error from error
     return journal
 
 
-def _put_all_back(files: Files, written: Sequence[FileChange], path: Path) -> None:
+def _put_all_back(files: Files, written: Sequence[FileChange], path: Path, *, torn: FileChange | None) -> None:
     file = path
     try:
         journal = read_journal(path)  # the one on the disk knows what may be half written in place
         for change in written:
             file = change.path
-            _put_back(files, change, journal, path)
+            _put_back(files, change, journal, path, is_torn=change is torn)
         write_journal(files, path, journal.model_copy(update={"state": "undone"}))
     except OSError as error:
         raise ConfigError(
@@ -172,11 +174,11 @@ def _put_all_back(files: Files, written: Sequence[FileChange], path: Path) -> No
         ) from error
 
 
-def _put_back(files: Files, change: FileChange, journal: Journal, path: Path) -> None:
+def _put_back(files: Files, change: FileChange, journal: Journal, path: Path, *, is_torn: bool) -> None:
     """Restore a file after a failure, unless somebody else has written it meanwhile."""
     entry = next(entry for entry in journal.files if entry.path == change.target)
     current = change.target.read_bytes()
-    if current == change.after or entry.in_place:
+    if current == change.after or (is_torn and entry.in_place):
         _write_file(files, entry, change.before, journal, path)
     files.remove(entry.temporary)
 
@@ -234,8 +236,9 @@ def undo(root: Path, *, files: Files | None = None) -> Undone:
     Raises UsageError when there is nothing to undo, EditRefusedError when a file or a backup has changed since; then nothing is written.
     """
     files = files or Files()
-    path, journal, to_restore = plan_undo(root)
+    plan_undo(root)  # refuses before anything is written, the lock included
     with locked(files, root):
+        path, journal, to_restore = plan_undo(root)
         current = journal.model_copy(update={"state": "undoing"})
         try:
             write_journal(files, path, current)

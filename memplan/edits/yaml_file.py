@@ -13,6 +13,7 @@ import re
 from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -226,7 +227,7 @@ class YamlFile:
             if key.text == "<<":
                 merged = self._plain(value)
                 for source in merged if isinstance(merged, list) else [merged]:
-                    if not isinstance(source, dict):  # merged_mappings
+                    if not isinstance(source, dict):
                         raise self._error("`<<` merges something that is not a mapping", key, refused=False)
                     plain = {**source, **plain}
             else:
@@ -471,7 +472,21 @@ class _Composer:
 
 
 def _yaml() -> Any:
+    """Return a parser of ruamel.yaml that takes tabs where YAML allows them."""
     from ruamel.yaml import YAML
+
+    yaml = YAML(typ="safe", pure=True)
+    yaml.Scanner = _tab_scanner()
+    return yaml
+
+
+@lru_cache(maxsize=1)
+def _tab_scanner() -> type:
+    """
+    Return ruamel.yaml's scanner, made to skip tabs between tokens.
+
+    YAML allows them before a comment, at the end of a line and behind a colon; ruamel.yaml's own scanner calls the file invalid.
+    """
     from ruamel.yaml.scanner import Scanner
 
     class TabScanner(Scanner):
@@ -488,9 +503,7 @@ def _yaml() -> Any:
                     return
                 self.reader.forward(width)
 
-    yaml = YAML(typ="safe", pure=True)
-    yaml.Scanner = TabScanner
-    return yaml
+    return TabScanner
 
 
 def _parse(text: str) -> Any:

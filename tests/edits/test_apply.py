@@ -567,29 +567,39 @@ def second_write(folder: Path) -> int:
     return disk.taken.index(("create", ".b.yaml.memplan-new"))
 
 
-def test_a_file_that_changes_in_the_middle_puts_the_others_back(folder: Path):
-    """The other program's work stays; what memplan had written is taken back."""
+def another_program_writes(path: Path, *, when: str) -> Steps:
+    """Return a disk where *path* is written by somebody else, once, just before the file called *when* gets its new content."""
+    done: list[Path] = []
 
-    def other_program(_number: int, what: str, path: Path) -> None:
-        if (what, path.name) == ("move", "a.yaml"):
-            (folder / "sub" / "b.yaml").write_bytes(b"somebody: else\n")
+    def before(_number: int, what: str, written: Path) -> None:
+        if not done and what in ("move", "write in place") and written.name == when:
+            path.write_bytes(b"somebody: else\n")
+            done.append(path)
+
+    return Steps(before)
+
+
+@both_roads
+def test_a_file_that_changes_in_the_middle_puts_the_others_back(folder: Path, in_place: bool):
+    """The other program's work stays; what memplan had written is taken back."""
+    if in_place:
+        second_names(folder)
 
     with pytest.raises(ConfigError, match=r"b\.yaml: has changed since memplan read it"):
-        applied(folder, files=Steps(other_program))
+        applied(folder, files=another_program_writes(folder / "sub" / "b.yaml", when="a.yaml"))
 
     assert configs(folder) == OLD | {"sub/b.yaml": b"somebody: else\n"}
     assert leftovers(folder) == []
 
 
-def test_a_file_that_does_not_hold_what_was_written_puts_the_others_back(folder: Path):
+@both_roads
+def test_a_file_that_does_not_hold_what_was_written_puts_the_others_back(folder: Path, in_place: bool):
     """Every file is read again at the end, and what somebody else wrote meanwhile stays."""
-
-    def other_program(_number: int, what: str, path: Path) -> None:
-        if (what, path.name) == ("move", "c.json"):
-            (folder / "a.yaml").write_bytes(b"somebody: else\n")
+    if in_place:
+        second_names(folder)
 
     with pytest.raises(ConfigError, match=r"a\.yaml: does not hold what was written"):
-        applied(folder, files=Steps(other_program))
+        applied(folder, files=another_program_writes(folder / "a.yaml", when="c.json"))
 
     assert configs(folder) == OLD | {"a.yaml": b"somebody: else\n"}
     with pytest.raises(UsageError, match="nothing to undo"):
@@ -717,8 +727,11 @@ def assert_undo_refuses(folder: Path, words: str) -> EditRefusedError:
     return caught.value
 
 
-def test_undo_refuses_when_a_file_has_changed_since(folder: Path):
+@both_roads
+def test_undo_refuses_when_a_file_has_changed_since(folder: Path, in_place: bool):
     """The user's later work is worth more; the original is named."""
+    if in_place:
+        second_names(folder)
     applied(folder)
     (folder / "sub" / "b.yaml").write_bytes(NEW["sub/b.yaml"] + b"\n# mine\n")
 

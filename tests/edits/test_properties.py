@@ -20,7 +20,7 @@ from tests.edits.yaml_texts import Leaf, Yaml, numbers, words, yaml_files
 
 modest = settings(
     deadline=None,
-    max_examples=int(os.environ.get("MEMPLAN_EXAMPLES", "150")),
+    max_examples=int(os.environ.get("MEMPLAN_EXAMPLES", "100")),
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],
 )
 
@@ -118,16 +118,14 @@ BLOCKS = ["|\n  b: 1", ">-\n  2\n  3"]
 BEHIND = ["\n", "\n", " # c\n", "\t# c\n", "\r\n", "\n\n  \n"]
 LUMPS = [*PLACES, *BEFORE, *VALUES, *BLOCKS, *BEHIND, "- ", "{", "}", "[", "]", ", ", "? ", ": ", "---\n", "!t ", "\n  "]
 
-a_line = st.tuples(st.sampled_from(PLACES), st.sampled_from(BEFORE), st.sampled_from([*VALUES, *BLOCKS]), st.sampled_from(BEHIND)).map(
-    "".join
-)
+a_line = st.tuples(*map(st.sampled_from, (PLACES, BEFORE, [*VALUES, *BLOCKS], BEHIND))).map("".join)
 lines = st.lists(a_line, min_size=1, max_size=4).map(lambda found: "x: &x 7\ny: &y {d: 2}\n" + "".join(found))
 lumps = st.lists(st.sampled_from(LUMPS), max_size=16).map("".join)
 signs = st.text(st.sampled_from(list(" \t\n\r:-[]{}#&*!|>'\"%@,?~<ab1$.é\ufeff\x85")), max_size=40)
 texts = st.one_of(signs, lumps, lines, st.text(max_size=30))
 
 
-@settings(modest, max_examples=modest.max_examples * 4)
+@settings(modest, max_examples=modest.max_examples * 3)
 @given(text=texts, key=st.lists(st.sampled_from(["a", "b", "x", "0", "1", "<<", ""]), max_size=3).map(tuple))
 def test_any_text_is_read_or_refused(text: str, key: tuple[str, ...]):
     """Nothing that somebody calls YAML ends in a traceback, whatever is asked of it."""
@@ -156,7 +154,7 @@ def test_any_bytes_are_read_or_refused(data: bytes):
     assert str(file).startswith("conf.yaml") if isinstance(file, ConfigError) else file.data == data
 
 
-@settings(modest, max_examples=modest.max_examples * 4)
+@settings(modest, max_examples=modest.max_examples * 3)
 @given(text=lines)
 def test_an_edit_of_any_text_changes_one_value_for_another_parser_too(text: str):
     """Where an edit is accepted, another parser sees that value changed and no other; where it is not, nothing is written."""

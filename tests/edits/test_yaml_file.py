@@ -259,31 +259,32 @@ def test_aliases_that_multiply_without_end_are_refused_at_once():
     """Ten lines that stand for two thousand million values cost a moment and no memory."""
     levels = [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 10)]
     bomb = parsed("a0: &a0 [x, x]\n" + "".join(levels) + "z: 4\n")
-    start = time.perf_counter()
+    start = time.process_time()
 
     with pytest.raises(ConfigError, match="too large"):
         bomb.replace(("z",), 8)
     with pytest.raises(ConfigError, match="too large"):
         bomb.to_python()
     assert bomb.get(("z",)) == Found(4, 11)
-    assert time.perf_counter() - start < 20
+    assert time.process_time() - start < 20
 
 
 def test_merges_that_multiply_without_end_are_refused_at_once():
     """Looking for a key that no mapping has must not walk every way through the merges."""
     levels = [f"a{n}: &a{n} {{<<: [{', '.join([f'*a{n - 1}'] * 9)}]}}\n" for n in range(1, 8)]
     bomb = parsed("a0: &a0 {k: 1}\n" + "".join(levels))
-    start = time.perf_counter()
+    start = time.process_time()
 
     found = answer_or_error(lambda: bomb.get(("a7", "missing")))
 
     assert found is None or isinstance(found, ConfigError)
-    assert time.perf_counter() - start < 5
+    assert time.process_time() - start < 5
 
 
-@pytest.mark.parametrize(
-    "text", ["[\n" * 5000, "[" * 1000, "[" * 1000 + "]" * 1000, "- " * 5000, "{a:\n" * 5000], ids=["[", "[[", "[[]]", "-", "{"]
-)
+DEEP = {"[": "[\n" * 5000, "[[": "[" * 600, "[[]]": "[" * 600 + "]" * 600, "-": "- " * 5000, "{": "{a:\n" * 5000}
+
+
+@pytest.mark.parametrize("text", DEEP.values(), ids=DEEP)
 def test_a_file_nested_without_end_is_an_error(text: str):
     """It is no configuration, and no traceback either."""
     with pytest.raises(ConfigError):

@@ -87,7 +87,7 @@ def test_links_lead_somewhere(path: Path) -> None:
         assert (REPOSITORY / target).exists(), target
 
 
-@pytest.mark.parametrize("command", ["", "undo", "gpus"])
+@pytest.mark.parametrize("command", ["", "undo", "gpus", "rehearse"])
 def test_every_help_has_examples(command: str) -> None:
     """--help of every command shows how it is used, and every example names options that exist."""
     result = subprocess.run([sys.executable, "-m", "memplan", *command.split(), "--help"], capture_output=True, text=True, check=True)

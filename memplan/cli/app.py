@@ -12,11 +12,13 @@ import click
 from memplan import __version__
 from memplan.cli.gpus import gpus
 from memplan.cli.plan import plan_command
+from memplan.cli.rehearse import rehearse
 from memplan.cli.undo import undo
 from memplan.errors import MemplanError
 
 cli = plan_command
 cli.add_command(gpus)
+cli.add_command(rehearse)
 cli.add_command(undo)
 click.version_option(__version__, prog_name="memplan")(cli)
 

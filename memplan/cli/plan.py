@@ -103,7 +103,7 @@ def plan_command(
     if apply_plan and method == "guide":
         raise UsageError("the guide's numbers are never written", hint="leave `--method guide` out to apply a plan that fits")
     return _plan(
-        cards=_cards(auto=auto, name=gpu_name, memory=gpu_memory),
+        cards=cards_for(auto=auto, name=gpu_name, memory=gpu_memory),
         typed_memory=gpu_memory,
         config_path=config_path,
         target=target,
@@ -116,7 +116,7 @@ def plan_command(
     )
 
 
-def _cards(*, auto: bool, name: str | None, memory: str | None) -> list[GpuSpec]:
+def cards_for(*, auto: bool, name: str | None, memory: str | None) -> list[GpuSpec]:
     """Return the cards that the options mean, the smallest first."""
     from memplan.hardware.catalog import card_of_size, find_card
     from memplan.units import parse_size

@@ -12,8 +12,10 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from memplan.hardware.spec import GpuSpec
+from memplan.memory.rehearsal import Rehearsal
 from memplan.planner.plan import Plan
-from memplan.reports.view import view_plan
+from memplan.reports.view import view_plan, view_rehearsal
 
 WIDTH_WITHOUT_TERMINAL = 120
 BAR_WIDTH = 24
@@ -44,10 +46,7 @@ def print_plan(plan: Plan, *, source: str, notes: Sequence[str] = (), stream: Te
     console, view = _console(stream), view_plan(plan, source=source)
     console.print(Text(view.headline, style="bold green" if plan.fits else "bold red"))
     console.print()
-    facts = Table.grid(padding=(0, 2))
-    for name, value in view.facts:
-        facts.add_row(Text(name, style="dim"), Text(value))
-    console.print(facts)
+    console.print(_facts(view.facts))
     console.print()
     console.print(_table(view.columns, view.rows))
     for breakdown in view.breakdowns:
@@ -57,6 +56,25 @@ def print_plan(plan: Plan, *, source: str, notes: Sequence[str] = (), stream: Te
     _print_list(console, "why", view.reasons)
     _print_list(console, "mind", (*view.warnings, *notes))
     _print_list(console, "what would help", view.levers)
+
+
+def print_rehearsal(rehearsal: Rehearsal, gpu: GpuSpec, *, stream: TextIO | None = None) -> None:
+    """Print the report of *rehearsal* on *gpu*."""
+    console, view = _console(stream), view_rehearsal(rehearsal, gpu)
+    console.print(Text(view.headline, style="bold green" if rehearsal.fits else "bold red"))
+    console.print()
+    console.print(_facts(view.facts))
+    console.print()
+    console.print(Text(f"memory of {view.breakdown.title}"))
+    console.print(_bars(view.breakdown.rows))
+    _print_list(console, "mind", view.warnings)
+
+
+def _facts(facts: Iterable[tuple[str, str]]) -> Table:
+    table = Table.grid(padding=(0, 2))
+    for name, value in facts:
+        table.add_row(Text(name, style="dim"), Text(value))
+    return table
 
 
 def _table(columns: Iterable[str], rows: Iterable[Sequence[str]]) -> Table:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from memplan.hardware.spec import GpuSpec
 from memplan.memory.breakdown import MemoryBreakdown
+from memplan.memory.rehearsal import Rehearsal
 from memplan.planner.plan import Plan, StagePlan
 from memplan.units import GIB, format_bytes
 
@@ -147,3 +149,48 @@ def _levers(plan: Plan) -> list[str]:
         saving = f"saves {format_bytes(lever.saving_bytes)}, " if lever.saving_bytes else ""
         lines.append(f"{lever.change}: {saving}{verdict}")
     return lines
+
+
+@dataclass(frozen=True)
+class RehearsalView:
+    """The parts of a rehearsal's report."""
+
+    headline: str
+    facts: tuple[tuple[str, str], ...]
+    breakdown: Breakdown
+    warnings: tuple[str, ...]
+
+
+def view_rehearsal(rehearsal: Rehearsal, gpu: GpuSpec) -> RehearsalView:
+    """Return what a report of *rehearsal* on *gpu* shows."""
+    estimate = rehearsal.estimate
+    fragmentation = estimate.peak_reserved_bytes / max(1, estimate.peak_allocated_bytes) - 1
+    facts = [
+        ("card", f"{gpu.name}, {format_bytes(gpu.total_memory_bytes)} for programs"),
+        ("PyTorch", f"{rehearsal.torch}, {len(rehearsal.steps)} steps"),
+        ("peak allocated", format_bytes(estimate.peak_allocated_bytes)),
+        ("peak reserved", f"{format_bytes(estimate.peak_reserved_bytes)}, {fragmentation:.1%} more than allocated"),
+        ("peak of the device", f"{format_bytes(estimate.device_used_bytes)} with the CUDA context, which varies from 0.1 to 0.6 GiB"),
+        ("retries", str(rehearsal.num_alloc_retries)),
+    ]
+    breakdown = Breakdown("the step at its peak", tuple(_shares(estimate.breakdown, gpu.total_memory_bytes)))
+    return RehearsalView(_rehearsal_headline(rehearsal, gpu), tuple(facts), breakdown, tuple(_rehearsal_warnings(rehearsal)))
+
+
+def _rehearsal_headline(rehearsal: Rehearsal, gpu: GpuSpec) -> str:
+    if rehearsal.out_of_memory is None:
+        return f"Fits on {gpu.name}: {format_bytes(rehearsal.estimate.device_used_bytes)} at the peak of {len(rehearsal.steps)} steps"
+    missing = rehearsal.out_of_memory
+    where = f" at {missing.place}" if missing.place else ""
+    return f"Does not fit on {gpu.name}: out of memory in {missing.phase}{where}"
+
+
+def _rehearsal_warnings(rehearsal: Rehearsal) -> list[str]:
+    warnings = []
+    if rehearsal.out_of_memory is not None:
+        warnings.append(rehearsal.out_of_memory.message)
+    if rehearsal.num_alloc_retries:
+        warnings.append("the allocator had to give cached memory back to go on: a little more and it does not fit")
+    if rehearsal.grows:
+        warnings.append("the peak still rose in the last step: rehearse more with `--steps 10`")
+    return warnings

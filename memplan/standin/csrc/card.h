@@ -1,0 +1,30 @@
+/* The card that is stood in for, and the one account of its memory that the runtime, the driver and NVML share.
+ *
+ * Nothing here needs a CUDA header: the few types and numbers that PyTorch's libraries exchange with CUDA are declared where they are used. */
+#ifndef MEMPLAN_CARD_H
+#define MEMPLAN_CARD_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#define PAGE ((size_t)2 << 20)           /* the driver gives memory out in pages of 2 MiB */
+#define FIRST_ADDRESS 0x700000000000ULL  /* nothing of the host lies from here on */
+
+typedef struct {
+    char name[256];
+    int major, minor, multiprocessors;
+    size_t total_bytes;   /* what programs can have */
+    size_t context_bytes; /* taken before the first allocation */
+} Card;
+
+const Card *card(void);          /* read once from MEMPLAN_CARD */
+int card_take(size_t bytes);     /* 1 and counted when it fits, else 0 */
+void card_give(size_t bytes);
+size_t card_free_bytes(void);
+uintptr_t card_reserve(size_t bytes); /* addresses that nothing backs, never handed out twice */
+int card_owns(const void *pointer);
+void *new_handle(void);          /* for streams, events, library handles: never NULL, never twice */
+int not_served(const char *call, int code); /* say the call's name, and return the library's own "not supported" */
+void kernel_ran(void);           /* what was copied to the device may be overwritten now */
+
+#endif

@@ -1,0 +1,53 @@
+/* libcuda.so.1: contexts, and the virtual memory that expandable segments are made of. The account is the runtime's. */
+#include "card.h"
+
+extern int cudaDeviceGetAttribute(int *, int, int); /* the attributes have the same numbers */
+
+int cuInit(unsigned flags) { return 0; }
+int cuDriverGetVersion(int *out) { *out = CUDA_MAJOR * 1000; return 0; }
+int cuDeviceGet(int *out, int ordinal) { *out = ordinal; return ordinal ? 101 : 0; }
+int cuDeviceGetCount(int *out) { *out = 1; return 0; }
+int cuDeviceGetAttribute(int *out, int attribute, int device) { return cudaDeviceGetAttribute(out, attribute, device); }
+int cuDevicePrimaryCtxGetState(int device, unsigned *flags, int *active) { *flags = 0; *active = 1; return 0; }
+int cuDevicePrimaryCtxRetain(void **out, int device) { *out = (void *)1; return 0; }
+int cuCtxGetCurrent(void **out) { *out = (void *)1; return 0; }
+int cuCtxSetCurrent(void *context) { return 0; }
+int cuCtxPushCurrent_v2(void *context) { return 0; }
+int cuCtxPopCurrent_v2(void **out) { if (out) *out = (void *)1; return 0; }
+int cuGetErrorString(int error, const char **out) { *out = error ? "error of the stand-in device" : "no error"; return 0; }
+
+/* modules and kernels: loaded and launched, never run */
+int cuModuleLoadData(void **out, const void *image) { *out = new_handle(); return 0; }
+int cuModuleLoadDataEx(void **out, const void *image, unsigned count, void *options, void *values) { *out = new_handle(); return 0; }
+int cuModuleGetFunction(void **out, void *module, const char *name) { *out = new_handle(); return 0; }
+int cuModuleUnload(void *module) { return 0; }
+int cuFuncGetAttribute(int *out, int attribute, void *function) { *out = attribute == 0 ? 1024 : 0; return 0; } /* 0: threads of a block */
+int cuFuncSetAttribute(void *function, int attribute, int value) { return 0; }
+int cuFuncSetCacheConfig(void *function, int config) { return 0; }
+int cuOccupancyMaxActiveBlocksPerMultiprocessor(int *out, void *function, int threads, size_t shared) { *out = 2; return 0; }
+int cuOccupancyMaxActiveClusters(int *out, void *function, void *config) { *out = 1; return 0; }
+int cuLaunchKernel(void *f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared, void *stream,
+                   void **arguments, void **extra) { kernel_ran(); return 0; }
+int cuLaunchKernelEx(void *config, void *function, void **arguments, void **extra) { kernel_ran(); return 0; }
+int cuLaunchCooperativeKernel(void *f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared,
+                              void *stream, void **arguments) { kernel_ran(); return 0; }
+int cuTensorMapEncodeTiled(void) { return 0; }
+int cuMemsetD32Async(unsigned long long address, unsigned value, size_t count, void *stream) { kernel_ran(); return 0; }
+int cuPointerGetAttribute(void *out, int attribute, unsigned long long pointer) { *(unsigned long long *)out = pointer; return 0; }
+
+/* virtual memory: a handle is its size */
+int cuMemGetAllocationGranularity(size_t *out, const void *properties, int option) { *out = PAGE; return 0; }
+int cuMemAddressReserve(unsigned long long *out, size_t bytes, size_t alignment, unsigned long long address, unsigned long long flags) {
+    *out = card_reserve(bytes);
+    return 0;
+}
+int cuMemAddressFree(unsigned long long address, size_t bytes) { return 0; }
+int cuMemCreate(unsigned long long *handle, size_t bytes, const void *properties, unsigned long long flags) {
+    if (!card_take(bytes)) return 2; /* CUDA_ERROR_OUT_OF_MEMORY */
+    *handle = bytes;
+    return 0;
+}
+int cuMemRelease(unsigned long long handle) { card_give((size_t)handle); return 0; }
+int cuMemMap(unsigned long long address, size_t bytes, size_t offset, unsigned long long handle, unsigned long long flags) { return 0; }
+int cuMemUnmap(unsigned long long address, size_t bytes) { return 0; }
+int cuMemSetAccess(unsigned long long address, size_t bytes, const void *descriptor, size_t count) { return 0; }

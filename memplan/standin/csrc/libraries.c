@@ -1,0 +1,61 @@
+/* cuBLAS, cuDNN and cuFFT as far as their answers matter: PyTorch allocates cuBLAS's workspaces itself, cuDNN's plans need none here. */
+#include "card.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* cuBLAS */
+int cublasCreate_v2(void **out) { *out = new_handle(); return 0; }
+int cublasLtCreate(void **out) { *out = new_handle(); return 0; }
+int cublasGetMathMode(void *handle, int *out) { *out = 0; return 0; }
+int cublasGetPointerMode_v2(void *handle, int *out) { *out = 0; return 0; }
+int cublasLtMatmulAlgoGetHeuristic(void *handle, void *operation, void *a, void *b, void *c, void *d, void *preference, int requested,
+                                   char *results, int *found) {
+    memset(results, 0, (size_t)requested * 96); /* cublasLtMatmulHeuristicResult_t: an algorithm without workspace, state success */
+    *found = 1;
+    return 0;
+}
+
+/* cuDNN 9. Descriptors are memory of their own, so that each can be destroyed. */
+#define DESCRIPTOR(Kind) int cudnnCreate##Kind##Descriptor(void **out) { *out = malloc(8); return *out ? 0 : 4000; }
+DESCRIPTOR(Tensor) DESCRIPTOR(Filter) DESCRIPTOR(Convolution) DESCRIPTOR(Activation) DESCRIPTOR(Dropout) DESCRIPTOR(Pooling)
+
+size_t cudnnGetVersion(void) { return CUDNN_VERSION; }
+size_t cudnnGetCudartVersion(void) { return CUDA_MAJOR * 1000; }
+const char *cudnnGetErrorString(int status) { return status ? "not served by the stand-in device" : "success"; }
+void cudnnGetLastErrorString(char *out, size_t size) { if (size) out[0] = 0; }
+int cudnnGetProperty(int property, int *out) {
+    *out = property == 0 ? CUDNN_VERSION / 10000 : property == 1 ? CUDNN_VERSION / 100 % 100 : CUDNN_VERSION % 100;
+    return 0;
+}
+int cudnnCreate(void **out) { *out = new_handle(); return 0; }
+int cudnnGetStream(void *handle, void **out) { *out = NULL; return 0; }
+
+/* The graph interface, which convolutions go through: every plan exists, needs no workspace and does nothing. */
+int cudnnBackendCreateDescriptor(int type, void **out) { *out = calloc(1, 64); return *out ? 0 : 4000; }
+int cudnnBackendDestroyDescriptor(void *descriptor) { free(descriptor); return 0; }
+int cudnnBackendGetAttribute(void *descriptor, int name, int type, int64_t requested, int64_t *count, void *values) {
+    /* cudnnBackendAttributeName_t: which attributes hold numbers that somebody acts on */
+    enum { PLAN_WORKSPACE = 402, PLAN_JSON = 405, CONFIG_KNOBS = 302, CONFIG_WORKSPACE = 303, CONFIG_SHARED = 304,
+           ENGINE_INDEX = 1301, ENGINE_KNOBS = 1302, ENGINE_NOTES = 1303, ENGINE_BEHAVIOUR = 1305 };
+    if (count) *count = 1;
+    switch (name) {
+    case PLAN_WORKSPACE: case CONFIG_WORKSPACE: case ENGINE_INDEX: if (values) *(int64_t *)values = 0; break;
+    case CONFIG_SHARED: if (values) *(int32_t *)values = 0; break;
+    case CONFIG_KNOBS: case ENGINE_KNOBS: case ENGINE_NOTES: case ENGINE_BEHAVIOUR: if (count) *count = 0; break;
+    case PLAN_JSON: if (requested > 0 && values) *(char *)values = 0; break;
+    }
+    return 0;
+}
+
+/* batch normalisation and dropout ask for sizes before they run */
+#define NEEDS_NOTHING(Call, ...) int Call(__VA_ARGS__, size_t *out) { *out = 0; return 0; }
+NEEDS_NOTHING(cudnnGetBatchNormalizationForwardTrainingExWorkspaceSize, void *h, int m, int o, void *x, void *z, void *y, void *b, void *a)
+NEEDS_NOTHING(cudnnGetBatchNormalizationTrainingExReserveSpaceSize, void *h, int m, int o, void *a, void *x)
+NEEDS_NOTHING(cudnnGetBatchNormalizationBackwardExWorkspaceSize, void *h, int m, int o, void *x, void *y, void *dy, void *dz, void *dx, void *b, void *a)
+int cudnnDropoutGetStatesSize(void *handle, size_t *out) { *out = (size_t)1 << 20; return 0; }
+
+/* cuFFT: plans need no work area */
+int cufftCreate(int *plan) { *plan = 1; return 0; }
+int cufftXtMakePlanMany(int plan, int rank, void *n, void *inembed, long long istride, long long idist, int in, void *onembed, long long ostride,
+                        long long odist, int out, long long batch, size_t *work, int type) { *work = 0; return 0; }

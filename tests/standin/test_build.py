@@ -1,0 +1,149 @@
+"""Building the device."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from memplan.errors import MissingError
+from memplan.standin.build import DRIVER, NVML, RUNTIME, TorchBuild, _defined, build, default_cache, find_torch
+from memplan.standin.symbols import driver_functions, functions_in_sources, runtime_functions, undefined_symbols
+
+
+def test_it_is_built_once_and_kept(torch_build: TorchBuild, tmp_path: Path) -> None:
+    """Three libraries, and the second call finds them."""
+    folder = build(torch_build, tmp_path)
+    built = (folder / RUNTIME).stat().st_mtime_ns
+
+    assert build(torch_build, tmp_path) == folder
+    assert (folder / RUNTIME).stat().st_mtime_ns == built
+    assert {RUNTIME, DRIVER, NVML} <= {path.name for path in folder.iterdir()}
+    assert list(tmp_path.iterdir()) == [folder]
+
+
+def test_two_processes_may_build_at_once(torch_build: TorchBuild, tmp_path: Path) -> None:
+    """Both get the same folder, and nothing half made is left."""
+    script = "import sys; from pathlib import Path; from memplan.standin.build import *; print(build(find_torch(), Path(sys.argv[1])))"
+    running = [subprocess.Popen([sys.executable, "-c", script, str(tmp_path)], stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    answers = {process.communicate(timeout=120)[0].strip() for process in running}
+
+    assert len(answers) == 1
+    assert [str(path) for path in tmp_path.iterdir()] == list(answers)
+
+
+def test_a_cache_that_cannot_be_written_is_done_without(torch_build: TorchBuild, tmp_path: Path) -> None:
+    """The device is built for this run alone."""
+    blocked = tmp_path / "file"
+    blocked.write_text("no folder")
+
+    folder = build(torch_build, blocked / "cache")
+
+    assert (folder / RUNTIME).exists()
+
+
+def test_every_function_that_torch_wants_is_there(torch_build: TorchBuild, tmp_path: Path) -> None:
+    """The libraries define what PyTorch's want of the runtime, cuBLAS, cuDNN, cuSPARSE, cuSOLVER and cuFFT."""
+    wanted = runtime_functions([torch_build.libraries / "libtorch_cuda.so", torch_build.libraries / "libc10_cuda.so"])
+    listing = subprocess.run(["nm", "-D", "--defined-only", str(build(torch_build) / RUNTIME)], capture_output=True, text=True, check=False)
+    if listing.returncode:
+        pytest.skip("nm is not here to look with")
+
+    assert len(wanted) > 300
+    assert wanted <= {line.split()[-1] for line in listing.stdout.splitlines() if line}
+
+
+def test_undefined_symbols_are_read_off_a_library(torch_build: TorchBuild, tmp_path: Path) -> None:
+    """Of a library that calls two functions of CUDA, one of the driver by name, and defines one."""
+    source = tmp_path / "caller.c"
+    source.write_text(
+        "int cudaMalloc(); int cublasCreate_v2(); int printf();\n"
+        'const char *looked_up = "cuMemCreate";\nint cudaDefinedHere(void) { return cudaMalloc() + cublasCreate_v2() + printf("x"); }\n'
+    )
+    library = tmp_path / "caller.so"
+    subprocess.run(["cc", "-shared", "-fPIC", "-w", str(source), "-o", str(library)], check=True)
+
+    assert {"cudaMalloc", "cublasCreate_v2", "printf"} <= set(undefined_symbols(library))
+    assert runtime_functions([library]) == {"cudaMalloc", "cublasCreate_v2"}
+    assert driver_functions([library]) == {"cuMemCreate"}
+    assert "cuMemCreate" in functions_in_sources([source])
+
+
+def test_what_the_c_files_define_is_found(tmp_path: Path) -> None:
+    """By their first lines, and through the two macros that make functions."""
+    source = tmp_path / "some.c"
+    source.write_text(
+        "int cudaOne(int a) { return 0; }\nvoid **__cudaTwo(void) {}\nDESCRIPTOR(Tensor)\nNEEDS_NOTHING(cudnnThree, void *h)\nstatic int own(void) {}\n"
+    )
+
+    assert _defined([source]) == {"cudaOne", "__cudaTwo", "cudnnCreateTensorDescriptor", "cudnnThree"}
+
+
+def test_without_a_compiler_it_says_what_to_install(torch_build: TorchBuild, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No cc, gcc or clang anywhere."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CC", raising=False)
+
+    with pytest.raises(MissingError, match="no C compiler"):
+        build(torch_build, tmp_path / "cache")
+
+
+def test_a_compiler_that_fails_is_quoted(torch_build: TorchBuild, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With its own first words."""
+    broken = tmp_path / "mycc"
+    broken.write_text("#!/bin/sh\necho 'mycc: out of luck' >&2\nexit 1\n")
+    broken.chmod(0o755)
+    monkeypatch.setenv("CC", str(broken))
+
+    with pytest.raises(MissingError, match="mycc: out of luck"):
+        build(torch_build, tmp_path / "cache")
+
+
+@pytest.mark.parametrize(
+    ("version", "has_cuda", "problem"),
+    [
+        ("__version__ = '2.13.0+cpu'\ncuda: Optional[str] = None\n", False, "is not built for CUDA"),
+        ("__version__ = '2.5.1+cu124'\ncuda: Optional[str] = '12.4'\n", True, "is older than 2.6"),
+    ],
+)
+def test_a_torch_that_cannot_rehearse_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str, has_cuda: bool, problem: str
+) -> None:
+    """A CPU build, and one from before the allocator of today."""
+    package = tmp_path / "torch"
+    (package / "lib").mkdir(parents=True)
+    (package / "__init__.py").touch()
+    (package / "version.py").write_text(version)
+    if has_cuda:
+        (package / "lib" / "libtorch_cuda.so").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+
+    with pytest.raises(MissingError, match=problem):
+        find_torch()
+
+
+def test_other_systems_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """macOS and Windows have no CUDA build to rehearse."""
+    monkeypatch.setattr(sys, "platform", "darwin")
+
+    with pytest.raises(MissingError, match="Linux with glibc only"):
+        find_torch()
+
+
+def test_no_torch_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A Python without PyTorch."""
+    monkeypatch.setattr("memplan.standin.build.find_spec", lambda _: None)
+
+    with pytest.raises(MissingError, match="this Python has no PyTorch"):
+        find_torch()
+
+
+def test_the_cache_is_where_caches_are(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """XDG_CACHE_HOME, else ~/.cache."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert default_cache() == tmp_path / "memplan"
+
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert default_cache() == Path.home() / ".cache" / "memplan"

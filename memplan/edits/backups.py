@@ -5,7 +5,7 @@ lies in `.memplan/` beside the configuration: one JSON file for each apply, with
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
@@ -23,7 +23,7 @@ State = Literal["applying", "applied", "undoing", "undone"]
 
 
 class JournalFile(Description):
-    """One file of an apply. Paths are absolute, links followed."""
+    """One file of an apply. On disk its paths are as seen from the configuration's folder, so that a copy of the folder undoes itself."""
 
     path: Path
     """The file itself."""
@@ -70,8 +70,16 @@ def journal_path(root: Path, created: datetime) -> Path:
     return root / JOURNAL_FOLDER / f"apply-{created:%Y%m%dT%H%M%S.%fZ}.json"
 
 
+def _with_paths(journal: Journal, change: Callable[[Path], Path]) -> Journal:
+    paths = ("path", "backup", "temporary")
+    files = tuple(file.model_copy(update={name: change(getattr(file, name)) for name in paths}) for file in journal.files)
+    return journal.model_copy(update={"files": files})
+
+
 def write_journal(files: Files, path: Path, journal: Journal) -> None:
     """Write *journal* to *path* in one instant."""
+    root = path.parents[1].resolve()
+    journal = _with_paths(journal, lambda file: file.relative_to(root) if file.is_relative_to(root) else file)
     temporary = path.with_suffix(".tmp")
     files.write_new(temporary, journal.model_dump_json(indent=2).encode() + b"\n")
     files.move(temporary, path)
@@ -88,8 +96,10 @@ def read_journals(root: Path) -> list[tuple[Path, Journal]]:
 
 def read_journal(path: Path) -> Journal:
     """Read one journal. Raises ConfigError where it is damaged."""
+    root = path.parents[1].resolve()
     try:
-        return Journal.model_validate(json.loads(path.read_text(encoding="utf-8")))
+        journal = Journal.model_validate(json.loads(path.read_text(encoding="utf-8")))
+        return _with_paths(journal, lambda file: root / file)
     except (ValueError, ValidationError) as error:
         raise ConfigError(
             "is a damaged journal", file=path, hint="the backups beside the files (*.backup) are what it speaks of"

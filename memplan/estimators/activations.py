@@ -74,6 +74,9 @@ def attention_kernel(model: TransformerModel, precision: Precision, compute_capa
         return "math"
     if dtype != "float32" and capability >= (8, 0) and not model.has_attention_mask:
         return "flash"
+    # Without a mask transformers hands grouped keys and values over as they are, and only flash takes them so.
+    if model.key_value_heads < model.num_attention_heads and not model.has_attention_mask:
+        return "math"
     return "efficient"
 
 
@@ -87,13 +90,14 @@ def norm_bytes(model: TransformerModel, call: Call) -> int:
     Return what one norm keeps: its input, which is a sum that nobody else keeps, and its statistics.
 
     LayerNorm: the input in r, mean and reciprocal deviation in fp32. Hugging Face's RMSNorm squares and scales in fp32: under r < 4 a
-    copy of the input, and in any case the normalised tensor before its weight.
+    copy of the input, and the normalised tensor before its weight where that is trained.
     """
     width = model.hidden_size
     if model.norm == "layer_norm":
         return call.tokens * (call.stream_bytes * width + 8)
     upcast = 4 if call.stream_bytes < 4 else 0
-    return call.tokens * ((call.stream_bytes + upcast + call.stream_bytes) * width + 4)
+    normalised = call.stream_bytes if model.lora is None else 0
+    return call.tokens * ((call.stream_bytes + upcast + normalised) * width + 4)
 
 
 def linear_input_bytes(model: TransformerModel, call: Call, targets: tuple[LoraTarget, ...], *, width: int, is_stream: bool) -> int:
@@ -128,10 +132,10 @@ def _query_key_value_bytes(model: TransformerModel, call: Call) -> int:
     """
     Queries, keys and values as the kernel reads them.
 
-    With a mask or by hand, grouped keys and values are repeated for each query head; the math kernel multiplies 2-byte inputs in fp32.
+    Unless the kernel is flash, grouped keys and values are repeated for each query head; the math kernel multiplies 2-byte inputs in fp32.
     """
     element_bytes = 4 if call.kernel == "math" else call.compute_bytes
-    is_repeated = model.has_attention_mask or call.kernel in ("eager", "math")
+    is_repeated = call.kernel != "flash"
     key_value_width = model.attention_width if is_repeated else model.key_value_width
     normed = 2 * (model.attention_width + model.key_value_width) * call.stream_bytes if model.has_qk_norm else 0
     return call.tokens * ((model.attention_width + 2 * key_value_width) * element_bytes + normed)
@@ -144,7 +148,7 @@ def _kernel_bytes(model: TransformerModel, call: Call) -> int:
     has_dropout = model.attention_dropout > 0 and not model.is_in_eval_mode
     if call.kernel in ("flash", "efficient"):
         output = call.tokens * (model.attention_width * call.compute_bytes + 4 * heads)
-        return output + (_mask_bias_bytes(model, call) if call.kernel == "efficient" else 0)
+        return output + (_mask_bias_bytes(model, call) if call.kernel == "efficient" and model.has_attention_mask else 0)
     probabilities = 4 + (1 if has_dropout else 0)  # softmax in fp32, and dropout's mask
     if has_dropout or (call.kernel == "eager" and call.compute_bytes < 4):
         probabilities += 4 if call.kernel == "math" else call.compute_bytes  # what the product with the values reads
@@ -158,8 +162,6 @@ def _mask_bias_bytes(model: TransformerModel, call: Call) -> int:
     A decoder's boolean mask is turned into a bias in each block; an encoder's additive mask in the stream's type is cast by autocast
     in each block, and shared by all blocks otherwise.
     """
-    if not model.has_attention_mask:
-        return 0
     if model.architecture == "encoder" and not call.casts:
         return 0
     return call.tokens * call.sequence_length * call.compute_bytes
@@ -214,7 +216,7 @@ def block_input_bytes(model: TransformerModel, call: Call) -> int:
 
 def shared_mask_bytes(model: TransformerModel, call: Call) -> int:
     """Return the mask that a call makes once for all its blocks: boolean for a decoder, in the stream's type for an encoder."""
-    if not model.has_attention_mask:
+    if not model.has_attention_mask or call.kernel == "flash":
         return 0
     return call.tokens * call.sequence_length * (1 if model.architecture == "decoder" else call.stream_bytes)
 
@@ -262,17 +264,18 @@ def head_bytes(model: TransformerModel, call: Call) -> HeadBytes:
     """
     Return what the head and cross-entropy take.
 
-    The loss works in fp32 whatever the precision: it keeps log-probabilities, and backward makes two more tensors of that size, the
-    last of them in the compute type where the logits were not made fp32 by hand (`.float()`, as causal models of transformers do). The
-    head keeps its input; BERT's transform its input, its gelu's and its norm's.
+    The loss keeps log-probabilities, and backward makes two more tensors of that size. Causal models of transformers make their logits
+    fp32 by hand (`.float()`); elsewhere autocast does, and backward's last tensor is in the compute type; in pure fp16 and bf16 nobody
+    does. The head keeps its input; BERT's transform its input, its gelu's and its norm's.
     """
     if model.head == "none":
         return HeadBytes(0, 0)
     hidden = model.hidden_size
     kept = call.tokens * hidden * call.compute_bytes
-    logits_gradient_bytes = 4
+    loss_bytes = logits_gradient_bytes = 4
     if model.head == "masked_language_model":
         logits_gradient_bytes = call.compute_bytes
+        loss_bytes = 4 if call.casts else call.compute_bytes
         kept += call.tokens * hidden * (2 * call.compute_bytes + call.stream_bytes) + call.tokens * 8
     logits = call.tokens * model.vocab_size
-    return HeadBytes(kept, logits * (4 + 4 + logits_gradient_bytes))
+    return HeadBytes(kept, logits * (2 * loss_bytes + logits_gradient_bytes))

@@ -11,6 +11,7 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from memplan.dtypes import ELEMENT_BYTES, compute_dtype, is_mixed, parameter_dtype
 from memplan.estimators import activations as act
@@ -21,7 +22,7 @@ from memplan.memory.breakdown import MemoryBreakdown
 from memplan.memory.estimate import MemoryEstimate, MemoryRange
 from memplan.units import MIB
 from memplan.workload.contrastive import Contrastive
-from memplan.workload.model import ContrastiveEncoderModel, ParametersModel, TransformerModel
+from memplan.workload.model import ContrastiveEncoderModel, Model, ParametersModel, TransformerModel, encoder_of
 from memplan.workload.stage import Stage
 from memplan.workload.workload import Workload
 
@@ -152,7 +153,9 @@ def _batch_data_bytes(workload: Workload, stage: Stage | None) -> int:
     training, model = workload.training, workload.model
     if isinstance(model, ParametersModel):
         return training.micro_batch_size * model.batch_data_bytes_per_sample
-    items = sum(_calls(workload.contrastive, stage, training.micro_batch_size))
+    items = training.micro_batch_size
+    if workload.contrastive is not None and stage is not None:  # a cached loss holds all of the batch's data
+        items = sum(workload.contrastive.encode_calls(stage, micro_batch_size=items))
     tensors = 3 if workload.contrastive is None else 2
     channels = model.num_channels if isinstance(model, ContrastiveEncoderModel) else 1
     return items * channels * training.sequence_length * tensors * ELEMENT_BYTES["int64"]
@@ -195,13 +198,13 @@ def _moments(
     )
     yield _Moment(
         "start of backward",
-        gradients_bytes=max(before, forward.head_gradient_bytes),
+        gradients_bytes=before + forward.head_gradient_bytes,  # the new one lies beside the accumulated until it is added
         activations_bytes=forward.kept_bytes + forward.kept_casts_bytes + forward.block_bytes + forward.backward_bytes,
         workspaces_bytes=sums,
     )
     yield _Moment(
         "end of backward",
-        gradients_bytes=gradients_bytes + forward.embedding_gradient_bytes,
+        gradients_bytes=gradients_bytes + forward.embedding_gradient_bytes + (forward.head_gradient_bytes if before else 0),
         activations_bytes=forward.block_bytes + forward.backward_bytes,
         workspaces_bytes=sums,
     )
@@ -209,9 +212,7 @@ def _moments(
 
 def _forward(workload: Workload, gpu: GpuSpec, stage: Stage | None, groups: Sequence[ParameterGroup]) -> _Forward:
     model, training = workload.model, workload.training
-    assert not isinstance(model, ParametersModel)
-    encoder = model.encoder if isinstance(model, ContrastiveEncoderModel) else model
-    channels = model.num_channels if isinstance(model, ContrastiveEncoderModel) else 1
+    encoder, channels = _encoder(model)
     # Hugging Face's blocks checkpoint in training mode only (modeling_layers.py, GradientCheckpointingLayer, transformers 4.57).
     checkpoints = training.activation_checkpointing and not encoder.is_in_eval_mode
     calls = [
@@ -228,21 +229,28 @@ def _forward(workload: Workload, gpu: GpuSpec, stage: Stage | None, groups: Sequ
     largest = max(calls, key=lambda call: call.sequences)
     kept = sum(channels * _encoder_bytes(encoder, call, checkpoints=checkpoints) for call in calls)
     if isinstance(model, ContrastiveEncoderModel):
-        kept += sum(_pooled_bytes(model, call) for call in calls)
+        kept += sum(_pooled_bytes(model, call) for call in calls) + _similarity_bytes(workload, model, stage)
     head = act.head_bytes(encoder, largest)
     block = act.block_bytes(encoder, largest)
     casts = _casts(workload, groups, num_calls=len(calls), checkpoints=checkpoints)
     head_elements = encoder.vocab_size * encoder.hidden_size if encoder.head != "none" and encoder.lora is None else 0
     return _Forward(
         kept_bytes=kept + head.kept_bytes,
-        kept_casts_bytes=casts[0],
-        forward_casts_bytes=casts[1],
+        kept_casts_bytes=casts.kept_bytes,
+        forward_casts_bytes=casts.forward_bytes,
         loss_bytes=head.loss_peak_bytes,
-        block_bytes=block + casts[2] if checkpoints else 0,
+        block_bytes=block + casts.block_bytes if checkpoints else 0,
         backward_bytes=act.block_backward_bytes(encoder, largest),
         head_gradient_bytes=head_elements * largest.stream_bytes,
         embedding_gradient_bytes=_embedding_gradient_bytes(encoder, largest),
     )
+
+
+def _encoder(model: Model) -> tuple[TransformerModel, int]:
+    """The transformer that decides the activations, and how many of it there are."""
+    encoder = encoder_of(model)
+    assert encoder is not None  # a model by counts has none, and comes not here
+    return encoder, model.num_channels if isinstance(model, ContrastiveEncoderModel) else 1
 
 
 def _encoder_bytes(encoder: TransformerModel, call: act.Call, *, checkpoints: bool) -> int:
@@ -259,7 +267,7 @@ def _pooled_bytes(model: ContrastiveEncoderModel, call: act.Call) -> int:
     A masked mean keeps the mask at the states' width in fp32 for each channel; a plain mean makes as much in backward, the gradients of
     all channels' states. Experts and projection see one embedding an item.
     """
-    width = model.num_channels * model.encoder.hidden_size
+    width = model.width
     pooling = call.tokens * width * 4
     per_item = 2 * width * 4 + 2 * (model.projection_size or 0) * 4
     if model.experts is not None:
@@ -267,27 +275,57 @@ def _pooled_bytes(model: ContrastiveEncoderModel, call: act.Call) -> int:
     return pooling + call.sequences * per_item
 
 
-def _casts(workload: Workload, groups: Sequence[ParameterGroup], *, num_calls: int, checkpoints: bool) -> tuple[int, int, int]:
+def _similarity_bytes(workload: Workload, model: ContrastiveEncoderModel, stage: Stage | None) -> int:
     """
-    Return autocast's copies of weights: those that the graph holds, those alive while the region lasts, those of one block.
+    The loss of a batch: every anchor against every candidate, in fp32, kept as log-probabilities and twice more in backward.
+
+    A cached loss keeps the embeddings of the whole batch too, and their gradients.
+    """
+    contrastive = workload.contrastive
+    assert contrastive is not None  # Workload asks for it
+    assert stage is not None
+    training = workload.training
+    batch = training.micro_batch_size
+    candidates = 1 + contrastive.negatives_per_anchor(
+        stage, micro_batch_size=batch, data_parallel_size=workload.parallelism.data_parallel_size
+    )
+    cached = 0
+    if contrastive.cached_loss_mini_batch_size is not None:
+        width = model.projection_size or model.width
+        cached = 2 * 4 * width * sum(contrastive.encode_calls(stage, micro_batch_size=batch))
+    return 3 * 4 * batch * candidates + cached
+
+
+class _Casts(NamedTuple):
+    """Autocast's copies of weights."""
+
+    kept_bytes: int = 0
+    """Held by the graph when the forward is done."""
+    forward_bytes: int = 0
+    """Alive while autocast's region lasts."""
+    block_bytes: int = 0
+    """Made again with a block that is recomputed."""
+
+
+def _casts(workload: Workload, groups: Sequence[ParameterGroup], *, num_calls: int, checkpoints: bool) -> _Casts:
+    """
+    Return autocast's copies of weights.
 
     Checkpointed blocks hold none and make their own again when they are recomputed.
     """
     if not is_mixed(workload.training.precision):
-        return 0, 0, 0
+        return _Casts()
     dtype = compute_dtype(workload.training.precision)
     cached = model_states.cast_bytes(groups, dtype=dtype)
     frozen = model_states.frozen_cast_bytes(groups, dtype=dtype)
     outside = [group for group in groups if group.role == "head"]
     if not checkpoints:
         kept = cached + num_calls * frozen + _tied_head_cast_bytes(workload)
-        return kept, kept, 0
-    model = workload.model
-    encoder = model.encoder if isinstance(model, ContrastiveEncoderModel) else model
-    assert isinstance(encoder, TransformerModel)
-    channels = model.num_channels if isinstance(model, ContrastiveEncoderModel) else 1
-    kept = model_states.cast_bytes(outside, dtype=dtype) + _tied_head_cast_bytes(workload)
-    return kept, cached + _tied_head_cast_bytes(workload), (cached + frozen) // (channels * encoder.num_layers)
+        return _Casts(kept, kept)
+    encoder, channels = _encoder(workload.model)
+    head = model_states.cast_bytes(outside, dtype=dtype) + model_states.frozen_cast_bytes(outside, dtype=dtype)
+    kept = head + _tied_head_cast_bytes(workload)
+    return _Casts(kept, cached + frozen + _tied_head_cast_bytes(workload), (cached + frozen - head) // (channels * encoder.num_layers))
 
 
 def _tied_head_cast_bytes(workload: Workload) -> int:
@@ -318,9 +356,8 @@ def _partial_sums_bytes(workload: Workload, gpu: GpuSpec) -> int:
 
     Sums of fewer than 1024 rows need none.
     """
-    model, training = workload.model, workload.training
-    encoder = model.encoder if isinstance(model, ContrastiveEncoderModel) else model
-    assert isinstance(encoder, TransformerModel)
+    training = workload.training
+    encoder, _ = _encoder(workload.model)
     if encoder.lora is not None or not encoder.has_linear_bias or training.micro_batch_size * training.sequence_length < 1024:
         return 0
     threads = {(7, 5): 1024, (8, 6): 1536, (8, 9): 1536, (12, 0): 1536}.get(gpu.compute_capability or (8, 0), 2048)

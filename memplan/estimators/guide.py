@@ -2,7 +2,7 @@
 
 From the GPU memory guide of a contrastive text-embedding trainer (DESIGN, section 8). It counts frozen parameters as trained, knows no
 activation checkpointing, rounds accumulation down and so misses its target, caps the batch at 128 and leaves n_positives out. On its own
-model it is 2 to 12 times too low. Nothing is ever written into a configuration from it.
+model it is 2 to 16 times too low by memplan's own estimate. Nothing is ever written into a configuration from it.
 """
 
 from __future__ import annotations

@@ -21,6 +21,8 @@ LARGE_BYTES = 10 * MIB  # kMinLargeAlloc: from here a tensor gets a segment of i
 SEGMENT_ROUND_BYTES = 2 * MIB  # kRoundLarge: ... of a multiple of this ...
 UNSPLIT_BYTES = MIB  # kSmallSize: ... whose rest stays with it up to this
 
+COUNTED_SIDE = 4096  # of the matrices that stand for a model by counts: the width of a model of 7 billion parameters
+
 Role = Literal["linear", "embedding", "head", "vector"]
 
 
@@ -158,8 +160,11 @@ def _linear_with_bias(inputs: int, outputs: int, copies: int) -> Iterator[Parame
 
 
 def _counted(model: ParametersModel) -> Iterator[ParameterGroup]:
+    """A count says no shapes: matrices of a usual size stand for them, which decides what goes tensor by tensor or is factored."""
     trainable = model.num_parameters if model.num_trainable_parameters is None else model.num_trainable_parameters
-    if trainable:
-        yield ParameterGroup("linear", (trainable,), 1, True)
-    if model.num_parameters > trainable:
-        yield ParameterGroup("linear", (model.num_parameters - trainable,), 1, False)
+    for elements, is_trainable in ((trainable, True), (model.num_parameters - trainable, False)):
+        matrices, rest = divmod(elements, COUNTED_SIDE**2)
+        if matrices:
+            yield ParameterGroup("linear", (COUNTED_SIDE, COUNTED_SIDE), matrices, is_trainable)
+        if rest:
+            yield ParameterGroup("linear", (rest,), 1, is_trainable)

@@ -38,6 +38,9 @@ class FieldEntry(Description):
     counts: bool = False
     """A list stands for its length, -1 and "auto" for what is not known here."""
 
+    default: int | float | str | None = None
+    """What the framework takes where the key is not there or empty, in its own spelling."""
+
 
 class Detection(Description):
     """How a tree is recognised."""
@@ -58,11 +61,11 @@ class Assumption(Description):
     key: str
     """The key in it."""
 
-    value: str
-    """What it is expected to be."""
+    values: tuple[str, ...]
+    """What it may be; an empty text stands for a key that is not there or empty."""
 
     otherwise: str
-    """What to say when it is not."""
+    """Why any other value is refused."""
 
 
 class StageFiles(Description):
@@ -131,12 +134,19 @@ class _Source:
 def layout_from(data: dict[str, Any], template: Path) -> Layout:
     """Return the layout that *data*, the content of *template*, describes. Raises ConfigError for what makes no sense."""
     try:
-        return Layout.model_validate(data)
+        layout = Layout.model_validate(data)
     except ValidationError as error:
         first = error.errors()[0]
         where = tuple(str(part) for part in first["loc"])
         line = YamlFile.load(template).line_of(where)
         raise ConfigError(f"`{'.'.join(where)}`: {problem_of(first)}", file=template, line=line) from error
+    for number, entry in enumerate(layout.fields):
+        if entry.field.split(".")[0] not in ("model", "training", "parallelism", "optimizer"):
+            line = YamlFile.load(template).line_of(("fields", str(number), "field"))
+            raise ConfigError(
+                f"`{entry.field}` is no field of a workload's model, training, parallelism or optimizer", file=template, line=line
+            )
+    return layout
 
 
 def matches(layout: Layout, root: Path) -> bool:
@@ -205,6 +215,10 @@ class _Reader:
         file = self._file(path)
         found = self._counted(file, entry) if entry.counts else file.get(_path(entry.key))
         if found is None or found.value is None:
+            found = self._default(entry, found, path)
+            if found is not None and found.value == "auto":
+                found = Found(1, found.line)
+        if found is None:
             return
         value = self._translated(entry, found, path)
         field = tuple(entry.field.split("."))
@@ -220,6 +234,14 @@ class _Reader:
         self.sources[field] = source
         _put(data, field, value)
 
+    def _default(self, entry: FieldEntry, found: Found | None, path: Path) -> Found | None:
+        """Return the framework's default for a key that says nothing, and say that it was taken; None leaves the starter's value."""
+        if entry.default is None:
+            return None
+        line = found.line if found else 1
+        self.warnings.append(f"{path}: `{entry.key}` is not set; planned with the default, {entry.default}")
+        return Found(entry.default, line)
+
     def _counted(self, file: YamlFile, entry: FieldEntry) -> Found | None:
         """Return a count that is written as a number, as a list of things, or as "0,1"; "auto" and -1 are 1 with a warning."""
         key = _path(entry.key)
@@ -227,7 +249,7 @@ class _Reader:
         if length is not None:
             return Found(length, file.line_of(key) or 1)
         found = file.get(key)
-        if found is None:
+        if found is None or found.value is None:
             return None
         text = str(found.value)
         if text in ("auto", "-1"):
@@ -279,8 +301,12 @@ class _Reader:
     def _check(self, assumption: Assumption) -> None:
         path = self.root / assumption.file
         found = self._file(path).get(_path(assumption.key))
-        if found is not None and str(found.value) != assumption.value:
-            self.warnings.append(f"{path}:{found.line}: `{assumption.key}` is {found.value}: {assumption.otherwise}")
+        value = "" if found is None or found.value is None else str(found.value)
+        if value not in assumption.values:
+            said = f"`{assumption.key}` is {value}" if value else f"`{assumption.key}` is not set"
+            raise ConfigError(
+                f"{said}: {assumption.otherwise}", file=path, line=found.line if found else None, hint="plan it as a workload.yaml"
+            )
 
     def _warn_of_duplicates(self) -> None:
         for path, file in self.files.items():
@@ -348,4 +374,22 @@ def _spelled(entry: FieldEntry, value: Any) -> EditValue:
     if entry.values is None:
         spelled: EditValue = value
         return spelled
-    return next(theirs for theirs, ours in entry.values.items() if ours == value)
+    spellings = [theirs for theirs, ours in entry.values.items() if ours == value]
+    if not spellings:
+        raise ConfigError(f"the layout has no spelling of {value!r} for `{entry.key}`", hint="add one to its `values`")
+    return spellings[0]
+
+
+def unwritable(reading: Reading, after: Workload) -> list[str]:
+    """Return the fields in which *after* differs from the tree and for which the layout has no key: an apply would lose them."""
+    written = {entry.field for entry in reading.layout.fields}
+    before, wanted = _leaves(reading.workload.model_dump()), _leaves(after.model_dump())
+    changed = [field for field in wanted if before.get(field) != wanted[field] and field not in written]
+    return [field for field in changed if not field.startswith("stages.") and field != "training.target_effective_batch_size"]
+
+
+def _leaves(data: Any, path: str = "") -> dict[str, Any]:
+    """Return every value of nested dicts by its dotted path; sequences are values."""
+    if not isinstance(data, dict):
+        return {path: data}
+    return {leaf: value for name, part in data.items() for leaf, value in _leaves(part, f"{path}.{name}" if path else name).items()}

@@ -8,11 +8,12 @@ from memplan.estimators.activations import attention_kernel
 from memplan.estimators.base import Estimator
 from memplan.memory.estimate import MemoryEstimate
 from memplan.planner.batch import choose_batch
-from memplan.planner.levers import encoder_of, in_training_mode
+from memplan.planner.levers import in_training_mode
 from memplan.planner.pins import Pins
 from memplan.planner.plan import Plan, StagePlan
 from memplan.planner.search import largest_fitting
 from memplan.units import format_bytes
+from memplan.workload.model import encoder_of
 from memplan.workload.stage import Stage
 from memplan.workload.workload import Workload
 
@@ -43,16 +44,20 @@ def _reasons(plan: Plan, pinned: Workload, largest: int, pins: Pins, estimator: 
         if before is not None and after is not None and after > before and not pins.pins("n_negatives", stage.name):
             grown.setdefault((before, after), []).append(stage.name)
     for (before, after), names in grown.items():
-        yield f"{after} negatives instead of {before} in {', '.join(names)}: in memory that the micro-batch leaves free"
+        yield (
+            f"{after} negatives instead of {before} in {', '.join(names)}: in memory that the micro-batch leaves free; a step encodes more "
+            f"items and takes longer (`--pin {names[0]}.n_negatives={before}` keeps them)"
+        )
 
 
 def _cost_of_pin(plan: Plan, estimator: Estimator) -> str:
     """Say what a pinned micro-batch leaves, and what a sample takes, so that a pin has a price."""
     tightest = _tightest(plan)
     more = plan.after.with_training(micro_batch_size=plan.after.training.micro_batch_size + 1)
-    cost_bytes = estimator(more, plan.gpu, _stage_of(plan.after, tightest)).device_used_bytes - tightest.estimate.device_used_bytes
+    used = estimator(more, plan.gpu, _stage_of(plan.after, tightest)).device_used
+    cost_bytes = used.high_bytes - tightest.estimate.device_used.high_bytes
     left_bytes = plan.budget_bytes - tightest.estimate.device_used.high_bytes
-    return f"It leaves {format_bytes(left_bytes)} of the budget; each further sample would take {format_bytes(cost_bytes)}"
+    return f"It leaves {format_bytes(left_bytes)} of the budget; a further sample would take up to {format_bytes(cost_bytes)}"
 
 
 def _why_not_more(plan: Plan, pinned: Workload, largest: int, estimator: Estimator) -> str:
@@ -89,7 +94,9 @@ def explain_misfit(plan: Plan, worst: StagePlan) -> tuple[str, ...]:
 def explain_guide(stages: Sequence[StagePlan]) -> tuple[str, ...]:
     """Return what the guide's numbers are."""
     missed = sorted({stage.planned.effective_batch_size for stage in stages if stage.planned.effective_batch_size != 256})
-    reasons = ["a rule of thumb, kept to compare with: it is 2 to 12 times too low for its own model, and --apply does not write it"]
+    reasons = [
+        "a rule of thumb, kept to compare with: by memplan's estimate it is 2 to 16 times too low for its own model; --apply does not write it"
+    ]
     if missed:
         reasons.append(f"it rounds accumulation down and so reaches {', '.join(map(str, missed))} instead of 256")
     if not all(stage.fits for stage in stages):
@@ -113,7 +120,7 @@ def warn(plan: Plan, *, estimator: Estimator, largest: int | None = None) -> tup
 
 
 def _checkpointing_without_effect(plan: Plan, estimator: Estimator) -> Iterator[str]:
-    encoder = encoder_of(plan.after)
+    encoder = encoder_of(plan.after.model)
     if encoder is None or not encoder.is_in_eval_mode or not plan.after.training.activation_checkpointing:
         return
     worst = _tightest(plan)
@@ -123,8 +130,8 @@ def _checkpointing_without_effect(plan: Plan, estimator: Estimator) -> Iterator[
     yield (
         "activation checkpointing is switched on but has no effect: the encoder is left in eval mode (as from_pretrained returns it), and "
         f"transformers checkpoints in training mode only. This micro-batch of {worst.planned.micro_batch_size} takes "
-        f"{format_bytes(worst.estimate.device_used_bytes)}; after `.train()` on the encoder it would take "
-        f"{format_bytes(with_effect.device_used_bytes)}{_would_allow(plan, repaired, estimator)}"
+        f"{format_bytes(worst.estimate.device_used_bytes)}; after `.train()` on the encoder (`--pin is_in_eval_mode=false` plans for that) "
+        f"it would take {format_bytes(with_effect.device_used_bytes)}{_would_allow(plan, repaired, estimator)}"
     )
 
 
@@ -135,13 +142,15 @@ def _would_allow(plan: Plan, repaired: Workload, estimator: Estimator) -> str:
         tried = repaired.with_training(micro_batch_size=micro_batch_size)
         return all(plan.budget.fits(estimator(tried, plan.gpu, stage).device_used) for stage in tried.stages or (None,))
 
-    most = max(1, plan.target_effective_batch_size // repaired.parallelism.data_parallel_size)
+    most = max(1, -(-plan.target_effective_batch_size // repaired.parallelism.data_parallel_size))
     largest = largest_fitting(fits, low=1, high=most)
     if largest is None:
         return ""
     choice = choose_batch(
         largest=largest, target=plan.target_effective_batch_size, data_parallel_size=repaired.parallelism.data_parallel_size
     )
+    if choice.micro_batch_size <= plan.after.training.micro_batch_size:
+        return ""
     return f", and micro-batch {choice.micro_batch_size} with accumulation {choice.gradient_accumulation_steps} would fit"
 
 
@@ -161,8 +170,10 @@ def _target_nearly_met(plan: Plan) -> Iterator[str]:
     if not plan.fits:
         return
     if reached != target:
-        side = "above" if reached > target else "below"
-        yield f"a target of {target} can only be met nearly: {reached} is {abs(reached - target)} {side} it"
+        if reached > target:
+            yield f"a target of {target} can only be met nearly: {reached} is {reached - target} above it"
+        else:
+            yield f"the target of {target} is missed, since accumulation is pinned: {reached} is {target - reached} below it"
 
 
 def _price_of_exactness(plan: Plan, largest: int | None) -> Iterator[str]:
@@ -191,14 +202,16 @@ def _accumulation_adds_no_negatives(plan: Plan) -> Iterator[str]:
         return
     yield (
         f"accumulation adds no negatives: the optimizer sees {plan.effective_batch_size} samples a step, but each anchor is compared with "
-        f"{', '.join(sorted({str(stage.planned.negatives_per_anchor) for stage in plan.stages}, key=int))} negatives only"
+        f"{' or '.join(sorted({str(stage.planned.negatives_per_anchor) for stage in plan.stages}, key=int))} negatives only"
     )
 
 
 def _slow_types(plan: Plan) -> Iterator[str]:
-    encoder = encoder_of(plan.after)
+    encoder = encoder_of(plan.after.model)
     precision = plan.after.training.precision
     capability = plan.gpu.compute_capability
+    if encoder is not None and capability is None and precision.startswith("bf16"):
+        yield "planned for capability 8.0 or later; bf16 takes more on older cards (T4, RTX 20, V100): name the card with --gpu"
     if encoder is None or capability is None or not precision.startswith("bf16") or capability >= (8, 0):
         return
     if attention_kernel(encoder, precision, capability) == "math":

@@ -10,6 +10,7 @@ from pydantic import ValidationError
 
 from memplan.description import Description
 from memplan.errors import UsageError
+from memplan.workload.model import ContrastiveEncoderModel, TransformerModel
 from memplan.workload.optimizer import Optimizer
 from memplan.workload.parallelism import Parallelism
 from memplan.workload.stage import Stage
@@ -55,7 +56,10 @@ def pin(workload: Workload, pins: Pins) -> Workload:
     """
     for name, text in pins.values.items():
         workload = _pin_one(workload, name, text)
-    return workload
+    try:
+        return Workload.model_validate(workload.model_dump())  # together they may make no sense
+    except ValidationError as error:
+        raise UsageError(str(error.errors()[0]["msg"]).removeprefix("Value error, "), hint="change what is pinned with `--pin`") from error
 
 
 def _pin_one(workload: Workload, name: str, text: str) -> Workload:
@@ -66,13 +70,25 @@ def _pin_one(workload: Workload, name: str, text: str) -> Workload:
             return workload.model_copy(update={"parallelism": _changed(workload.parallelism, {name: text})})
         if name == "optimizer":
             return workload.model_copy(update={"optimizer": Optimizer.model_validate(workload.optimizer.model_dump() | {"name": text})})
+        if name == "is_in_eval_mode":
+            return _pin_mode(workload, text)
         stage_name, _, stage_field = name.rpartition(".")
         if stage_field in _STAGE_FIELDS:
             return _pin_stage(workload, stage_name, stage_field, text)
     except ValidationError as error:
         raise UsageError(f"--pin {name}={text}: {error.errors()[0]['msg']}", hint="give a value that the field can have") from error
-    known = [*Training.model_fields, *Parallelism.model_fields, "optimizer", *_STAGE_FIELDS]
+    known = [*Training.model_fields, *Parallelism.model_fields, "optimizer", "is_in_eval_mode", *_STAGE_FIELDS]
     raise UsageError(f"--pin {name}={text}: no such field", hint=f"fields are {', '.join(known)}, and STAGE.n_negatives for one stage")
+
+
+def _pin_mode(workload: Workload, text: str) -> Workload:
+    """Put the encoder into eval or training mode: what a trainer does in its code, and no configuration says."""
+    model = workload.model
+    if isinstance(model, ContrastiveEncoderModel):
+        return workload.model_copy(update={"model": _changed(model, {"encoder": _changed(model.encoder, {"is_in_eval_mode": text})})})
+    if isinstance(model, TransformerModel):
+        return workload.model_copy(update={"model": _changed(model, {"is_in_eval_mode": text})})
+    raise UsageError(f"--pin is_in_eval_mode={text}: a model by counts has no mode", hint="leave it out")
 
 
 def _pin_stage(workload: Workload, stage_name: str, stage_field: str, text: str) -> Workload:

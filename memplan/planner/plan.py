@@ -49,7 +49,7 @@ class StagePlan(Description):
     """Whether that is within the budget."""
 
     planned: StageValues
-    """As planned; as configured where nothing fits."""
+    """As planned; where nothing fits, the smallest try."""
 
     estimate: MemoryEstimate
     """What the plan takes; where nothing fits, what the smallest try takes."""

@@ -46,9 +46,11 @@ def make_plan(
     says so, and what is missing. Raises UsageError for pins that make no sense, or a target below one micro-batch on each rank.
     """
     pinned = pin(workload, pins)
-    target = target or pinned.training.target_effective_batch_size or _present_batch(workload, pinned)
+    if target is not None and pins.pins("target_effective_batch_size"):
+        raise UsageError("the target effective batch is given twice", hint="give `--target-effective-batch` or the pin, not both")
     ranks = pinned.parallelism.data_parallel_size
     least = ranks * (pinned.training.micro_batch_size if pins.pins("micro_batch_size") else 1)
+    target = target or pinned.training.target_effective_batch_size or max(least, _present_batch(workload, pinned))
     if target < least:
         raise UsageError(
             f"a target effective batch of {target} is below one micro-batch of {least // ranks} on each of {ranks} GPU(s)",
@@ -120,7 +122,8 @@ def _largest_micro_batch(
     if pins.pins("micro_batch_size"):
         size = pinned.training.micro_batch_size
         return size if fits(size) else None
-    return largest_fitting(fits, low=1, high=most)
+    # The largest is tried first: without accumulation it can fit where a smaller one with it does not.
+    return most if fits(most) else largest_fitting(fits, low=1, high=most - 1)
 
 
 def _with_choice(workload: Workload, choice: BatchChoice) -> Workload:
@@ -128,8 +131,8 @@ def _with_choice(workload: Workload, choice: BatchChoice) -> Workload:
 
 
 def _grown(stage: Stage, workload: Workload, gpu: GpuSpec, estimator: Estimator, budget: MemoryBudget, pins: Pins) -> Stage:
-    if pins.pins("n_negatives", stage.name):
-        return stage
+    if pins.pins("n_negatives", stage.name) or (stage.n_negatives == 0 and stage.max_n_negatives is None):
+        return stage  # without explicit negatives it is another kind of training: they are not brought in unasked
     return grow(
         stage,
         limit=limit_of(stage, workload),
@@ -190,7 +193,7 @@ def _misfit(
         stages=stages,
         missing_bytes=budget.missing_bytes(stages[worst].estimate.device_used),
         rule="nothing fits",
-        levers=find_levers(smallest, _stages_of(smallest)[worst], gpu=gpu, budget=budget, estimator=estimator),
+        levers=find_levers(smallest, worst, gpu=gpu, budget=budget, estimator=estimator),
         before=workload,
         after=pinned,
     )

@@ -184,6 +184,11 @@ class ContrastiveEncoderModel(Description):
     projection_size: PositiveInt | None = None
     """Width of the final embedding. None: the joined one is final."""
 
+    @property
+    def width(self) -> int:
+        """Return the width of the joined embedding."""
+        return self.num_channels * self.encoder.hidden_size
+
 
 class ParametersModel(Description):
     """Any model, by counts that somebody measured."""
@@ -211,6 +216,13 @@ class ParametersModel(Description):
         if self.num_trainable_parameters is not None and self.num_trainable_parameters > self.num_parameters:
             raise ValueError(f"num_trainable_parameters {self.num_trainable_parameters} is more than num_parameters {self.num_parameters}")
         return self
+
+
+def encoder_of(model: "Model") -> TransformerModel | None:
+    """Return the transformer that decides the activations; None for a model by counts."""
+    if isinstance(model, ContrastiveEncoderModel):
+        return model.encoder
+    return model if isinstance(model, TransformerModel) else None
 
 
 Model = Annotated[TransformerModel | ContrastiveEncoderModel | ParametersModel, Field(discriminator="kind")]

@@ -4,7 +4,7 @@ from pydantic import model_validator
 
 from memplan.description import Description
 from memplan.workload.contrastive import Contrastive
-from memplan.workload.model import ContrastiveEncoderModel, Model
+from memplan.workload.model import ContrastiveEncoderModel, Model, encoder_of
 from memplan.workload.optimizer import Optimizer
 from memplan.workload.parallelism import Parallelism
 from memplan.workload.stage import Stage
@@ -46,6 +46,15 @@ class Workload(Description):
         names = [stage.name for stage in self.stages]
         if len(set(names)) < len(names):
             raise ValueError(f"two stages have the same name: {', '.join(sorted({name for name in names if names.count(name) > 1}))}")
+        return self
+
+    @model_validator(mode="after")
+    def _positions_suffice(self) -> "Workload":
+        encoder = encoder_of(self.model)
+        if encoder is not None and encoder.num_positions and self.training.sequence_length > encoder.num_positions:
+            raise ValueError(
+                f"sequence_length {self.training.sequence_length} is more than the model's {encoder.num_positions} learned positions"
+            )
         return self
 
     @property

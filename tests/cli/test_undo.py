@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 from tests.conftest import Run, content
@@ -81,3 +82,17 @@ def test_an_interrupted_apply_is_said_and_put_back(run_memplan: Run, tree: Path)
     assert "The last apply was interrupted." in undone.stderr
     assert undone.stdout.count("put back") == 2
     assert {name: data for name, data in content(tree).items() if name in original} == original
+
+
+def test_a_copy_of_a_tree_undoes_itself(run_memplan: Run, tree: Path, tmp_path: Path) -> None:
+    """The journal goes with the folder: neither a copy nor a folder that was moved reaches back to where it came from."""
+    original = content(tree)
+    run_memplan("--gpu", "rtx4090", "--apply", "--config-path", tree)
+    written = content(tree)
+    copy = Path(shutil.copytree(tree.parent, tmp_path / "copy")) / "conf"
+
+    undone = run_memplan("undo", "--config-path", copy)
+
+    assert undone.returncode == 0
+    assert {name: data for name, data in content(copy).items() if name in original} == original
+    assert content(tree) == written

@@ -72,6 +72,24 @@ def test_the_kernel_that_attention_takes(attention: str, masked: bool, precision
     assert act.attention_kernel(model, precision, capability) == kernel
 
 
+def test_grouped_queries_without_a_mask_have_flash_or_no_fused_kernel() -> None:
+    """transformers then hands grouped keys over as they are: fp32, and fp16 before 8.0, fall back to the math kernel."""
+    model = model_of(LLAMA, has_attention_mask=False)
+
+    assert act.attention_kernel(model, "fp32", (8, 0)) == "math"
+    assert act.attention_kernel(model, "fp16-mixed", (7, 5)) == "math"
+    assert act.attention_kernel(model, "fp16-mixed", (8, 0)) == "flash"
+
+
+def test_flash_attention_keeps_grouped_keys_and_no_mask() -> None:
+    """flash_attention_2 with a padding mask: 4 of 16 heads of keys and values, no bias of all pairs."""
+    masked = model_of(LLAMA, attention="flash_attention_2")
+    plain = model_of(LLAMA, attention="flash_attention_2", has_attention_mask=False)
+
+    assert act.attention_bytes(masked, call_of(masked, "bf16")) == act.attention_bytes(plain, call_of(plain, "bf16"))
+    assert act.shared_mask_bytes(masked, call_of(masked, "bf16")) == 0
+
+
 def test_fused_attention_keeps_no_matrix_of_all_pairs() -> None:
     """Without a mask, doubling the sequence doubles what a fused kernel keeps; by hand the matrix grows with its square."""
     fused = model_of(GPT2, has_attention_mask=False)

@@ -7,7 +7,7 @@ import math
 from memplan.estimators.analytic import CONTEXT_BYTES, HOPPER_WORKSPACE_BYTES, WORKSPACE_BYTES, estimate
 from memplan.hardware.spec import GpuSpec
 from memplan.workload.contrastive import Contrastive
-from memplan.workload.model import ContrastiveEncoderModel, ParametersModel
+from memplan.workload.model import ContrastiveEncoderModel, ParametersModel, TransformerModel
 from memplan.workload.optimizer import Optimizer
 from memplan.workload.parallelism import Parallelism
 from memplan.workload.training import Training
@@ -94,13 +94,56 @@ def test_checkpointing_has_no_effect_in_eval_mode(built_in: Workload, a100: GpuS
 
 
 def test_a_cached_loss_holds_one_mini_batch(built_in: Workload, a100: GpuSpec) -> None:
-    """GradCache: the batch that the loss sees may grow, the memory stays that of the mini-batch."""
+    """GradCache: the loss may see eight times the batch; besides its ids, masks and embeddings the memory stays that of the mini-batch."""
     cached = built_in.model_copy(update={"contrastive": Contrastive(cached_loss_mini_batch_size=8)})
 
     small = estimate(cached.with_training(micro_batch_size=8), a100, cached.stages[0])
     large = estimate(cached.with_training(micro_batch_size=64), a100, cached.stages[0])
 
-    assert small.peak_allocated_bytes == large.peak_allocated_bytes
+    items = 26 * (64 - 8)
+    data = items * 4 * 512 * 2 * 8
+    embeddings_and_gradients = items * 384 * 4 * 2
+    losses = 3 * 4 * 25 * (64 - 8)
+    assert large.peak_allocated_bytes - small.peak_allocated_bytes == data + embeddings_and_gradients + losses
+
+
+def test_in_batch_negatives_make_a_matrix_of_the_batch_with_itself(built_in: Workload, a100: GpuSpec) -> None:
+    """Every anchor against every item of the other rows: three fp32 matrices of batch x candidates, gathered ones included."""
+
+    def peak(**contrastive: object) -> int:
+        workload = built_in.model_copy(
+            update={"contrastive": Contrastive.model_validate(contrastive), "parallelism": Parallelism(devices=2)}
+        ).with_training(micro_batch_size=8)
+        return estimate(workload, a100, workload.stages[0]).peak_allocated_bytes
+
+    assert peak(in_batch_negatives="all") - peak() == 3 * 4 * 8 * (7 * 25)
+    assert peak(in_batch_negatives="all", gathers_negatives=True) - peak() == 3 * 4 * 8 * (15 * 25)
+
+
+def test_a_model_by_counts_has_matrices_of_a_usual_size(a100: GpuSpec) -> None:
+    """Seven billion parameters with Adafactor: rows and columns, not a second set of weights."""
+    counted = ParametersModel(num_parameters=7_000_000_000, activation_bytes_per_sample=0)
+    workload = Workload(model=counted, optimizer=Optimizer(name="adafactor"))
+
+    answer = estimate(workload, a100, None)
+
+    assert answer.breakdown.optimizer_state_bytes < 60 * 2**20
+    assert answer.breakdown.workspaces_bytes < 200 * 2**20
+
+
+def test_an_accumulated_gradient_lies_beside_the_new_one(a100: GpuSpec) -> None:
+    """A large tied vocabulary: at the end of backward its gradient is there a second and a third time."""
+    model = TransformerModel(
+        architecture="decoder", num_layers=1, hidden_size=512, num_attention_heads=8, intermediate_size=512, vocab_size=150_000,
+        head="language_model",
+    )  # fmt: skip
+    workload = Workload(model=model, optimizer=Optimizer(name="sgd"), training=Training(sequence_length=64))
+    gradient_bytes = 150_000 * 512 * 4
+
+    once = estimate(workload, a100, None).breakdown.gradients_bytes
+    again = estimate(workload.with_training(gradient_accumulation_steps=2), a100, None).breakdown.gradients_bytes
+
+    assert again - once == gradient_bytes
 
 
 def test_rounding_to_power_of_two_divisions_adds_its_mean(a100: GpuSpec) -> None:

@@ -9,10 +9,9 @@ import pytest
 
 from memplan.edits.apply import prepare
 from memplan.errors import ConfigError, EditRefusedError
-from memplan.layouts.layout import Reading, edits_for
+from memplan.layouts.layout import Reading, edits_for, unwritable
 from memplan.layouts.registry import locate
 from memplan.workload.model import ContrastiveEncoderModel
-from memplan.workload.workload import Workload
 from tests.conftest import content
 
 
@@ -163,14 +162,18 @@ def test_a_value_from_a_merge_is_read_but_not_edited(tree: Path) -> None:
         prepare(edits_for(reading, reading.workload.with_training(micro_batch_size=2)))
 
 
-def test_an_absent_value_has_its_default(tree: Path) -> None:
-    """null and a missing key leave what the starter says."""
+def test_an_absent_value_has_the_framework_default_and_that_is_said(tree: Path) -> None:
+    """A missing key and null: Lightning trains in fp32, without accumulation, on what the machine has."""
     change(tree / "config.yaml", "    devices: 1\n", "")
+    change(tree / "config.yaml", '    precision: "16-mixed"\n', "")
     change(tree / "config.yaml", "accumulate_grad_batches: 4", "accumulate_grad_batches: null")
-    workload: Workload = read(tree).workload
+    reading = read(tree)
 
-    assert workload.parallelism.devices == 1
-    assert workload.training.gradient_accumulation_steps == 4
+    assert reading.workload.parallelism.devices == 1
+    assert reading.workload.training.gradient_accumulation_steps == 1
+    assert reading.workload.training.precision == "fp32"
+    for key in ("training.trainer.devices", "training.trainer.precision", "training.trainer.accumulate_grad_batches"):
+        assert any(f"`{key}` is not set; planned with the default" in warning for warning in reading.warnings)
 
 
 @pytest.mark.parametrize(("text", "devices"), [("4", 4), ("[0, 1, 2]", 3), ('"0,1"', 2), ("auto", 1), ("-1", 1)])
@@ -192,11 +195,49 @@ def test_two_keys_of_one_field_that_differ_are_said_and_the_larger_is_planned(tr
     assert any("`data_loader.tokenization.max_length` is 256" in warning for warning in reading.warnings)
 
 
-def test_another_base_model_is_said(tree: Path) -> None:
-    """The starter's sizes are those of one model."""
-    change(tree / "config.yaml", "all-MiniLM-L6-v2", "all-mpnet-base-v2")
+@pytest.mark.parametrize(
+    ("old", "new", "problem"),
+    [
+        ("all-MiniLM-L6-v2", "all-mpnet-base-v2", "config.yaml:20: `model.base_model_name` is sentence-transformers/all-mpnet-base-v2"),
+        ("  base_model_name: sentence-transformers/all-MiniLM-L6-v2\n", "", "`model.base_model_name` is not set"),
+        (
+            "    devices: 1\n",
+            "    devices: 1\n    strategy: fsdp\n",
+            "`training.trainer.strategy` is fsdp: memplan does not know the memory of sharded",
+        ),
+    ],
+)
+def test_what_the_layout_was_not_written_for_is_refused(tree: Path, old: str, new: str, problem: str) -> None:
+    """Another encoder has other sizes, and sharded training another memory: no number would be true."""
+    change(tree / "config.yaml", old, new)
 
-    assert any("all-mpnet-base-v2: the sizes of the encoder are those of all-MiniLM-L6-v2" in warning for warning in read(tree).warnings)
+    with pytest.raises(ConfigError) as caught:
+        read(tree)
+
+    assert problem in caught.value.message
+
+
+def test_what_the_layout_has_no_key_for_is_known(tree: Path) -> None:
+    """An apply would lose it."""
+    reading = read(tree)
+    after = reading.workload.with_training(activation_checkpointing=False, micro_batch_size=2)
+
+    assert unwritable(reading, after) == ["training.activation_checkpointing"]
+    assert unwritable(reading, reading.workload.with_training(micro_batch_size=2)) == []
+
+
+def test_a_value_without_a_spelling_is_refused(tree: Path, tmp_path: Path) -> None:
+    """A user's table that knows no pure bf16 cannot write it."""
+    from memplan.layouts.templates import templates_folder
+
+    own = Path(shutil.copytree(templates_folder() / "hydra-contrastive", tmp_path / "templates" / "mine"))
+    change(own / "layout.yaml", '      "bf16-true": bf16\n', "")
+    located = locate(tree, {"MEMPLAN_TEMPLATES": str(tmp_path / "templates")})
+    assert located is not None
+    reading = located.read()
+
+    with pytest.raises(ConfigError, match="no spelling of 'bf16'"):
+        edits_for(reading, reading.workload.with_training(precision="bf16"))
 
 
 def test_a_tree_without_stages_is_refused(tree: Path) -> None:
@@ -244,6 +285,7 @@ def test_own_layouts_are_found_first(tree: Path, tmp_path: Path) -> None:
     [
         ("detect:\n  file: config.yaml", "detect:\n  files: config.yaml", "does not say `detect.file`"),
         ("title: Hydra", "titel: Hydra", "`title`: is missing"),
+        ("{field: training.micro_batch_size,", "{field: name.micro_batch_size,", "`name.micro_batch_size` is no field"),
     ],
 )
 def test_a_layout_that_is_wrong_is_told_where(tree: Path, tmp_path: Path, old: str, new: str, problem: str) -> None:

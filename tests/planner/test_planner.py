@@ -19,6 +19,7 @@ from memplan.planner.planner import make_guide_plan, make_plan
 from memplan.workload.contrastive import Contrastive
 from memplan.workload.huggingface import transformer_from_config
 from memplan.workload.model import ContrastiveEncoderModel, ParametersModel
+from memplan.workload.optimizer import Optimizer
 from memplan.workload.parallelism import Parallelism
 from memplan.workload.reader import workload_from
 from memplan.workload.stage import Stage
@@ -120,7 +121,7 @@ def test_a_pinned_micro_batch_stays_and_has_a_price() -> None:
 
     assert plan.after.training.micro_batch_size == 3
     assert "pinned" in plan.reasons[0]
-    assert "each further sample would take 2.5 KiB" in plan.reasons[0]
+    assert "a further sample would take up to 2.5 KiB" in plan.reasons[0]
 
 
 def test_nothing_fits_is_said_with_what_is_missing_and_never_with_a_batch_of_one() -> None:
@@ -131,7 +132,76 @@ def test_nothing_fits_is_said_with_what_is_missing_and_never_with_a_batch_of_one
     assert plan.missing_bytes == 600
     assert plan.after == STAGED
     assert "600 B are missing" in plan.reasons[0]
-    assert any(lever.fits and lever.change.startswith("18 negatives instead of 24 in hard") for lever in plan.levers)
+    assert any(lever.fits and lever.change == "at most 18 negatives in every stage instead of 24" for lever in plan.levers)
+
+
+def test_a_lever_fits_when_every_stage_does_with_it() -> None:
+    """Two stages with 24 negatives: cutting one of them alone would not do."""
+    twice = STAGED.model_copy(update={"stages": (STAGED.stages[0], Stage(name="second", n_negatives=24))})
+    plan = plan_of(twice, 3000)
+
+    cut = next(lever for lever in plan.levers if "negatives in every stage" in lever.change)
+
+    assert cut.fits
+    assert plan_of(twice, 3000, pins=read_pins(["n_negatives=18"])).fits
+    assert not plan_of(twice, 3000, pins=read_pins(["n_negatives=19"])).fits
+
+
+def test_fewer_positives_are_a_lever_where_they_cost_memory() -> None:
+    """With `group` sampling every positive is encoded with its anchor; with pairs none is."""
+    stages = (Stage(name="hard", n_positives=16, n_negatives=24),)
+    paired = STAGED.model_copy(update={"stages": stages})
+    grouped = paired.model_copy(update={"contrastive": Contrastive(sampling="group")})
+
+    assert any(lever.change == "at most 8 positives in every stage instead of 16" for lever in plan_of(grouped, 2500).levers)
+    assert not any("positives" in lever.change for lever in plan_of(paired, 2500).levers)
+
+
+def test_a_pinned_micro_batch_raises_a_target_that_nobody_asked_for() -> None:
+    """128 is more than the 16 samples of now: the plan is for 128, and what that costs is said."""
+    plan = plan_of(PLAIN, BASE_BYTES + 500 * ITEM_BYTES, pins=read_pins(["micro_batch_size=128"]))
+
+    assert plan.fits
+    assert plan.effective_batch_size == 128
+
+
+def test_the_whole_target_at_once_may_fit_where_accumulation_does_not() -> None:
+    """Gradients stay between micro-batches: what is saved by a smaller batch can be less than they take."""
+    counted = ParametersModel(num_parameters=1_000_000_000, activation_bytes_per_sample=1_500_000_000)
+    workload = Workload(
+        model=counted, optimizer=Optimizer(name="adamw", implementation="fused"), training=Training(target_effective_batch_size=10)
+    )
+    gpu = GpuSpec(name="card", total_memory_bytes=35 * 2**30, origin="test")
+
+    plan = make_plan(workload, gpu, analytic.estimate, method="analytic")
+
+    assert (plan.after.training.micro_batch_size, plan.after.training.gradient_accumulation_steps) == (10, 1)
+
+
+def test_a_stage_without_negatives_gets_none_unasked() -> None:
+    """Explicit negatives would make another training of it; with a limit of its own they are asked for."""
+    none, asked = Stage(name="none", n_negatives=0), Stage(name="asked", n_negatives=0, max_n_negatives=4)
+    plan = plan_of(STAGED.model_copy(update={"stages": (STAGED.stages[0], none, asked)}), BASE_BYTES + 60 * ITEM_BYTES)
+
+    assert [stage.planned.n_negatives for stage in plan.stages] == [24, 0, 4]
+
+
+def test_a_pinned_accumulation_that_misses_the_target_is_said() -> None:
+    """Room for 8 samples, accumulation 1: 8 of 16."""
+    plan = plan_of(PLAIN, BASE_BYTES + 8 * ITEM_BYTES, pins=read_pins(["gradient_accumulation_steps=1"]))
+
+    assert plan.effective_batch_size == 8
+    assert any("the target of 16 is missed, since accumulation is pinned: 8 is 8 below it" in warning for warning in plan.warnings)
+
+
+def test_training_mode_can_be_planned(built_in: Workload) -> None:
+    """What `.train()` would allow is what the pin plans."""
+    broken = make_plan(built_in, find_card("rtx4090"), analytic.estimate, method="analytic")
+    repaired = make_plan(built_in, find_card("rtx4090"), analytic.estimate, method="analytic", pins=read_pins(["is_in_eval_mode=false"]))
+
+    micro, steps = repaired.after.training.micro_batch_size, repaired.after.training.gradient_accumulation_steps
+    assert any(f"micro-batch {micro} with accumulation {steps} would fit" in warning for warning in broken.warnings)
+    assert not any("has no effect" in warning for warning in repaired.warnings)
 
 
 def test_what_is_pinned_is_part_of_a_plan_that_does_not_fit() -> None:
@@ -222,7 +292,9 @@ def test_levers_of_a_transformer_that_does_not_fit(built_in: Workload) -> None:
     """Checkpointing, precision, optimizer, LoRA, sequence, a larger card: each with its saving, the largest first."""
     model = built_in.model
     assert isinstance(model, ContrastiveEncoderModel)
-    encoder = model.encoder.model_copy(update={"lora": None, "is_in_eval_mode": False, "num_layers": 48, "hidden_size": 1536})
+    encoder = model.encoder.model_copy(
+        update={"lora": None, "is_in_eval_mode": False, "num_layers": 48, "hidden_size": 1536, "num_positions": 2048}
+    )
     workload = Workload(model=encoder, training=Training(sequence_length=2048))
 
     plan = make_plan(workload, find_card("t4"), analytic.estimate, method="analytic")

@@ -75,7 +75,8 @@ def test_what_the_c_files_define_is_found(tmp_path: Path) -> None:
     """By their first lines, and through the two macros that make functions."""
     source = tmp_path / "some.c"
     source.write_text(
-        "int cudaOne(int a) { return 0; }\nvoid **__cudaTwo(void) {}\nDESCRIPTOR(Tensor)\nNEEDS_NOTHING(cudnnThree, void *h)\nstatic int own(void) {}\n"
+        "int cudaOne(int a) { return 0; }\nvoid **__cudaTwo(void) {}\nDESCRIPTOR(Tensor)\n"
+        "NEEDS_NOTHING(cudnnThree, void *h)\nstatic int own(void) {}\n"
     )
 
     assert _defined([source]) == {"cudaOne", "__cudaTwo", "cudnnCreateTensorDescriptor", "cudnnThree"}

@@ -77,6 +77,7 @@ def run_memplan(tmp_path: Path) -> Run:
             env=os.environ | {"PYTHONIOENCODING": "utf-8"} | environment,
             capture_output=True,
             text=True,
+            errors="replace",
             check=False,
             timeout=120,
         )

@@ -5,6 +5,9 @@ Exit codes: 0 fits or done; 1 does not fit; 2 usage or configuration error; 3 th
 
 from __future__ import annotations
 
+import errno
+import io
+import os
 import sys
 
 import click
@@ -23,6 +26,10 @@ cli.add_command(undo)
 click.version_option(__version__, prog_name="memplan")(cli)
 
 
+CLOSED_PIPE = 141
+"""The exit code that a shell shows for a program that a closed pipe ended: no answer, and no error."""
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line and leave the process with its exit code."""
     sys.exit(run(arguments))
@@ -30,8 +37,16 @@ def main(arguments: list[str] | None = None) -> None:
 
 def run(arguments: list[str] | None = None) -> int:
     """Run the command line and return its exit code; errors that are the user's to solve are printed, not raised."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal or pipe that knows no arrows gets question marks, not a traceback
     try:
         result = cli.main(args=arguments, prog_name="memplan", standalone_mode=False)
+        sys.stdout.flush()
+    except OSError as error:
+        return _output_failed(error)
+    except SystemExit:  # how click leaves when the reader of its output has left
+        return CLOSED_PIPE
     except MemplanError as error:
         click.echo(f"Error: {error.message}", err=True)
         if error.hint:
@@ -46,3 +61,12 @@ def run(arguments: list[str] | None = None) -> int:
         click.echo("Aborted", err=True)
         return 130
     return result if isinstance(result, int) else 0
+
+
+def _output_failed(error: OSError) -> int:
+    """Return the exit code for output that nobody took: a reader that left is no error, a full disk is."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is still in the buffer must not be tried again at exit
+    if error.errno == errno.EPIPE:
+        return CLOSED_PIPE
+    click.echo(f"Error: the output could not be written: {error.strerror}", err=True)
+    return 2

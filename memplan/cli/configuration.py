@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from memplan.errors import ConfigError
-from memplan.layouts.registry import BUILT_IN_WORKLOAD, describe_layouts, locate
+from memplan.layouts.registry import BUILT_IN_WORKLOAD, describe_layouts, locate, main_files
 from memplan.layouts.templates import template_data, templates_folder
-from memplan.workload.reader import read_workload, workload_from
+from memplan.workload.reader import is_huggingface_config, read_workload, workload_from
 from memplan.workload.stage import Stage
 from memplan.workload.workload import Workload
 
@@ -26,11 +27,15 @@ class Configuration:
     """Where it is from, for the report."""
     reading: Reading | None = None
     """The tree; None for a workload file and for the built-in workload, which nothing is applied to."""
+    has_batch: bool = True
+    """Somebody chose a batch size; else the plan fills the card."""
+    noticed: tuple[str, ...] = ()
+    """What was noticed on the way to a workload that is no tree."""
 
     @property
     def notes(self) -> tuple[str, ...]:
         """Return what reading noticed."""
-        return self.reading.warnings if self.reading else ()
+        return self.reading.warnings if self.reading else self.noticed
 
     @property
     def other_stages(self) -> tuple[Stage, ...]:
@@ -53,9 +58,27 @@ def read_configuration(path: Path | None) -> Configuration:
     if path is None:
         template = templates_folder() / BUILT_IN_WORKLOAD
         workload = workload_from(template_data(template), template)
-        return Configuration(workload, "the built-in workload, since this folder has no configuration that memplan knows")
+        source = "the built-in workload, since this folder has no configuration that memplan knows"
+        return Configuration(workload, source, noticed=tuple(_passed_over()))
     if path.is_dir():
         raise ConfigError(
-            "has no layout that memplan knows", file=path, hint=f"looked for {describe_layouts()}; a workload.yaml can be given too"
+            "has no layout that memplan knows",
+            file=path,
+            hint=f"looked for {describe_layouts()}; a workload.yaml or a Hugging Face config.json can be given by its own name",
         )
-    return Configuration(read_workload(path), str(path))
+    workload = read_workload(path)
+    if is_huggingface_config(path):
+        training = workload.training
+        said = f"{path} says nothing of the training: planned with {training.precision}, sequence length {training.sequence_length} and "
+        said += f"{workload.optimizer.name}; change them with --pin. Without a target the plan fills the card"
+        return Configuration(workload, str(path), has_batch=False, noticed=(said,))
+    return Configuration(workload, str(path))
+
+
+def _passed_over() -> Iterator[str]:
+    """Say of files in this folder that look like a configuration why they were not planned."""
+    for file, keys in main_files(Path()):
+        yield f"{file} is here but was not planned: it lacks one of {', '.join(keys)}"
+    for name in ("workload.yaml", "config.json"):
+        if Path(name).is_file():
+            yield f"{name} is here but was not planned: name it with `--config-path {name}`"

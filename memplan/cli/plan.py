@@ -48,7 +48,7 @@ Examples:
     "target",
     type=click.IntRange(min=1),
     metavar="N",
-    help="Samples an optimizer step should see. Default: as now.",
+    help="Samples an optimizer step should see. Default: the workload's own target, else as many as now.",
 )
 @click.option("--apply", "apply_plan", is_flag=True, help="Write the plan into the configuration: show the diff, back up, write, verify.")
 @click.option("--dry-run", is_flag=True, help="Show the diff that --apply would make, and write nothing.")
@@ -100,7 +100,7 @@ def plan_command(
         raise click.BadParameter("nan is not a share", param_hint="--margin")
     if apply_plan and dry_run:
         raise UsageError("--apply and --dry-run exclude each other", hint="--dry-run shows what --apply would write")
-    if apply_plan and method == "guide":
+    if (apply_plan or dry_run) and method == "guide":
         raise UsageError("the guide's numbers are never written", hint="leave `--method guide` out to apply a plan that fits")
     return _plan(
         cards=cards_for(auto=auto, name=gpu_name, memory=gpu_memory),
@@ -128,7 +128,11 @@ def cards_for(*, auto: bool, name: str | None, memory: str | None) -> list[GpuSp
         card = find_card(name)
         if sized is None:
             return [card]
-        resized = {"total_memory_bytes": sized.total_memory_bytes, "origin": f"that kind of card with another size: {sized.origin}"}
+        resized = {
+            "total_memory_bytes": sized.total_memory_bytes,
+            "marketing_gb": sized.marketing_gb,
+            "origin": f"that kind of card with another size: {sized.origin}",
+        }
         return [card.model_copy(update=resized)]
     if sized is not None:
         return [sized]
@@ -156,19 +160,28 @@ def _plan(
     if shows_diff and configuration.reading is None:
         raise UsageError(
             f"there is nothing to apply to: planned was {configuration.source}",
-            hint="name the configuration with `--config-path`, or run memplan in its project's folder",
+            hint="only configuration trees are written: name one with `--config-path`, or run memplan in its project's folder",
         )
     plans = [_make(configuration, card, typed_memory, target=target, method=method, margin=margin, pins=pins) for card in cards]
     plan = plans[0]
     changes: list[FileChange] = []
     if shows_diff and plan.fits and configuration.reading is not None:
         from memplan.edits.apply import apply, prepare
-        from memplan.layouts.layout import edits_for
+        from memplan.layouts.layout import edits_for, unwritable
 
+        lost = unwritable(configuration.reading, plan.after)
+        if lost:
+            raise UsageError(
+                f"the plan counts on {', '.join(lost)}, which these files have no key for",
+                hint="leave the pin out, or change it in the code",
+            )
         changes = prepare(edits_for(configuration.reading, plan.after))
-        if writes:
-            apply(changes, root=configuration.reading.root, now=datetime.now(timezone.utc))
+    # The report and its diff come first: what is written has been shown.
     _report(configuration, plans, changes, shows_diff=shows_diff, writes=writes, output_format=output_format)
+    if writes and changes and configuration.reading is not None:
+        apply(changes, root=configuration.reading.root, now=datetime.now(timezone.utc))
+        if output_format == "text":
+            _say_written(changes)
     return 0 if plan.fits else 1
 
 
@@ -199,7 +212,8 @@ def _make(
     chosen = "analytic" if method == "auto" else method
     estimator = ESTIMATORS[chosen]
     margin = DEFAULT_MARGIN if margin is None else margin
-    plan = make_plan(workload, card, estimator, method=chosen, target=target, margin=margin, pins=read_pins(pins))
+    fills_card = target is None and not configuration.has_batch
+    plan = make_plan(workload, card, estimator, method=chosen, target=target, margin=margin, pins=read_pins(pins), fills_card=fills_card)
     others = warn_of_other_stages(plan, configuration.other_stages, estimator=estimator)
     return plan.model_copy(update={"warnings": (*plan.warnings, *others)})
 
@@ -249,11 +263,13 @@ def _show_changes(changes: Sequence[FileChange], *, writes: bool) -> None:
         return
     click.echo()
     print_diff(diff_lines(changes))
-    if writes:
-        count = f"{len(changes)} file" + ("s" if len(changes) > 1 else "")
-        click.echo(f"\nWrote {count}; the originals are beside them (*.backup). `memplan undo` puts them back.", err=True)
-    else:
+    if not writes:
         click.echo("\nNothing was written (--dry-run).", err=True)
+
+
+def _say_written(changes: Sequence[FileChange]) -> None:
+    count = f"{len(changes)} file" + ("s" if len(changes) > 1 else "")
+    click.echo(f"\nWrote {count}; the originals are beside them (*.backup). `memplan undo` puts them back.", err=True)
 
 
 def _extra(configuration: Configuration, plans: Sequence[Plan], changes: Sequence[FileChange], *, applied: bool) -> dict[str, Any]:

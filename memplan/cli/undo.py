@@ -45,10 +45,16 @@ def undo(*, config_path: Path | None, dry_run: bool, output_format: str) -> int:
     if was_interrupted:
         click.echo("The last apply was interrupted.", err=True)
     for path in paths:
-        click.echo(f"{'would put back' if dry_run else 'put back'} {path}")
+        click.echo(f"{'would put back' if dry_run else 'put back'} {_shown(path)}")
     if not paths:
         click.echo("Every file has its original content already.", err=True)
     return 0
+
+
+def _shown(path: Path) -> Path:
+    """Return *path* as seen from here, where it lies below."""
+    here = Path.cwd()
+    return path.relative_to(here) if path.is_relative_to(here) else path
 
 
 def _root(path: Path) -> Path:

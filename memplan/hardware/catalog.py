@@ -96,8 +96,8 @@ def card_of_size(size: Size) -> GpuSpec:
     """
     Return the card that a typed memory size stands for.
 
-    A plain number is the size on a box: the catalogue's least total among the cards sold with it, since a plan for "24" has to fit
-    on each of them. A size with a unit, and a number that no card is sold with, is taken as it is.
+    A plain number is the size on a box: the catalogue's least total among the cards sold with it, since a plan for "24" should fit on each
+    of them (though a size says nothing of the capability). A size with a unit, and a number that no card is sold with, is taken as it is.
     """
     marketing_gb = size.size_bytes // GIB if size.size_bytes % GIB == 0 and not size.has_unit else None
     sold = [card.spec for card in cards() if marketing_gb and card.spec.marketing_gb == marketing_gb and not card.is_mig]
@@ -110,7 +110,7 @@ def card_of_size(size: Size) -> GpuSpec:
     if most.total_memory_bytes != least.total_memory_bytes:
         offers += f" ({least.name}) to {format_bytes(most.total_memory_bytes)} ({most.name}); planned for the least"
     return GpuSpec(
-        name=f"a {marketing_gb} GB card",
+        name=f"a card of {marketing_gb} GB",
         total_memory_bytes=least.total_memory_bytes,
         origin=offers,
         marketing_gb=marketing_gb,

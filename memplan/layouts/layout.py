@@ -385,7 +385,7 @@ def unwritable(reading: Reading, after: Workload) -> list[str]:
     written = {entry.field for entry in reading.layout.fields}
     before, wanted = _leaves(reading.workload.model_dump()), _leaves(after.model_dump())
     changed = [field for field in wanted if before.get(field) != wanted[field] and field not in written]
-    return [field for field in changed if not field.startswith("stages.") and field != "training.target_effective_batch_size"]
+    return [field for field in changed if field not in ("stages", "training.target_effective_batch_size")]
 
 
 def _leaves(data: Any, path: str = "") -> dict[str, Any]:

@@ -50,6 +50,14 @@ def roots_of(path: Path, environment: Mapping[str, str] = os.environ) -> Iterato
         yield from _roots(data, path)
 
 
+def main_files(path: Path, environment: Mapping[str, str] = os.environ) -> Iterator[tuple[Path, list[str]]]:
+    """Yield every file that some layout would take for its tree's main one, with the keys that it would have to have."""
+    for _, data in _layout_templates(environment):
+        for root in _roots(data, path):
+            if (root / data["detect"]["file"]).is_file():
+                yield root / data["detect"]["file"], data["detect"].get("keys", [])
+
+
 def _layout_templates(environment: Mapping[str, str]) -> Iterator[tuple[Path, dict[str, Any]]]:
     for folder in template_folders(environment):
         for template in template_files(folder, LAYOUT_FILE):

@@ -95,7 +95,7 @@ def explain_guide(stages: Sequence[StagePlan]) -> tuple[str, ...]:
     """Return what the guide's numbers are."""
     missed = sorted({stage.planned.effective_batch_size for stage in stages if stage.planned.effective_batch_size != 256})
     reasons = [
-        "a rule of thumb, kept to compare with: by memplan's estimate it is 2 to 16 times too low for its own model; --apply does not write it"
+        "a rule of thumb, kept to compare with: by memplan's estimate it is 2 to 16 times too low for its own model; it is never written"
     ]
     if missed:
         reasons.append(f"it rounds accumulation down and so reaches {', '.join(map(str, missed))} instead of 256")

@@ -38,11 +38,13 @@ def make_plan(
     target: int | None = None,
     margin: float = DEFAULT_MARGIN,
     pins: Pins = NO_PINS,
+    fills_card: bool = False,
 ) -> Plan:
     """
     Return the plan of *workload* for *gpu*.
 
-    *target*: the effective batch to reach; else the workload's own, else the one it has now. A plan that does not fit is returned too: it
+    *target*: the effective batch to reach; else the workload's own, else the one it has now; with *fills_card* the largest micro-batch that
+    fits, without accumulation. A plan that does not fit is returned too: it
     says so, and what is missing. Raises UsageError for pins that make no sense, or a target below one micro-batch on each rank.
     """
     pinned = pin(workload, pins)
@@ -50,13 +52,15 @@ def make_plan(
         raise UsageError("the target effective batch is given twice", hint="give `--target-effective-batch` or the pin, not both")
     ranks = pinned.parallelism.data_parallel_size
     least = ranks * (pinned.training.micro_batch_size if pins.pins("micro_batch_size") else 1)
+    budget = MemoryBudget(total_bytes=gpu.total_memory_bytes, others_used_bytes=gpu.others_used_bytes, margin=margin)
+    if fills_card and not pinned.training.target_effective_batch_size and not pins.pins("micro_batch_size"):
+        target = ranks * (_filling(pinned, gpu, estimator, budget) or 1)
     target = target or pinned.training.target_effective_batch_size or max(least, _present_batch(workload, pinned))
     if target < least:
         raise UsageError(
             f"a target effective batch of {target} is below one micro-batch of {least // ranks} on each of {ranks} GPU(s)",
             hint=f"ask for {least} or more with `--target-effective-batch`, or pin a smaller micro-batch",
         )
-    budget = MemoryBudget(total_bytes=gpu.total_memory_bytes, others_used_bytes=gpu.others_used_bytes, margin=margin)
     largest = _largest_micro_batch(pinned, gpu, estimator, budget=budget, most=_most_useful(target, ranks), pins=pins)
     if largest is None:
         return _misfit(workload, pinned, gpu, estimator, budget=budget, target=target, pins=pins, method=method)
@@ -86,6 +90,18 @@ def make_plan(
     reasons = explain_plan(plan, pinned=pinned, largest=largest, pins=pins, estimator=estimator)
     warnings = warn(plan, estimator=estimator, largest=None if pins.pins("micro_batch_size") else largest)
     return plan.model_copy(update={"reasons": reasons, "warnings": warnings})
+
+
+LARGEST_MICRO_BATCH = 65_536
+"""Where filling a card ends: a model without activations would never be full."""
+
+
+def _filling(pinned: Workload, gpu: GpuSpec, estimator: Estimator, budget: MemoryBudget) -> int | None:
+    """Return the largest micro-batch with which every stage fits without accumulation."""
+    once = pinned.with_training(gradient_accumulation_steps=1)
+    return largest_fitting(
+        lambda size: _all_stages_fit(once.with_training(micro_batch_size=size), gpu, estimator, budget), low=1, high=LARGEST_MICRO_BATCH
+    )
 
 
 def _present_batch(workload: Workload, pinned: Workload) -> int:

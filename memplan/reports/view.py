@@ -87,6 +87,10 @@ def _facts(plan: Plan, source: str) -> list[tuple[str, str]]:
     training = plan.after.training
     facts = [
         ("planned", source),
+        (
+            "effective batch",
+            f"{_change(plan.before.effective_batch_size, plan.effective_batch_size)}, target {plan.target_effective_batch_size}",
+        ),
         ("workload", f"{plan.after.name} ({training.precision}, sequence {training.sequence_length}, {plan.after.optimizer.name})"),
         ("card", f"{plan.gpu.name}: {plan.gpu.origin}"),
         ("budget", budget),
@@ -99,11 +103,12 @@ def _facts(plan: Plan, source: str) -> list[tuple[str, str]]:
 
 def _columns(plan: Plan) -> tuple[str, ...]:
     contrastive = ("n_positives", "n_negatives", "negatives seen") if plan.before.contrastive is not None else ()
-    return ("stage", "micro-batch", "accumulation", *contrastive, "memory", "range", "of card")
+    return ("stage", "micro-batch", "accumulation", *contrastive, "memory" if plan.fits else "at the least", "range", "of card")
 
 
 def _row(plan: Plan, stage: StagePlan) -> tuple[str, ...]:
-    old, new = stage.present, stage.planned
+    # where nothing fits nothing is planned: the memory is that of the smallest try
+    old, new = stage.present, stage.planned if plan.fits or plan.method == "guide" else stage.present
     values = [
         stage.name,
         _change(old.micro_batch_size, new.micro_batch_size),
@@ -113,7 +118,7 @@ def _row(plan: Plan, stage: StagePlan) -> tuple[str, ...]:
         values += [_change(old.n_positives, new.n_positives), _change(old.n_negatives, new.n_negatives)]
         values.append(_change(old.negatives_per_anchor, new.negatives_per_anchor))
     used = stage.estimate.device_used
-    values.append(format_bytes(used.expected_bytes) + ("" if stage.fits else " (too much)"))
+    values.append(format_bytes(used.expected_bytes))
     values.append(f"{used.low_bytes / GIB:.1f} to {used.high_bytes / GIB:.1f} GiB" if used.low_bytes != used.high_bytes else "")
     values.append(f"{used.expected_bytes / plan.gpu.total_memory_bytes:.0%}")
     return tuple(values)

@@ -11,6 +11,8 @@ from memplan.errors import ConfigError
 from memplan.workload.huggingface import transformer_from_config
 from memplan.workload.workload import Workload
 
+DEFAULT_SEQUENCE_LENGTH = 512
+
 
 def read_workload_data(path: Path) -> dict[str, Any]:
     """
@@ -22,7 +24,10 @@ def read_workload_data(path: Path) -> dict[str, Any]:
     if not isinstance(data, dict):
         raise ConfigError("is not a workload: no keys and values", file=path, hint="start from a copy of a workload.yaml under templates/")
     if "model_type" in data:
-        return {"name": str(data.get("_name_or_path") or path.resolve().parent.name), "model": transformer_from_config(data, path)}
+        transformer = transformer_from_config(data, path)
+        length = min(DEFAULT_SEQUENCE_LENGTH, transformer.get("num_positions") or DEFAULT_SEQUENCE_LENGTH)
+        name = str(data.get("_name_or_path") or path.resolve().parent.name)
+        return {"name": name, "model": transformer, "training": {"sequence_length": length}}
     model = data.get("model")
     if isinstance(model, dict) and model.get("kind") == "huggingface":
         data["model"] = _from_huggingface(model, path)
@@ -39,6 +44,12 @@ def _from_huggingface(model: dict[str, Any], path: Path) -> dict[str, Any]:
     if not isinstance(described, dict):
         raise ConfigError("is not a Hugging Face config.json", file=config_path)
     return transformer_from_config(described, config_path) | {key: value for key, value in model.items() if key not in ("kind", "config")}
+
+
+def is_huggingface_config(path: Path) -> bool:
+    """Say whether the file at *path* is a Hugging Face config.json: a model, and no training."""
+    data = _content(path)
+    return isinstance(data, dict) and "model_type" in data
 
 
 def read_workload(path: Path) -> Workload:
@@ -90,5 +101,7 @@ def problem_of(error: Any) -> str:
         return "no such field"
     if error["type"] == "missing":
         return "is missing"
+    if error["type"] in ("union_tag_invalid", "union_tag_not_found"):
+        return "`kind` must be transformer, contrastive_encoder, parameters or huggingface"
     message = str(error["msg"]).removeprefix("Value error, ")
     return message[:1].lower() + message[1:]

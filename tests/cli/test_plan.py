@@ -16,7 +16,7 @@ def test_without_a_configuration_the_built_in_workload_is_planned_and_said(run_m
     result = run_memplan("--gpu-memory", "24")
 
     assert result.returncode == 0
-    assert "Fits on a 24 GB card" in result.stdout
+    assert "Fits on a card of 24 GB" in result.stdout
     assert "the built-in workload, since this folder has no configuration" in result.stdout
 
 
@@ -125,6 +125,90 @@ def test_a_hugging_face_config_can_be_planned(run_memplan: Run, tmp_path: Path) 
     assert result.returncode == 0, result.stderr
     assert "Fits on Tesla T4" in result.stdout
     assert "n_negatives" not in result.stdout
+
+
+def test_a_config_alone_fills_the_card_and_says_what_was_assumed(run_memplan: Run, tmp_path: Path) -> None:
+    """It has a model and no training: the largest micro-batch that fits, and one more would not."""
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "bert"}))
+    arguments = ["--gpu", "t4", "--config-path", "config.json", "--format", "json"]
+
+    answer = json.loads(run_memplan(*arguments).stdout)
+    micro = answer["after"]["training"]["micro_batch_size"]
+
+    assert micro > 8
+    assert answer["after"]["training"]["gradient_accumulation_steps"] == 1
+    assert run_memplan(*arguments, "--pin", f"micro_batch_size={micro}").returncode == 0
+    assert run_memplan(*arguments, "--pin", f"micro_batch_size={micro + 1}").returncode == 1
+    assert "says nothing of the training: planned with fp32, sequence length 512 and adamw" in answer["notes"][0]
+
+
+def test_files_that_were_passed_over_are_named(run_memplan: Run, tmp_path: Path) -> None:
+    """A config.yaml without the keys of any layout, and a workload that was not named, do not become the built-in workload in silence."""
+    (tmp_path / "conf").mkdir()
+    (tmp_path / "conf" / "config.yaml").write_text("data:\n  batch_size: 3\n")
+    (tmp_path / "workload.yaml").write_text("model: {}\n")
+
+    notes = json.loads(run_memplan("--gpu-memory", "24", "--format", "json").stdout)["notes"]
+
+    assert "conf/config.yaml is here but was not planned: it lacks one of data_loader.batch_size, training.trainer" in notes
+    assert "workload.yaml is here but was not planned: name it with `--config-path workload.yaml`" in notes
+
+
+def test_a_pin_that_the_files_have_no_key_for_is_planned_but_not_applied(run_memplan: Run, tree: Path) -> None:
+    """Else the plan would count on what the training does not do."""
+    before = content(tree)
+    pinned = ["--gpu", "rtx4090", "--config-path", tree, "--pin", "optimizer=sgd"]
+
+    assert run_memplan(*pinned).returncode == 0
+    refused = run_memplan(*pinned, "--apply")
+
+    assert refused.returncode == 2
+    assert "the plan counts on optimizer.name, which these files have no key for" in refused.stderr
+    assert content(tree) == before
+
+
+@pytest.mark.parametrize("encoding", ["latin-1", "ascii", "cp1252"])
+def test_a_stream_that_knows_no_arrows_is_no_crash(run_memplan: Run, tree: Path, encoding: str) -> None:
+    """Written with question marks, and the apply is done and said."""
+    result = run_memplan("--gpu", "rtx4090", "--apply", "--config-path", tree, PYTHONIOENCODING=encoding)
+
+    assert result.returncode == 0, result.stderr
+    assert "8 ? 4" in result.stdout
+    assert "Wrote 3 files" in result.stderr
+
+
+def test_a_reader_that_leaves_stops_the_program_before_it_writes(run_memplan: Run, tree: Path) -> None:
+    """What was not shown is not applied; the exit code is a closed pipe's, not "does not fit"."""
+    import subprocess
+    import sys
+
+    before = content(tree)
+    command = [sys.executable, "-m", "memplan", "--gpu", "rtx4090", "--apply", "--config-path", str(tree)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    process.stdout.close()
+    assert process.stderr is not None
+    said = process.stderr.read()
+    process.stderr.close()
+
+    assert process.wait(timeout=60) == 141
+    assert "Traceback" not in said
+    assert content(tree) == before
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+def test_output_that_cannot_be_written_is_an_error(run_memplan: Run) -> None:
+    """A full disk: one line and exit code 2."""
+    import subprocess
+    import sys
+
+    with Path("/dev/full").open("w") as full:
+        result = subprocess.run(
+            [sys.executable, "-m", "memplan", "--gpu", "t4"], stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
+
+    assert result.returncode == 2
+    assert result.stderr.startswith("Error: the output could not be written")
 
 
 def test_the_guide_reproduces_its_table(run_memplan: Run) -> None:

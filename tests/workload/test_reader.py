@@ -62,7 +62,7 @@ def test_a_workload_names_a_config_and_overwrites_parts_of_it(tmp_path: Path) ->
         (MINIMAL + "training:\n  micro_batch: 4\n", 6, "`training.micro_batch`: no such field"),
         ("model:\n  kind: parameters\n  num_parameters: 0\n  activation_bytes_per_sample: 1\n", 3, "`model.num_parameters` is 0"),
         ("model:\n  kind: parameters\n  num_parameters: 5\n", 2, "`model.activation_bytes_per_sample`: is missing"),
-        ("model: {kind: convnet}\n", 1, "convnet"),
+        ("model: {kind: convnet}\n", 1, "`model`: `kind` must be transformer, contrastive_encoder, parameters or huggingface"),
         (MINIMAL + "training: {precision: fp8}\n", 5, "`training.precision` is 'fp8'"),
         (MINIMAL + MINIMAL, 5, "`model` stands here and in line 1"),
         ("- a list\n", None, "is not a workload"),

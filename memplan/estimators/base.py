@@ -11,7 +11,7 @@ from memplan.workload.workload import Workload
 
 
 class Estimator(Protocol):
-    """Anything that can tell the memory of a step. The planner takes one as an argument and knows no other."""
+    """Anything that can tell the memory of a step. The planner takes one as an argument."""
 
     def __call__(self, workload: Workload, gpu: GpuSpec, stage: Stage | None) -> MemoryEstimate:
         """Return the memory of one step of *workload* in *stage* (None: it has no stages) on *gpu*."""

@@ -9,7 +9,7 @@ from memplan.estimators.base import Estimator
 from memplan.memory.estimate import MemoryEstimate
 from memplan.planner.batch import choose_batch
 from memplan.planner.levers import in_training_mode
-from memplan.planner.pins import Pins
+from memplan.planner.pins import Pins, pin
 from memplan.planner.plan import Plan, StagePlan
 from memplan.planner.search import largest_fitting
 from memplan.units import format_bytes
@@ -34,6 +34,7 @@ def _reasons(plan: Plan, pinned: Workload, largest: int, pins: Pins, estimator: 
         yield f"micro-batch {micro}: {plan.rule}. {_cost_of_pin(plan, estimator)}"
     else:
         yield f"micro-batch {micro}: {plan.rule}. {_why_not_more(plan, pinned, largest, estimator)}"
+    yield from _costs_of_pins(plan, pins, estimator)
     if steps > 1:
         ranks = plan.after.parallelism.data_parallel_size
         product = f"{micro} × {steps}" + (f" × {ranks} GPUs" if ranks > 1 else "")
@@ -48,6 +49,29 @@ def _reasons(plan: Plan, pinned: Workload, largest: int, pins: Pins, estimator: 
             f"{after} negatives instead of {before} in {', '.join(names)}: in memory that the micro-batch leaves free; a step encodes more "
             f"items and takes longer (`--pin {names[0]}.n_negatives={before}` keeps them)"
         )
+
+
+def _costs_of_pins(plan: Plan, pins: Pins, estimator: Estimator) -> Iterator[str]:
+    """Say of every other pin what it takes beside the value that is configured."""
+    for name, value in pins.values.items():
+        stage_name, _, field = name.rpartition(".")
+        if field in ("micro_batch_size", "gradient_accumulation_steps", "target_effective_batch_size", "max_n_negatives"):
+            continue
+        others = Pins({other: text for other, text in pins.values.items() if other != name})
+        reverted = pin(plan.before, others).with_training(
+            micro_batch_size=plan.after.training.micro_batch_size,
+            gradient_accumulation_steps=plan.after.training.gradient_accumulation_steps,
+        )
+        if field not in ("n_positives", "n_negatives"):
+            reverted = reverted.model_copy(update={"stages": plan.after.stages})
+        costs = [
+            estimator(plan.after, plan.gpu, new).device_used.high_bytes - estimator(reverted, plan.gpu, old).device_used.high_bytes
+            for new, old in zip(plan.after.stages or (None,), reverted.stages or (None,), strict=True)
+            if stage_name in ("", new.name if new else "")
+        ]
+        cost_bytes = max(costs, key=abs, default=0)
+        verdict = f"{format_bytes(abs(cost_bytes))} {'more' if cost_bytes > 0 else 'less'} than" if cost_bytes else "as much memory as"
+        yield f"{name}={value} is pinned: it takes {verdict} what is configured"
 
 
 def _cost_of_pin(plan: Plan, estimator: Estimator) -> str:

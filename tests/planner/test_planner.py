@@ -124,6 +124,15 @@ def test_a_pinned_micro_batch_stays_and_has_a_price() -> None:
     assert "a further sample would take up to 2.5 KiB" in plan.reasons[0]
 
 
+def test_every_other_pin_has_its_price_too() -> None:
+    """8 negatives are configured, 16 pinned: with 3 anchors that is 24 items more; what costs nothing is said as well."""
+    pins = read_pins(["micro_batch_size=3", "easy.n_negatives=16", "easy.n_positives=4"])
+    reasons = plan_of(STAGED, BASE_BYTES + 100 * ITEM_BYTES, pins=pins).reasons
+
+    assert "easy.n_negatives=16 is pinned: it takes 2.3 KiB more than what is configured" in reasons
+    assert "easy.n_positives=4 is pinned: it takes as much memory as what is configured" in reasons
+
+
 def test_nothing_fits_is_said_with_what_is_missing_and_never_with_a_batch_of_one() -> None:
     """One anchor with 24 negatives needs 3600 bytes; 3000 are there."""
     plan = plan_of(STAGED, 3000)

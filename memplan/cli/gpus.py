@@ -65,6 +65,9 @@ def _print(known: list[CatalogCard], found: list[GpuSpec], reason: str) -> None:
         print_table(("name", "for programs", "free now", ""), rows)
     else:
         click.echo(f"Found on this machine: none ({reason}).", err=True)
+    if not known:
+        click.echo("\nNo card of the catalogue matches.", err=True)
+        return
     click.echo("\nKnown cards (what programs can have of the size on the box):\n")
     print_table(
         ("--gpu", "name", "on the box", "for programs", "capability", "SMs"),

@@ -1,7 +1,8 @@
 """This machine's GPUs as cards to plan for: those that a CUDA program started here would see.
 
 CUDA_VISIBLE_DEVICES is read as CUDA reads it: numbers, GPU and MIG UUIDs or their beginnings; the list ends at the first entry
-that names nothing.
+that names nothing. Numbers count in the order of the PCI bus; in a machine of unlike cards CUDA counts the fastest first unless
+CUDA_DEVICE_ORDER=PCI_BUS_ID, so that UUIDs are the sure way there.
 """
 
 from __future__ import annotations

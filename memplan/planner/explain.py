@@ -91,6 +91,8 @@ def _why_not_more(plan: Plan, pinned: Workload, largest: int, estimator: Estimat
     over = pinned.with_training(micro_batch_size=largest + 1, gradient_accumulation_steps=2)
     excess = {stage: plan.budget.missing_bytes(estimator(over, plan.gpu, stage).device_used) for stage in over.stages or (None,)}
     worst = max(excess, key=lambda stage: excess[stage])
+    if not excess[worst]:
+        return f"{largest} would fit, and no larger one was tried"
     where = f" in {worst.name}" if worst is not None else ""
     return f"{largest} would fit, {largest + 1} would be {format_bytes(excess[worst])} over the budget{where}"
 

@@ -28,6 +28,9 @@ from memplan.workload.workload import Workload
 
 NO_PINS = Pins()
 
+LARGEST_MICRO_BATCH = 65_536
+"""Where trying ends: a model without activations would never fill a card."""
+
 
 def make_plan(
     workload: Workload,
@@ -92,10 +95,6 @@ def make_plan(
     return plan.model_copy(update={"reasons": reasons, "warnings": warnings})
 
 
-LARGEST_MICRO_BATCH = 65_536
-"""Where filling a card ends: a model without activations would never be full."""
-
-
 def _filling(pinned: Workload, gpu: GpuSpec, estimator: Estimator, budget: MemoryBudget) -> int | None:
     """Return the largest micro-batch with which every stage fits without accumulation."""
     once = pinned.with_training(gradient_accumulation_steps=1)
@@ -112,7 +111,7 @@ def _present_batch(workload: Workload, pinned: Workload) -> int:
 
 def _most_useful(target: int, ranks: int) -> int:
     """The micro-batch that meets the target without accumulation: a larger one would only go past it."""
-    return max(1, -(-target // ranks))
+    return max(1, min(LARGEST_MICRO_BATCH, -(-target // ranks)))
 
 
 def _stages_of(workload: Workload) -> Sequence[Stage | None]:

@@ -239,6 +239,16 @@ def test_a_target_below_one_micro_batch_is_refused(ranks: int, pins: list[str], 
         plan_of(parallel, 10_000, target=target, pins=read_pins(pins))
 
 
+def test_an_endless_target_ends() -> None:
+    """Twenty million samples that take nothing: the search stops where nobody trains, and says so."""
+    free = PLAIN.model_copy(update={"model": ParametersModel(num_parameters=1, activation_bytes_per_sample=0)})
+    plan = make_plan(free, find_card("t4"), analytic.estimate, method="analytic", target=20_000_000)
+
+    assert plan.fits
+    assert plan.effective_batch_size == 20_000_000
+    assert "no larger one was tried" in plan.reasons[0]
+
+
 def test_a_target_that_can_only_be_met_nearly_is_said() -> None:
     """Three ranks cannot make 16."""
     plan = plan_of(PLAIN.model_copy(update={"parallelism": Parallelism(devices=3)}), 10_000, target=16)

@@ -16,6 +16,7 @@ test: lint types architecture pytest
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "memplan needs Python 3.10 or later; name one: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 3; }
 	@$(PYTHON) -m venv .venv || { echo "python3 cannot make a virtual environment; on Debian and Ubuntu: apt install python3-venv" >&2; exit 3; }
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	@$(BIN)/python -m compileall -q memplan  # as pip does for all but editable installs: a tenth of a second at every start
 	@touch $@
 
 lint: .venv/ready

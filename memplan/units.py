@@ -4,8 +4,6 @@ Inside memplan a size is an `int` of bytes and its name ends in `_bytes`. GiB (2
 on the way in and on the way out.
 """
 
-from __future__ import annotations
-
 import re
 from decimal import Decimal
 from typing import NamedTuple

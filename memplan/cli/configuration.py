@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from memplan.errors import ConfigError
 from memplan.layouts.registry import BUILT_IN_WORKLOAD, describe_layouts, locate, main_files
@@ -18,8 +17,7 @@ if TYPE_CHECKING:
     from memplan.layouts.layout import Reading
 
 
-@dataclass(frozen=True)
-class Configuration:
+class Configuration(NamedTuple):
     """A workload, and the tree that it was read from where there is one."""
 
     workload: Workload

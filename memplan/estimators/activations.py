@@ -12,10 +12,7 @@ the compute type and r those of the residual stream (4 under autocast: norms ret
 "Attention is all of it" formulas (34·s·b·h and the like) leave out casts, biases and masks, and so miss by half and more.
 """
 
-from __future__ import annotations
-
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from memplan.dtypes import ELEMENT_BYTES, Precision, compute_dtype, is_mixed, parameter_dtype
 from memplan.workload.model import LoraTarget, TransformerModel
@@ -23,8 +20,7 @@ from memplan.workload.model import LoraTarget, TransformerModel
 AttentionKernel = Literal["flash", "efficient", "math", "eager"]
 
 
-@dataclass(frozen=True)
-class Call:
+class Call(NamedTuple):
     """One call of the model: how many sequences, and in which types."""
 
     sequences: int
@@ -250,8 +246,7 @@ def final_norm_bytes(model: TransformerModel, call: Call) -> int:
     return norm_bytes(model, call) if model.norm_position == "pre" else 0
 
 
-@dataclass(frozen=True)
-class HeadBytes:
+class HeadBytes(NamedTuple):
     """What the head and the loss take."""
 
     kept_bytes: int

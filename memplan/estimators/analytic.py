@@ -5,12 +5,9 @@ sum of what is alive then; the largest is the estimate. The parts are in `parame
 each with its source.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from memplan.dtypes import ELEMENT_BYTES, compute_dtype, is_mixed, parameter_dtype
@@ -37,8 +34,7 @@ WORKSPACE_BYTES = 8_519_680
 CONTEXT_LOW_BYTES, CONTEXT_BYTES, CONTEXT_HIGH_BYTES = 130 * MIB, 400 * MIB, 630 * MIB
 
 
-@dataclass(frozen=True)
-class _Moment:
+class _Moment(NamedTuple):
     """One moment of the step and what is alive in it, besides weights, optimizer state, batch and fixed workspaces."""
 
     phase: str
@@ -51,8 +47,7 @@ class _Moment:
         return self.gradients_bytes + self.activations_bytes + self.workspaces_bytes
 
 
-@dataclass(frozen=True)
-class _Forward:
+class _Forward(NamedTuple):
     """What the forward of all calls leaves, and the widest block of the backward."""
 
     kept_bytes: int

@@ -48,7 +48,7 @@ def gradient_bytes(groups: Sequence[ParameterGroup], *, dtype: DType) -> int:
 
 def optimizer_state_bytes(groups: Sequence[ParameterGroup], optimizer: Optimizer, *, dtype: DType) -> int:
     """Return the bytes of the state that *optimizer* keeps between steps. Step counters live on the host."""
-    return sum(group.count * _state_of_tensor(group.shape, optimizer, dtype) for group in groups if group.is_trainable)
+    return sum(group.num_tensors * _state_of_tensor(group.shape, optimizer, dtype) for group in groups if group.is_trainable)
 
 
 def _state_of_tensor(shape: tuple[int, ...], optimizer: Optimizer, dtype: DType) -> int:

@@ -3,13 +3,10 @@
 Counts are exact for the models of Hugging Face's transformers that a TransformerModel can describe (a test compares).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from memplan.dtypes import ELEMENT_BYTES, DType
 from memplan.units import MIB
@@ -26,24 +23,23 @@ COUNTED_SIDE = 4096  # of the matrices that stand for a model by counts: the wid
 Role = Literal["linear", "embedding", "head", "vector"]
 
 
-@dataclass(frozen=True)
-class ParameterGroup:
-    """*count* tensors of one shape."""
+class ParameterGroup(NamedTuple):
+    """*num_tensors* tensors of one shape."""
 
     role: Role
     """linear and head weights are cast under autocast; embeddings and vectors (biases, norms) are not, or too small to matter."""
     shape: tuple[int, ...]
-    count: int
+    num_tensors: int
     is_trainable: bool
 
     @property
     def num_parameters(self) -> int:
         """Return the elements of all tensors of the group."""
-        return self.count * prod(self.shape)
+        return self.num_tensors * prod(self.shape)
 
     def size_bytes(self, dtype: DType) -> int:
         """Return what the group takes on the device in *dtype*, each tensor rounded up as the allocator does."""
-        return self.count * rounded(prod(self.shape) * ELEMENT_BYTES[dtype])
+        return self.num_tensors * rounded(prod(self.shape) * ELEMENT_BYTES[dtype])
 
 
 def rounded(size_bytes: int) -> int:
@@ -70,8 +66,7 @@ def count(groups: Sequence[ParameterGroup], *, trainable_only: bool = False) -> 
     return sum(group.num_parameters for group in groups if group.is_trainable or not trainable_only)
 
 
-@dataclass(frozen=True)
-class LinearLayer:
+class LinearLayer(NamedTuple):
     """One linear layer of a block, as LoRA names it."""
 
     target: LoraTarget
@@ -143,7 +138,7 @@ def _head(model: TransformerModel, trained: bool) -> Iterator[ParameterGroup]:
 
 def _contrastive(model: ContrastiveEncoderModel) -> Iterator[ParameterGroup]:
     for group in _transformer(model.encoder):
-        yield ParameterGroup(group.role, group.shape, group.count * model.num_channels, group.is_trainable)
+        yield ParameterGroup(group.role, group.shape, group.num_tensors * model.num_channels, group.is_trainable)
     width = model.num_channels * model.encoder.hidden_size
     if model.experts is not None:
         experts = model.experts

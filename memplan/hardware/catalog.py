@@ -4,8 +4,6 @@ The facts are data (`gpus.json`, each with its source). What a card offers to pr
 "24 GB" is anything from 22.0 to 23.7 GiB, so a size alone is planned as the least of the cards sold with it.
 """
 
-from __future__ import annotations
-
 import difflib
 import json
 import re

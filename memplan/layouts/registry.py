@@ -1,7 +1,5 @@
 """The layouts that are there, and which of them a path is."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -20,20 +18,20 @@ LAYOUT_FILE = "layout.yaml"
 class Located(NamedTuple):
     """A tree that a layout fits."""
 
-    layout: Layout
+    layout: "Layout"
     folder: Path
     """Where the layout stands."""
     root: Path
     """Where the tree stands."""
 
-    def read(self) -> Reading:
+    def read(self) -> "Reading":
         """Return the workload that the tree describes. Raises ConfigError for what makes no sense in it."""
         from memplan.layouts.layout import read
 
         return read(self.layout, self.root, starter=self.folder / self.layout.workload)
 
 
-def locate(path: Path, environment: Mapping[str, str] = os.environ) -> Located | None:
+def locate(path: Path, environment: Mapping[str, str] = os.environ) -> "Located | None":
     """Return the tree that *path* (its folder, the project's, or the tree's main file) belongs to, or None where no layout fits."""
     for template, data in _layout_templates(environment):
         for root in _roots(data, path):
@@ -73,7 +71,7 @@ def _roots(data: dict[str, Any], path: Path) -> list[Path]:
     return [Path(os.path.normpath(path / root)) for root in data.get("roots", ["."])]
 
 
-def _fitting(template: Path, data: dict[str, Any], root: Path) -> Located | None:
+def _fitting(template: Path, data: dict[str, Any], root: Path) -> "Located | None":
     """Return the tree at *root* when it has the keys that the layout at *template* asks for."""
     from memplan.layouts.layout import layout_from, matches
 

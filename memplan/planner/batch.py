@@ -9,13 +9,10 @@ Among the micro-batches that fit, the plan prefers one whose multiples meet the 
 those the largest.
 """
 
-from __future__ import annotations
-
-from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True)
-class BatchChoice:
+class BatchChoice(NamedTuple):
     """A micro-batch, its accumulation, and the rule that decided."""
 
     micro_batch_size: int

@@ -22,6 +22,8 @@ def limit_of(stage: Stage, workload: Workload) -> int:
 
 def grow(stage: Stage, *, limit: int, fits: Callable[[Stage], bool]) -> Stage:
     """Return *stage* with the most negatives from its present count to *limit* with which it fits; as it is when that does not fit."""
+    if limit > stage.n_negatives and fits(with_negatives(stage, limit)):
+        return with_negatives(stage, limit)  # the micro-batch was chosen for a stage with as many: this is the usual case
     found = largest_fitting(lambda count: fits(with_negatives(stage, count)), low=stage.n_negatives, high=limit)
     return stage if found is None else with_negatives(stage, found)
 

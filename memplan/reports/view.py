@@ -1,8 +1,6 @@
 """What a plan report shows, as plain text in plain structures: the one source of every output for people."""
 
-from __future__ import annotations
-
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from memplan.hardware.spec import GpuSpec
 from memplan.memory.breakdown import MemoryBreakdown
@@ -27,8 +25,7 @@ METHOD_NOTES = {
 }
 
 
-@dataclass(frozen=True)
-class Breakdown:
+class Breakdown(NamedTuple):
     """What the memory of some stages is made of."""
 
     title: str
@@ -37,8 +34,7 @@ class Breakdown:
     """Category, bytes, share of the card; the total comes last."""
 
 
-@dataclass(frozen=True)
-class PlanView:
+class PlanView(NamedTuple):
     """The parts of a plan report."""
 
     headline: str
@@ -156,8 +152,7 @@ def _levers(plan: Plan) -> list[str]:
     return lines
 
 
-@dataclass(frozen=True)
-class RehearsalView:
+class RehearsalView(NamedTuple):
     """The parts of a rehearsal's report."""
 
     headline: str

@@ -15,6 +15,7 @@ from memplan.hardware.spec import GpuSpec
 from memplan.layouts.templates import template_data, templates_folder
 from memplan.workload.reader import workload_from
 from memplan.workload.workload import Workload
+from tests.hardware.nvml_driver import Driver, build_driver
 
 SHARED = Path(__file__).parents[2] / "shared"
 """Ground truth and real configurations; not on a user's machine."""
@@ -83,6 +84,18 @@ def run_memplan(tmp_path: Path) -> Run:
         )
 
     return run
+
+
+@pytest.fixture(scope="session")
+def driver(tmp_path_factory: pytest.TempPathFactory) -> Driver:
+    """A driver of today, compiled once for all who ask it."""
+    return build_driver(tmp_path_factory.mktemp("driver"))
+
+
+@pytest.fixture(autouse=True)
+def _every_gpu_visible(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The variable of whoever runs the tests is not meant."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
 
 def content(root: Path) -> dict[str, bytes]:

@@ -64,7 +64,10 @@ def run(arguments: list[str] | None = None) -> int:
 
 
 def _output_failed(error: OSError) -> int:
-    """Return the exit code for output that nobody took: a reader that left is no error, a full disk is."""
+    """Return the exit code for output that nobody took: a reader that left is no error, a full disk is. An error of a file names it."""
+    if error.filename is not None:
+        click.echo(f"Error: {error.filename}: {error.strerror}", err=True)
+        return 2
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is still in the buffer must not be tried again at exit
     if error.errno == errno.EPIPE:
         return CLOSED_PIPE

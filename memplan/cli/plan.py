@@ -166,7 +166,7 @@ def _plan(
     plan = plans[0]
     changes: list[FileChange] = []
     if shows_diff and plan.fits and configuration.reading is not None:
-        from memplan.edits.apply import apply, prepare
+        from memplan.edits.apply import prepare
         from memplan.layouts.layout import edits_for, unwritable
 
         lost = unwritable(configuration.reading, plan.after)
@@ -176,13 +176,26 @@ def _plan(
                 hint="leave the pin out, or change it in the code",
             )
         changes = prepare(edits_for(configuration.reading, plan.after))
-    # The report and its diff come first: what is written has been shown.
-    _report(configuration, plans, changes, shows_diff=shows_diff, writes=writes, output_format=output_format)
-    if writes and changes and configuration.reading is not None:
-        apply(changes, root=configuration.reading.root, now=datetime.now(timezone.utc))
-        if output_format == "text":
-            _say_written(changes)
+    if output_format == "json":  # says what was done, and so comes after it
+        from memplan.reports.json import plan_as_json
+
+        applied = writes and _write(configuration, changes)
+        click.echo(plan_as_json(plan, _extra(configuration, plans, changes, applied=applied)))
+        return 0 if plan.fits else 1
+    # A person sees the report and its diff first: what is written has been shown.
+    _report(configuration, plans, changes, shows_diff=shows_diff, writes=writes)
+    if writes and _write(configuration, changes):
+        _say_written(changes)
     return 0 if plan.fits else 1
+
+
+def _write(configuration: Configuration, changes: Sequence[FileChange]) -> bool:
+    """Write *changes*; say whether there were any."""
+    if not changes or configuration.reading is None:
+        return False
+    from memplan.edits.apply import apply
+
+    return apply(changes, root=configuration.reading.root, now=datetime.now(timezone.utc)) is not None
 
 
 def _make(
@@ -225,16 +238,10 @@ def _report(
     *,
     shows_diff: bool,
     writes: bool,
-    output_format: str,
 ) -> None:
-    plan = plans[0]
-    if output_format == "json":
-        from memplan.reports.json import plan_as_json
-
-        click.echo(plan_as_json(plan, _extra(configuration, plans, changes, applied=writes and plan.fits)))
-        return
     from memplan.reports.terminal import print_plan
 
+    plan = plans[0]
     print_plan(plan, source=configuration.source, notes=(*configuration.notes, *_alone(plans)))
     if shows_diff and plan.fits:
         _show_changes(changes, writes=writes)

@@ -68,7 +68,7 @@ def rehearse(
 
 
 def _run(request: Mapping[str, Any], folder: Path, environment: dict[str, str], timeout_seconds: float) -> dict[str, Any]:
-    """Run the recorder in a process of its own; return what it wrote. Its output goes to standard error."""
+    """Run the recorder in a process of its own; return what it wrote. Of its output only the last words of a failure are shown."""
     asked, answered, said = folder / "request.json", folder / "result.json", folder / "output"
     asked.write_text(json.dumps(request), encoding="utf-8")
     command = [sys.executable, str(RECORDER), str(asked), str(answered)]

@@ -213,13 +213,13 @@ class _Reader:
     def _read_field(self, entry: FieldEntry, data: dict[str, Any]) -> None:
         path = self.root / entry.file
         file = self._file(path)
-        found = self._counted(file, entry) if entry.counts else file.get(_path(entry.key))
+        found = self._found(file, entry)
         if found is None or found.value is None:
             found = self._default(entry, found, path)
-            if found is not None and found.value == "auto":
-                found = Found(1, found.line)
         if found is None:
             return
+        if entry.counts:
+            found = self._counted(entry, found, path)
         value = self._translated(entry, found, path)
         field = tuple(entry.field.split("."))
         source = _Source(path, found.line, entry.key, found.value)
@@ -242,18 +242,17 @@ class _Reader:
         self.warnings.append(f"{path}: `{entry.key}` is not set; planned with the default, {entry.default}")
         return Found(entry.default, line)
 
-    def _counted(self, file: YamlFile, entry: FieldEntry) -> Found | None:
-        """Return a count that is written as a number, as a list of things, or as "0,1"; "auto" and -1 are 1 with a warning."""
+    def _found(self, file: YamlFile, entry: FieldEntry) -> Found | None:
+        """Return what stands at the key; of a list that counts, its length."""
         key = _path(entry.key)
-        length = file.length_of(key)
-        if length is not None:
-            return Found(length, file.line_of(key) or 1)
-        found = file.get(key)
-        if found is None or found.value is None:
-            return None
+        length = file.length_of(key) if entry.counts else None
+        return file.get(key) if length is None else Found(length, file.line_of(key) or 1)
+
+    def _counted(self, entry: FieldEntry, found: Found, path: Path) -> Found:
+        """Return a count that is written as a number or as "0,1"; "auto" and -1 are 1 with a warning."""
         text = str(found.value)
         if text in ("auto", "-1"):
-            self.warnings.append(f"{file.path}:{found.line}: `{entry.key}` is {text}, which depends on the machine; planned for 1")
+            self.warnings.append(f"{path}:{found.line}: `{entry.key}` is {text}, which depends on the machine; planned for 1")
             return Found(1, found.line)
         return Found(len([part for part in text.split(",") if part.strip()]), found.line) if "," in text else found
 
@@ -325,9 +324,8 @@ class _Reader:
             if not nearest:
                 raise ConfigError(problem_of(first), file=self.root) from error
             source = nearest[-1]
-            value = (
-                f"`{source.key}` is {source.value!r}: " if location in self.sources else ""
-            )  # else: several values contradict each other
+            # Where it is no single value, several contradict each other.
+            value = f"`{source.key}` is {source.value!r}: " if location in self.sources else ""
             raise ConfigError(value + problem_of(first), file=source.file, line=source.line, hint="correct the value") from error
 
 
@@ -385,7 +383,9 @@ def unwritable(reading: Reading, after: Workload) -> list[str]:
     written = {entry.field for entry in reading.layout.fields}
     before, wanted = _leaves(reading.workload.model_dump()), _leaves(after.model_dump())
     changed = [field for field in wanted if before.get(field) != wanted[field] and field not in written]
-    return [field for field in changed if field not in ("stages", "training.target_effective_batch_size")]
+    # Whether the encoder is in eval mode only the trainer's code decides: a pin of it says what that does, and nothing is lost.
+    not_theirs = ("stages", "training.target_effective_batch_size", "model.encoder.is_in_eval_mode", "model.is_in_eval_mode")
+    return [field for field in changed if field not in not_theirs]
 
 
 def _leaves(data: Any, path: str = "") -> dict[str, Any]:

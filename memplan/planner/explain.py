@@ -193,13 +193,10 @@ def _present_does_not_fit(plan: Plan) -> Iterator[str]:
 
 def _target_nearly_met(plan: Plan) -> Iterator[str]:
     target, reached = plan.target_effective_batch_size, plan.effective_batch_size
-    if not plan.fits:
-        return
-    if reached != target:
-        if reached > target:
-            yield f"a target of {target} can only be met nearly: {reached} is {reached - target} above it"
-        else:
-            yield f"the target of {target} is missed, since accumulation is pinned: {reached} is {target - reached} below it"
+    if plan.fits and reached > target:
+        yield f"a target of {target} can only be met nearly: {reached} is {reached - target} above it"
+    elif plan.fits and reached < target:
+        yield f"the target of {target} is missed, since accumulation is pinned: {reached} is {target - reached} below it"
 
 
 def _price_of_exactness(plan: Plan, largest: int | None) -> Iterator[str]:

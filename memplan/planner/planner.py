@@ -47,8 +47,8 @@ def make_plan(
     Return the plan of *workload* for *gpu*.
 
     *target*: the effective batch to reach; else the workload's own, else the one it has now; with *fills_card* the largest micro-batch that
-    fits, without accumulation. A plan that does not fit is returned too: it
-    says so, and what is missing. Raises UsageError for pins that make no sense, or a target below one micro-batch on each rank.
+    fits, without accumulation. A plan that does not fit is returned too: it says so, and what is missing. Raises UsageError for pins that
+    make no sense, or a target below one micro-batch on each rank.
     """
     pinned = pin(workload, pins)
     if target is not None and pins.pins("target_effective_batch_size"):
@@ -223,7 +223,8 @@ def make_guide_plan(workload: Workload, gpu: GpuSpec, *, memory_gib: float) -> P
     Raises UsageError for a workload that is not the guide's kind.
     """
     budget = MemoryBudget(total_bytes=int(memory_gib * GIB), margin=1 - guide.USABLE_SHARE)
-    stages = tuple(_guide_stage(workload, stage, gpu, memory_gib, budget) for stage in _stages_of(workload))
+    guide.estimate(workload, gpu, _stages_of(workload)[0])  # refuses what is not the guide's kind
+    stages = tuple(_guide_stage(workload, number, gpu, memory_gib, budget) for number in range(len(workload.stages)))
     return Plan(
         fits=all(stage.fits for stage in stages),
         method="guide",
@@ -241,18 +242,7 @@ def make_guide_plan(workload: Workload, gpu: GpuSpec, *, memory_gib: float) -> P
     )
 
 
-def _guide_stage(workload: Workload, stage: Stage | None, gpu: GpuSpec, memory_gib: float, budget: MemoryBudget) -> StagePlan:
-    present = guide.estimate(workload, gpu, stage)
-    assert stage is not None  # guide.estimate refuses a workload without stages
-    batch = guide.largest_batch(workload, stage, gpu=gpu, memory_gib=memory_gib)
+def _guide_stage(workload: Workload, number: int, gpu: GpuSpec, memory_gib: float, budget: MemoryBudget) -> StagePlan:
+    batch = guide.largest_batch(workload, workload.stages[number], gpu=gpu, memory_gib=memory_gib)
     after = workload.with_training(micro_batch_size=batch, gradient_accumulation_steps=guide.accumulation(batch))
-    planned = guide.estimate(after, gpu, stage)
-    return StagePlan(
-        name=stage.name,
-        present=_values(workload, stage),
-        present_estimate=present,
-        present_fits=budget.fits(present.device_used),
-        planned=_values(after, stage),
-        estimate=planned,
-        fits=budget.fits(planned.device_used),
-    )
+    return _stage_plan(workload, after, number, gpu, guide.estimate, budget)

@@ -10,21 +10,9 @@ import pytest
 
 from memplan.hardware.catalog import cards, find_card
 from tests.conftest import Run
-from tests.hardware.nvml_driver import A100, GIB, MIG, T4, Driver, build_driver, no_driver
+from tests.hardware.nvml_driver import A100, GIB, MIG, T4, Driver, no_driver
 
 BUSY_A100 = A100.replace("5920 0", f"5920 {30 * GIB}")
-
-
-@pytest.fixture(scope="session")
-def driver(tmp_path_factory: pytest.TempPathFactory) -> Driver:
-    """A driver of today."""
-    return build_driver(tmp_path_factory.mktemp("driver"))
-
-
-@pytest.fixture(autouse=True)
-def _every_gpu_visible(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The variable of whoever runs the tests is not meant."""
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
 
 @pytest.fixture

@@ -102,6 +102,42 @@ def test_json_is_one_object_on_standard_output(run_memplan: Run, tree: Path) -> 
     assert {"key": "data_loader.batch_size", "value": 4} in answer["changes"][0]["edits"]
 
 
+def test_json_never_says_applied_of_what_was_not(run_memplan: Run, tree: Path) -> None:
+    """An apply that is refused has no answer on standard output; one with nothing to write says that nothing was applied."""
+    import fcntl
+
+    arguments = ["--gpu", "rtx4090", "--apply", "--format", "json", "--config-path", tree]
+    with (tree / "config.yaml").open("rb") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        refused = run_memplan(*arguments)
+    first, again = run_memplan(*arguments), run_memplan(*arguments)
+
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert "is locked by another program" in refused.stderr
+    assert [json.loads(answer.stdout)["applied"] for answer in (first, again)] == [True, False]
+
+
+def test_a_plan_for_code_that_was_mended_can_be_applied(run_memplan: Run, tree: Path) -> None:
+    """The mode of the encoder is in the trainer's code: the report offers the pin, and with it the plan can be written."""
+    result = run_memplan("--gpu", "rtx4090", "--config-path", tree, "--pin", "is_in_eval_mode=false", "--apply")
+
+    assert result.returncode == 0, result.stderr
+    assert b"batch_size: 32 " in (tree / "config.yaml").read_bytes()
+
+
+def test_an_error_of_a_file_names_the_file(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """It is not taken for one of the output."""
+    from memplan.cli import app
+
+    def fail(**_: object) -> None:
+        raise PermissionError(13, "Permission denied", "some/file")
+
+    monkeypatch.setattr(app.cli, "main", fail)
+
+    assert app.run([]) == 2
+    assert capsys.readouterr().err == "Error: some/file: Permission denied\n"
+
+
 def test_pins_target_and_margin(run_memplan: Run, tree: Path) -> None:
     """They say what they say, and what is pinned is written too."""
     result = run_memplan(

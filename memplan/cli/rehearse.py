@@ -1,64 +1,194 @@
-"""`memplan rehearse`: run the user's own training step on a card that is not there."""
+"""`memplan rehearse`: run the user's own training step, or whole script, on a card that is not there."""
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Sequence
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from memplan.cli.options import format_option
 from memplan.errors import UsageError
 
+if TYPE_CHECKING:
+    from memplan.estimators.answers import Answers
+    from memplan.hardware.spec import GpuSpec
+    from memplan.memory.rehearsal import Rehearsal
+    from memplan.planner.would_fit import WouldFit
+
 EXAMPLES = """
 \b
 Examples:
-  memplan rehearse --gpu a100-80 train_step.py:build                        the file's build(device) returns one step
+  memplan rehearse --gpu a100-80 train_step.py:build                           the file's build(device) returns one step
   memplan rehearse --gpu t4 train_step.py:build --set batch=8 --set seq=512    build(device, batch=8, seq=512)
-  memplan rehearse --gpu h100 --gpu-memory 40GiB my.package:build           that kind of card in another size
-  memplan rehearse --gpu rtx4090 train_step.py:build --format json          for a program
+  memplan rehearse --gpu h100 --gpu-memory 40GiB my.package:build              that kind of card in another size
+  memplan rehearse --gpu rtx4090 --steps 3 -- train.py --epochs 1              a whole script, ended after 3 optimizer steps
+  memplan rehearse --gpu t4 --format json -- -m my.training --lr 0.1           a module, for a program
 """
 
+_PROGRAM = "memplan.program"
 
-@click.command(epilog=EXAMPLES)
-@click.argument("target", metavar="FILE.py:FUNCTION")
-@click.option("--gpu", "gpu_name", metavar="NAME", required=True, help="The card to stand in for; `memplan gpus` lists them.")
-@click.option("--gpu-memory", metavar="SIZE", help="That kind of card in another size: 24GiB.")
-@click.option("--set", "assignments", multiple=True, metavar="NAME=VALUE", help="A value for the function: batch=8. May be repeated.")
-@click.option("--steps", type=click.IntRange(min=1), default=3, show_default=True, help="Steps to run; the first is hardly ever the peak.")
+
+class _WithProgram(click.Command):
+    """Takes what follows `--`, or begins with `-m`, as another program's command line."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        begins = min((args.index(word) for word in ("--", "-m") if word in args), default=None)
+        if begins is not None:
+            ctx.meta[_PROGRAM] = args[begins + (args[begins] == "--") :]
+            args = args[:begins]
+        return super().parse_args(ctx, args)
+
+
+@click.command(epilog=EXAMPLES, cls=_WithProgram)
+@click.argument("target", metavar="FILE.py:FUNCTION | -- SCRIPT.py [ARG …] | -m MODULE [ARG …]", required=False)
+@click.option("--gpu", "gpu_name", metavar="NAME", help="The card to stand in for; `memplan gpus` lists them.")
 @click.option(
-    "--timeout", type=click.FloatRange(min=0, min_open=True), default=600, show_default=True, help="Seconds that the program may take."
+    "--gpu-memory", metavar="SIZE", help="That kind of card in another size, as 24GiB; alone: the least card sold with it, as 24."
+)
+@click.option("--set", "assignments", multiple=True, metavar="NAME=VALUE", help="A value for the function: batch=8. May be repeated.")
+@click.option(
+    "--steps",
+    type=click.IntRange(min=1),
+    help="Steps to run. Default: 3, and 10 where the third still takes more than the second; a script runs until it ends.",
+)
+@click.option(
+    "--read",
+    "reads",
+    multiple=True,
+    metavar="FILE.py:LINE=ANSWER",
+    help="What a line that reads a value from the device gets: true, false, a number, or a share of a mask's elements (1/8). Remembered.",
+)
+@click.option(
+    "--timeout",
+    type=click.FloatRange(min=0, min_open=True),
+    help="Seconds that the program may take. Default: 600 a rehearsal; without end for a script.",
 )
 @format_option
+@click.pass_context
 def rehearse(
+    context: click.Context,
     *,
-    target: str,
-    gpu_name: str,
+    target: str | None,
+    gpu_name: str | None,
     gpu_memory: str | None,
     assignments: Sequence[str],
-    steps: int,
-    timeout: float,
+    steps: int | None,
+    reads: Sequence[str],
+    timeout: float | None,
     output_format: str,
 ) -> int:
     """
-    Run a training step of your own on a card that is not there, with the real PyTorch, and report its exact memory.
+    Run training on a card that is not there, with the real PyTorch, and report its exact memory.
 
     FUNCTION is called with the device and the values that --set gives, and returns a function that runs one whole step (forward, backward,
-    optimizer). Needs Linux, a CUDA build of PyTorch (no GPU) and a C compiler. Exit code 1: memory ran out.
+    optimizer); exit code 1: memory ran out. A script behind -- is run as it is, its output passes through, and its exit code is kept.
+    Needs Linux, a CUDA build of PyTorch (no GPU) and a C compiler.
     """
-    from memplan.cli.plan import cards_for
-    from memplan.estimators.rehearsed import rehearse as run_rehearsal
+    program: list[str] = context.meta.get(_PROGRAM, [])
+    if (target is None) == (not program):
+        raise UsageError(
+            "say what to rehearse: FILE.py:FUNCTION, or a script behind `--`", hint="`memplan rehearse --gpu t4 -- train.py --epochs 1`"
+        )
+    if target is not None and ":" not in target and target.endswith(".py"):
+        raise UsageError(
+            f"{target!r} does not say FILE.py:build",
+            hint=f"name the function, `{target}:build`, or run the whole script: `memplan rehearse --gpu t4 -- {target}`",
+        )
+    if program and assignments:
+        raise UsageError("--set gives values to a function, not to a script", hint="write the script's own arguments behind it")
+    gpu = _card(gpu_name, gpu_memory)
+    if program:
+        return _rehearse_script(program, gpu, steps=steps, reads=reads, timeout=timeout, output_format=output_format)
+    assert target is not None
+    return _rehearse_step(target, gpu, _values(assignments), steps=steps, reads=reads, timeout=timeout, output_format=output_format)
 
-    gpu = cards_for(auto=False, name=gpu_name, memory=gpu_memory)[0]
-    rehearsal = run_rehearsal(target, gpu=gpu, values=_values(assignments), steps=steps, timeout_seconds=timeout)
+
+def _card(name: str | None, memory: str | None) -> GpuSpec:
+    from memplan.cli.plan import cards_for
+    from memplan.hardware.catalog import of_some_kind
+
+    if name is None and memory is None:
+        raise UsageError("say which card to stand in for", hint="`--gpu a100-80`; `memplan gpus` lists the names")
+    return of_some_kind(cards_for(auto=False, name=name, memory=memory)[0])
+
+
+def _rehearse_step(
+    text: str, gpu: GpuSpec, values: dict[str, Any], *, steps: int | None, reads: Sequence[str], timeout: float | None, output_format: str
+) -> int:
+    from memplan.estimators.answers import read_answers
+    from memplan.estimators.rehearsed import DEFAULT_TIMEOUT_SECONDS, Rehearser
+    from memplan.estimators.target import target_from
+    from memplan.planner.would_fit import what_would_fit
+
+    target = target_from(text)
+    folder = Path(target.name).parent if target.name.endswith(".py") else Path()
+    answers = read_answers(reads, folder)
+    with Rehearser(target) as rehearser:
+
+        def run(card: GpuSpec, tried: Any, *, looks: bool = False) -> Rehearsal:
+            return rehearser.rehearse(
+                gpu=card,
+                values=tried,
+                steps=steps,
+                answers=answers.request(),
+                timeout_seconds=timeout or DEFAULT_TIMEOUT_SECONDS,
+                looks=looks,
+            )
+
+        rehearsal = run(gpu, values, looks=True)
+        would_fit = None if rehearsal.fits else what_would_fit(run, gpu=gpu, values=values)
+    _report(rehearsal, gpu, would_fit, _kept(answers, rehearsal, folder), output_format)
+    return 0 if rehearsal.fits else 1
+
+
+def _rehearse_script(
+    program: Sequence[str], gpu: GpuSpec, *, steps: int | None, reads: Sequence[str], timeout: float | None, output_format: str
+) -> int:
+    from memplan.estimators.answers import read_answers
+    from memplan.estimators.scripted import rehearse_script
+
+    script = Path(program[0])
+    if program[0] != "-m" and not script.is_file():
+        raise UsageError(f"{script} does not exist", hint="behind `--` stands a script and its arguments, or `-m MODULE`")
+    if program == ["-m"]:
+        raise UsageError("-m names no module", hint="`memplan rehearse --gpu t4 -m my.training`")
+    folder = Path() if program[0] == "-m" else script.parent
+    answers = read_answers(reads, folder)
+    rehearsal, exit_code = rehearse_script(
+        program,
+        gpu=gpu,
+        steps=steps,
+        answers=answers.request(),
+        timeout_seconds=timeout,
+        output_to_stderr=output_format == "json",
+    )
+    if rehearsal is None:
+        click.echo("memplan: the program ended before it used the GPU: there is nothing to report", err=True)
+    else:
+        _report(rehearsal, gpu, None, _kept(answers, rehearsal, folder), output_format)
+    return exit_code if exit_code >= 0 else 128 - exit_code
+
+
+def _kept(answers: Answers, rehearsal: Rehearsal, folder: Path) -> list[str]:
+    """Remember the answers that were used; say of the others that they were not."""
+    from memplan.estimators.answers import remember
+
+    unused = remember(answers, rehearsal.reads, folder)
+    return [f"--read {place}: the program read no value from the device at that line" for place in unused]
+
+
+def _report(rehearsal: Rehearsal, gpu: GpuSpec, would_fit: WouldFit | None, notes: Sequence[str], output_format: str) -> None:
     if output_format == "json":
-        click.echo(rehearsal.model_dump_json(indent=2))
+        from memplan.reports.json import rehearsal_as_json
+
+        click.echo(rehearsal_as_json(rehearsal, would_fit, notes))
     else:
         from memplan.reports.terminal import print_rehearsal
 
-        print_rehearsal(rehearsal, gpu)
-    return 0 if rehearsal.fits else 1
+        print_rehearsal(rehearsal, gpu, would_fit=would_fit, notes=notes)
 
 
 def _values(assignments: Sequence[str]) -> dict[str, Any]:

@@ -113,3 +113,13 @@ def card_of_size(size: Size) -> GpuSpec:
         origin=offers,
         marketing_gb=marketing_gb,
     )
+
+
+def of_some_kind(card: GpuSpec) -> GpuSpec:
+    """Return *card* with a kind: one of which only the size is known is taken for the catalogue's card that is nearest in size."""
+    if card.compute_capability is not None:
+        return card
+    whole = [known.spec for known in cards() if not known.is_mig]
+    nearest = min(whole, key=lambda spec: abs(spec.total_memory_bytes - card.total_memory_bytes))
+    kind = {name: getattr(nearest, name) for name in ("compute_capability", "multiprocessors", "unified_memory")}
+    return card.model_copy(update={**kind, "name": f"{card.name}, as {nearest.name}"})

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from memplan.memory.rehearsal import Rehearsal
 from memplan.planner.plan import Plan
+from memplan.planner.would_fit import WouldFit
 
 
 def plan_as_json(plan: Plan, extra: Mapping[str, Any]) -> str:
     """Return *plan* and what the command adds to it as one JSON object."""
     return json.dumps(plan.model_dump(mode="json") | dict(extra), indent=2)
+
+
+def rehearsal_as_json(rehearsal: Rehearsal, would_fit: WouldFit | None, notes: Sequence[str]) -> str:
+    """Return *rehearsal*, what would fit instead, and what the command noticed as one JSON object."""
+    more = {"would_fit": would_fit and would_fit.model_dump(mode="json"), "notes": list(notes)}
+    return json.dumps(rehearsal.model_dump(mode="json") | more, indent=2)

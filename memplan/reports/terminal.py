@@ -15,6 +15,7 @@ from rich.text import Text
 from memplan.hardware.spec import GpuSpec
 from memplan.memory.rehearsal import Rehearsal
 from memplan.planner.plan import Plan
+from memplan.planner.would_fit import WouldFit
 from memplan.reports.view import view_plan, view_rehearsal
 
 WIDTH_WITHOUT_TERMINAL = 120
@@ -58,16 +59,19 @@ def print_plan(plan: Plan, *, source: str, notes: Sequence[str] = (), stream: Te
     _print_list(console, "what would help", view.levers)
 
 
-def print_rehearsal(rehearsal: Rehearsal, gpu: GpuSpec, *, stream: TextIO | None = None) -> None:
-    """Print the report of *rehearsal* on *gpu*."""
-    console, view = _console(stream), view_rehearsal(rehearsal, gpu)
+def print_rehearsal(
+    rehearsal: Rehearsal, gpu: GpuSpec, *, would_fit: WouldFit | None = None, notes: Sequence[str] = (), stream: TextIO | None = None
+) -> None:
+    """Print the report of *rehearsal* on *gpu*, and what would fit instead; *notes* are what the command noticed."""
+    console, view = _console(stream), view_rehearsal(rehearsal, gpu, would_fit)
     console.print(Text(view.headline, style="bold green" if rehearsal.fits else "bold red"))
     console.print()
     console.print(_facts(view.facts))
     console.print()
     console.print(Text(f"memory of {view.breakdown.title}"))
     console.print(_bars(view.breakdown.rows))
-    _print_list(console, "mind", view.warnings)
+    _print_list(console, "mind", (*view.warnings, *notes))
+    _print_list(console, "what would fit", view.would_fit)
 
 
 def _facts(facts: Iterable[tuple[str, str]]) -> Table:

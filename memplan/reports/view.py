@@ -1,11 +1,13 @@
 """What a plan report shows, as plain text in plain structures: the one source of every output for people."""
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from memplan.hardware.spec import GpuSpec
 from memplan.memory.breakdown import MemoryBreakdown
 from memplan.memory.rehearsal import Rehearsal
 from memplan.planner.plan import Plan, StagePlan
+from memplan.planner.would_fit import WouldFit
 from memplan.units import GIB, format_bytes
 
 _CATEGORIES = {
@@ -159,38 +161,63 @@ class RehearsalView(NamedTuple):
     facts: tuple[tuple[str, str], ...]
     breakdown: Breakdown
     warnings: tuple[str, ...]
+    would_fit: tuple[str, ...]
 
 
-def view_rehearsal(rehearsal: Rehearsal, gpu: GpuSpec) -> RehearsalView:
-    """Return what a report of *rehearsal* on *gpu* shows."""
-    estimate = rehearsal.estimate
-    fragmentation = estimate.peak_reserved_bytes / max(1, estimate.peak_allocated_bytes) - 1
+def view_rehearsal(rehearsal: Rehearsal, gpu: GpuSpec, would_fit: WouldFit | None = None) -> RehearsalView:
+    """Return what a report of *rehearsal* on *gpu* shows; *would_fit* is what would, where it does not fit."""
+    used = rehearsal.device_used
     facts = [
         ("card", f"{gpu.name}, {format_bytes(gpu.total_memory_bytes)} for programs"),
-        ("PyTorch", f"{rehearsal.torch}, {len(rehearsal.steps)} steps"),
-        ("peak allocated", format_bytes(estimate.peak_allocated_bytes)),
-        ("peak reserved", f"{format_bytes(estimate.peak_reserved_bytes)}, {fragmentation:.1%} more than allocated"),
-        ("peak of the device", f"{format_bytes(estimate.device_used_bytes)} with the CUDA context, which varies from 0.1 to 0.6 GiB"),
+        ("PyTorch", f"{rehearsal.torch}, {_count(len(rehearsal.steps), 'step')}"),
+        ("peak allocated", f"{format_bytes(rehearsal.peak_allocated_bytes)}, in {rehearsal.peak_phase}"),
+        ("peak reserved", f"{format_bytes(rehearsal.peak_reserved_bytes)}, of which {rehearsal.fragmentation:.1%} fragmentation"),
+        (
+            "peak of the device",
+            f"{format_bytes(used.expected_bytes)}, with the CUDA context, which varies: "
+            f"{format_bytes(used.low_bytes)} to {format_bytes(used.high_bytes)}",
+        ),
         ("retries", str(rehearsal.num_alloc_retries)),
     ]
-    breakdown = Breakdown("the step at its peak", tuple(_shares(estimate.breakdown, gpu.total_memory_bytes)))
-    return RehearsalView(_rehearsal_headline(rehearsal, gpu), tuple(facts), breakdown, tuple(_rehearsal_warnings(rehearsal)))
+    breakdown = Breakdown("the step at its peak", tuple(_shares(rehearsal.breakdown, gpu.total_memory_bytes)))
+    fits = tuple(_would_fit(would_fit)) if would_fit else ()
+    return RehearsalView(_rehearsal_headline(rehearsal, gpu), tuple(facts), breakdown, tuple(_rehearsal_warnings(rehearsal)), fits)
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" + ("" if number == 1 else "s")
 
 
 def _rehearsal_headline(rehearsal: Rehearsal, gpu: GpuSpec) -> str:
-    if rehearsal.out_of_memory is None:
-        return f"Fits on {gpu.name}: {format_bytes(rehearsal.estimate.device_used_bytes)} at the peak of {len(rehearsal.steps)} steps"
     missing = rehearsal.out_of_memory
+    if missing is None:
+        steps = f"the peak of {_count(len(rehearsal.steps), 'step')}" if rehearsal.steps else "the peak"
+        return f"Fits on {gpu.name}: {format_bytes(rehearsal.device_used_bytes)} at {steps}"
     where = f" at {missing.place}" if missing.place else ""
-    return f"Does not fit on {gpu.name}: out of memory in {missing.phase}{where}"
+    when = f"in step {missing.step}, {missing.phase}," if missing.step else "while the model was built,"
+    return f"Does not fit on {gpu.name}: out of memory {when.rstrip(',') if not where else when}{where}"
 
 
 def _rehearsal_warnings(rehearsal: Rehearsal) -> list[str]:
     warnings = []
     if rehearsal.out_of_memory is not None:
-        warnings.append(rehearsal.out_of_memory.message)
-    if rehearsal.num_alloc_retries:
-        warnings.append("the allocator had to give cached memory back to go on: a little more and it does not fit")
-    if rehearsal.grows:
-        warnings.append("the peak still rose in the last step: rehearse more with `--steps 10`")
-    return warnings
+        missing = rehearsal.out_of_memory
+        asked, free = format_bytes(missing.requested_bytes), format_bytes(missing.free_bytes)
+        warnings.append(f"tried to allocate {asked} with {free} of the card free; the figures are of what ran before that")
+    if rehearsal.num_alloc_retries and rehearsal.fits:
+        warnings.append("tight: the allocator had to give cached memory back to go on; a little more and it does not fit")
+    return [*warnings, *(finding.message for finding in rehearsal.findings)]
+
+
+def _would_fit(found: WouldFit) -> Iterator[str]:
+    if found.name and found.value:
+        yield f"{found.name}={found.value} on this card: the largest that ran to its end"
+    elif found.name:
+        yield f"no {found.name} on this card: not even 1 does"
+    if found.device_used_bytes is None:
+        yield "memory alone does not help: the step does not run on a card without end either"
+    else:
+        need = f"the step as it is on a card of this kind with {format_bytes(found.device_used_bytes)}"
+        yield (
+            f"{need}; so much offer {', '.join(found.cards)} (rehearse on them to be sure)" if found.cards else f"{need}; no card offers it"
+        )

@@ -60,13 +60,24 @@ int card_owns(const void *pointer) { return (uintptr_t)pointer >= FIRST_ADDRESS 
 
 void *new_handle(void) { return (void *)__sync_add_and_fetch(&next_handle, 64); }
 
+/* MEMPLAN_LOG: a file whose lines tell the parent what must not go unsaid. */
+static void log_line(const char *kind, const char *name, size_t bytes) {
+    const char *path = getenv("MEMPLAN_LOG");
+    FILE *file = path ? fopen(path, "a") : NULL;
+    if (!file) return;
+    if (bytes) fprintf(file, "%s %s %zu\n", kind, name, bytes);
+    else fprintf(file, "%s %s\n", kind, name);
+    fclose(file);
+}
 int not_served(const char *call, int code) {
-    const char *log = getenv("MEMPLAN_NOT_SERVED");
-    FILE *file = log ? fopen(log, "a") : NULL;
-    if (file) {
-        fprintf(file, "%s\n", call);
-        fclose(file);
-    }
+    log_line("not served", call, 0);
     fprintf(stderr, "memplan stand-in: %s is not served\n", call);
     return code;
+}
+size_t library_workspace(const char *kind, size_t allowance) {
+    static size_t largest;
+    const char *wanted = getenv("MEMPLAN_WORKSPACES");
+    if (!wanted || *wanted != '1' || !allowance) return 0;
+    if (allowance > largest) log_line("workspace", kind, largest = allowance);
+    return allowance;
 }

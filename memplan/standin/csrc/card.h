@@ -25,6 +25,7 @@ uintptr_t card_reserve(size_t bytes); /* addresses that nothing backs, never han
 int card_owns(const void *pointer);
 void *new_handle(void);          /* for streams, events, library handles: never NULL, never twice */
 int not_served(const char *call, int code); /* say the call's name, and return the library's own "not supported" */
+size_t library_workspace(const char *kind, size_t allowance); /* what to answer where only the real library knows: 0, or an allowance */
 void kernel_ran(void);           /* what was copied to the device may be overwritten now */
 
 #endif

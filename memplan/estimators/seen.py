@@ -1,0 +1,87 @@
+"""From what a recorder wrote to a Rehearsal. Pure: no process, no file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from memplan.estimators.analytic import CONTEXT_HIGH_BYTES, CONTEXT_LOW_BYTES
+from memplan.estimators.findings import find
+from memplan.memory.breakdown import MemoryBreakdown
+from memplan.memory.estimate import MemoryRange
+from memplan.memory.rehearsal import DeviceRead, OutOfMemory, Rehearsal, StepPeaks
+from memplan.memory.trace import MemoryTrace, bytes_by_category, make_trace
+
+
+class Seen(NamedTuple):
+    """What was seen of one run."""
+
+    answer: Mapping[str, Any]
+    """What the recorder wrote."""
+    workspaces: tuple[str, ...] = ()
+    """Lines of the device's log: what a library would have decided, "workspace KIND BYTES"."""
+
+
+def rehearsal_of(seen: Seen, *, without: Seen | None, context_bytes: int, exit_code: int = 0) -> Rehearsal:
+    """Return the rehearsal that *seen* is; *without* is the same without the libraries' workspaces, where there were any."""
+    answer = seen.answer
+    trace = make_trace(answer["events"], counted_marks=map(tuple, answer["marks"]), notes=answer["notes"], end=answer["end"])
+    position, blocks = trace.peak()
+    steps = tuple(StepPeaks.model_validate(step) for step in answer["steps"])
+    allocated, reserved = answer["peak_allocated_bytes"], answer["peak_reserved_bytes"]
+    low = (without or seen).answer["peak_reserved_bytes"]
+    mark = trace.phase_at(position)
+    return Rehearsal(
+        method="rehearsed",
+        breakdown=_breakdown(bytes_by_category(blocks.values()), allocated, reserved, context_bytes),
+        peak_allocated_bytes=allocated,
+        peak_reserved_bytes=reserved,
+        device_used=MemoryRange(
+            low_bytes=min(low, reserved) + min(context_bytes, CONTEXT_LOW_BYTES),
+            expected_bytes=reserved + context_bytes,
+            high_bytes=reserved + max(context_bytes, CONTEXT_HIGH_BYTES),
+        ),
+        peak_phase=f"{mark.phase} of step {mark.step}" if mark.step else mark.phase,
+        card=answer["card"],
+        torch=answer["torch"],
+        fits=answer["num_ooms"] == 0,
+        out_of_memory=_out_of_memory(answer),
+        num_alloc_retries=answer["num_alloc_retries"],
+        steps=steps,
+        grows=len(steps) > 2 and steps[-1].peak_allocated_bytes > steps[-2].peak_allocated_bytes,
+        findings=find(answer, trace=trace, steps=steps, workspaces=seen.workspaces),
+        reads=tuple(DeviceRead.model_validate({key: read[key] for key in DeviceRead.model_fields}) for read in answer["reads"]),
+        values=answer.get("values", {}),
+        exit_code=exit_code,
+        trace=trace,
+    )
+
+
+def _out_of_memory(answer: Mapping[str, Any]) -> OutOfMemory | None:
+    seen = answer["out_of_memory"]
+    if seen is None:
+        return None
+    failure = answer["failure"]
+    raised = failure if failure and failure["kind"] == "out_of_memory" else {}
+    return OutOfMemory(**(seen | {"message": raised.get("message") or seen["message"], "place": seen["place"] or raised.get("place")}))
+
+
+def _breakdown(found: Mapping[str, int], allocated: int, reserved: int, context_bytes: int) -> MemoryBreakdown:
+    """Allocated is exact; what of it is in no block of the trace (blocks that were not split) is counted with the activations."""
+    known = sum(bytes_ for category, bytes_ in found.items() if category != "activations")
+    return MemoryBreakdown(
+        parameters_bytes=found["parameters"],
+        gradients_bytes=found["gradients"],
+        optimizer_state_bytes=found["optimizer_state"],
+        batch_data_bytes=found["batch_data"],
+        workspaces_bytes=found["workspaces"],
+        activations_bytes=max(0, allocated - known),
+        allocator_slack_bytes=reserved - allocated,
+        cuda_context_bytes=context_bytes,
+    )
+
+
+def trace_of(seen: Seen) -> MemoryTrace:
+    """Return the whole trace of *seen*, the closer look included."""
+    answer = seen.answer
+    return make_trace(answer["events"], counted_marks=map(tuple, answer["marks"]), notes=answer["notes"])

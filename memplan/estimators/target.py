@@ -1,0 +1,59 @@
+"""What a rehearsal runs: a function of a file, of a module, or one that only the caller's process has."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from memplan.errors import MissingError, UsageError
+
+
+class Target(NamedTuple):
+    """Where the function is found whose result runs one training step."""
+
+    name: str
+    """A file (.py), a module, or the pickle of a function."""
+    function: str
+    pickled: bytes = b""
+    """The content of that pickle."""
+    is_of_this_process: bool = False
+    """It was found in this process, whose module paths it needs."""
+
+
+def target_from(text: str) -> Target:
+    """Return the target that *text*, "FILE.py:function" or "module:function", names. Raises UsageError when it makes no sense."""
+    name, _, function = text.rpartition(":")
+    if not name or not function:
+        raise UsageError(
+            f"{text!r} does not say FILE.py:build", hint="name the file and the function: `memplan rehearse train_step.py:build`"
+        )
+    if name.endswith(".py") and not Path(name).is_file():
+        raise UsageError(f"{name} does not exist", hint="check the path of the file")
+    return Target(name, function)
+
+
+def target_of(build: Callable[..., Any]) -> Target:
+    """
+    Return the target that is the function *build* of this process.
+
+    A function at the top of a file or module is found by its name; any other (one of a notebook, a closure, a lambda) is pickled by value.
+    Raises MissingError when that needs cloudpickle and it is not installed.
+    """
+    module, name = getattr(build, "__module__", None), getattr(build, "__qualname__", "")
+    if module and name.isidentifier():
+        main = getattr(sys.modules.get("__main__"), "__file__", None)
+        if module == "__main__" and main and Path(main).is_file() and main.endswith(".py"):
+            return Target(os.path.abspath(main), name, is_of_this_process=True)
+        if module != "__main__" and getattr(sys.modules.get(module), name, None) is build:
+            return Target(module, name, is_of_this_process=True)
+    try:
+        import cloudpickle  # noqa: PLC0415  (only functions without a name of their own need it)
+    except ImportError as error:
+        raise MissingError(
+            f"{name or build!r} is not at the top of a file or module, so another process cannot find it by name",
+            hint="put it at the top of a file, or `pip install cloudpickle`",
+        ) from error
+    return Target("build.pickle", name or "build", cloudpickle.dumps(build), is_of_this_process=True)

@@ -1,0 +1,217 @@
+"""A MemoryTrace: every event of the caching allocator through the steps of a program, and what each allocation was for.
+
+What a recorder can know at the time are *notes*: "the gradient of some parameter lies at this address, now that there have been 812
+allocations". Here, with the whole trace at hand, a note finds its allocation: the last one at that address among the first 812.
+"""
+
+from __future__ import annotations
+
+import bisect
+from array import array
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+CATEGORIES = ("parameters", "gradients", "optimizer_state", "batch_data", "workspaces", "activations")
+"""What an allocation can be for, as MemoryBreakdown's fields have it; where two claim one, the first wins."""
+
+ALLOC, FREE, FREE_REQUESTED, SEGMENT_ALLOC, SEGMENT_FREE, SEGMENT_MAP, SEGMENT_UNMAP, OOM = "afrSsMmo"
+ACTIONS = {
+    "alloc": ALLOC,
+    "free_completed": FREE,
+    "free_requested": FREE_REQUESTED,
+    "segment_alloc": SEGMENT_ALLOC,
+    "segment_free": SEGMENT_FREE,
+    "segment_map": SEGMENT_MAP,
+    "segment_unmap": SEGMENT_UNMAP,
+    "oom": OOM,
+}
+"""PyTorch's names of the events to the letters of a trace."""
+
+ROUNDING = 512
+"""Blocks are multiples of this many bytes (kMinBlockSize of c10/cuda/CUDACachingAllocator)."""
+
+_ACTIVATIONS = CATEGORIES.index("activations")
+_WORKSPACES = CATEGORIES.index("workspaces")
+
+
+class Mark(NamedTuple):
+    """From *position* on, the program was in *phase* of *step*."""
+
+    position: int
+    """Number of the event."""
+    step: int
+    """1 for the first; 0 while the model is built."""
+    phase: str
+    """build, forward, backward or optimizer."""
+
+
+class Note(NamedTuple):
+    """What lay at an address at some time."""
+
+    address: int
+    num_allocations: int
+    """Allocations that there had been by then."""
+
+
+class Block(NamedTuple):
+    """An allocation that was alive at some moment."""
+
+    number: int
+    """1 for the first allocation of the trace."""
+    size_bytes: int
+    """As asked for."""
+    category: str
+
+
+@dataclass(frozen=True)
+class MemoryTrace:
+    """The allocator's events in their order, as columns."""
+
+    actions: str
+    """One letter an event (ACTIONS)."""
+    addresses: Sequence[int]
+    sizes: Sequence[int]
+    """Bytes asked for; of an out-of-memory event, the bytes that could not be had."""
+    streams: Sequence[int]
+    purposes: bytes
+    """Of each allocation (in their order) the index of its category."""
+    marks: tuple[Mark, ...]
+
+    def phase_at(self, position: int) -> Mark:
+        """Return the mark that holds at event *position*."""
+        place = bisect.bisect_right([mark.position for mark in self.marks], position)
+        return self.marks[place - 1] if place else Mark(0, 0, "build")
+
+    def peak(self, *, first_allocation: int = 0) -> tuple[int, dict[int, Block]]:
+        """
+        Return the event at which most bytes were alive, and the blocks that were, by address.
+
+        With *first_allocation* only moments behind that many allocations count.
+        """
+        sizes = self.sizes
+        live: dict[int, tuple[int, int]] = {}
+        best: dict[int, tuple[int, int]] = {}
+        current = most = number = position = 0
+        grew = False
+        for event, action in enumerate(self.actions):
+            if action == ALLOC:
+                number += 1
+                live[self.addresses[event]] = (number, sizes[event])
+                current += rounded(sizes[event])
+                grew = number > first_allocation
+            elif action == FREE:
+                if grew and current > most:  # a peak lies before the first free behind it
+                    most, best, position = current, dict(live), event - 1
+                grew = False
+                freed = live.pop(self.addresses[event], None)
+                current -= rounded(freed[1]) if freed else 0
+        if grew and current > most:
+            best, position = dict(live), len(self.actions) - 1
+        return position, {address: Block(number, size, self._category(number)) for address, (number, size) in best.items()}
+
+    def _category(self, number: int) -> str:
+        return CATEGORIES[self.purposes[number - 1]]
+
+
+def rounded(size: int) -> int:
+    """Return the bytes that the allocator counts for *size*: at least one unit of rounding."""
+    return max(ROUNDING, -(-size // ROUNDING) * ROUNDING)
+
+
+def bytes_by_category(blocks: Iterable[Block]) -> dict[str, int]:
+    """Return the bytes of *blocks*, rounded as the allocator does, by category."""
+    found = dict.fromkeys(CATEGORIES, 0)
+    for block in blocks:
+        found[block.category] += rounded(block.size_bytes)
+    return found
+
+
+def make_trace(
+    events: Mapping[str, Sequence[int] | str],
+    *,
+    counted_marks: Iterable[tuple[int, int, int, str]],
+    notes: Mapping[str, Iterable[tuple[int, int]]],
+    end: tuple[int, int] | None = None,
+) -> MemoryTrace:
+    """
+    Return the trace of *events*, the columns that a recorder wrote.
+
+    *counted_marks* are (allocations, frees, step, phase): how many of both there had been. *notes* are (address, allocations) by category.
+    *end*, as allocations and frees, cuts the trace where the recorder began to look closer.
+    """
+    actions = str(events["actions"])
+    positions = _positions(actions)
+    last = _position(positions, *end) if end else len(actions)
+    marks = tuple(Mark(_position(positions, allocs, frees), step, phase) for allocs, frees, step, phase in counted_marks)
+    addresses, sizes, streams = (array("Q", _numbers(events[name])[:last]) for name in ("addresses", "sizes", "streams"))
+    kept = tuple(mark for mark in marks if mark.position < last or not last)
+    trace = MemoryTrace(actions[:last], addresses, sizes, streams, purposes=b"", marks=kept)
+    return replace(trace, purposes=_purposes(trace, notes))
+
+
+def _numbers(column: Sequence[int] | str) -> Sequence[int]:
+    assert not isinstance(column, str)
+    return column
+
+
+class _Positions(NamedTuple):
+    """Where the n-th allocation and the n-th free of a trace are."""
+
+    allocs: list[int]
+    frees: list[int]
+
+
+def _positions(actions: str) -> _Positions:
+    return _Positions(
+        [place for place, action in enumerate(actions) if action == ALLOC],
+        [place for place, action in enumerate(actions) if action == FREE],
+    )
+
+
+def _position(positions: _Positions, num_allocs: int, num_frees: int) -> int:
+    """Return the event behind the first *num_allocs* allocations and *num_frees* frees."""
+    last = [column[count - 1] for column, count in zip(positions, (num_allocs, num_frees), strict=True) if 0 < count <= len(column)]
+    return max(last, default=-1) + 1
+
+
+def allocations_by_address(trace: MemoryTrace) -> dict[int, list[int]]:
+    """Return the numbers of all allocations at each address, in order; the first of the trace is 1."""
+    numbers: dict[int, list[int]] = {}
+    allocated = (address for action, address in zip(trace.actions, trace.addresses, strict=True) if action == ALLOC)
+    for number, address in enumerate(allocated, start=1):
+        numbers.setdefault(address, []).append(number)
+    return numbers
+
+
+def allocation_of(numbers: Mapping[int, list[int]], note: Note) -> int | None:
+    """Return the number of the allocation that *note* is about, None where there is none."""
+    found = numbers.get(note.address, [])
+    place = bisect.bisect_right(found, note.num_allocations)
+    return found[place - 1] if place else None
+
+
+def _purposes(trace: MemoryTrace, notes: Mapping[str, Iterable[tuple[int, int]]]) -> bytes:
+    numbers = allocations_by_address(trace)
+    purposes = bytearray([_ACTIVATIONS]) * sum(map(len, numbers.values()))
+    for number in _optimizer_allocations(trace):
+        purposes[number - 1] = _WORKSPACES
+    for index in range(len(CATEGORIES) - 1, -1, -1):  # the first category writes last
+        for address, count in notes.get(CATEGORIES[index], ()):
+            found = allocation_of(numbers, Note(address, count))
+            if found is not None:
+                purposes[found - 1] = index
+    return bytes(purposes)
+
+
+def _optimizer_allocations(trace: MemoryTrace) -> Iterator[int]:
+    """Yield the numbers of the allocations made while an optimizer stepped: its temporaries, and its state, which is noted."""
+    number, marks = 0, [*trace.marks, Mark(len(trace.actions), 0, "end")]
+    begin = {mark.position: mark.phase for mark in marks}
+    phase = "build"
+    for position, action in enumerate(trace.actions):
+        phase = begin.get(position, phase)
+        if action == ALLOC:
+            number += 1
+            if phase == "optimizer":
+                yield number

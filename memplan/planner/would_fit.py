@@ -1,0 +1,72 @@
+"""For a step that does not fit as it is: how much it needs, which cards have that, and how much smaller it would have to be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from pydantic import NonNegativeInt
+
+from memplan.description import Description
+from memplan.hardware.catalog import cards
+from memplan.hardware.spec import GpuSpec
+from memplan.memory.rehearsal import Rehearsal
+from memplan.planner.search import largest_fitting
+
+BATCH_NAMES = (
+    "micro_batch_size",
+    "batch_size",
+    "per_device_train_batch_size",
+    "train_batch_size",
+    "batch",
+    "bs",
+    "n_samples",
+    "num_samples",
+)
+"""What people call the number of samples in a step; the first that is there is tried smaller."""
+
+UNLIMITED_BYTES = 2**46
+"""More than any program asks for, and less than the addresses that the device hands out."""
+
+MOST_CARDS = 4
+
+
+class WouldFit(Description):
+    """What would fit in place of what did not."""
+
+    device_used_bytes: NonNegativeInt | None
+    """What the step takes on such a card with memory without end, CUDA context included. None: it does not run there either."""
+
+    cards: tuple[str, ...]
+    """The smallest cards of the catalogue that offer so much; another kind of card may take other kernels, and so other memory."""
+
+    name: str | None = None
+    """The value that was tried smaller: the batch, as the program calls it."""
+
+    value: NonNegativeInt | None = None
+    """The largest of it that ran to its end. None: not even 1 did."""
+
+
+def what_would_fit(run: Callable[[GpuSpec, Mapping[str, Any]], Rehearsal], *, gpu: GpuSpec, values: Mapping[str, Any]) -> WouldFit:
+    """Return what would fit where a rehearsal with *values* on *gpu* did not; *run* rehearses."""
+    whole = run(gpu.model_copy(update={"total_memory_bytes": UNLIMITED_BYTES}), values)
+    needed = whole.device_used_bytes if whole.fits else None
+    name = next((name for name in BATCH_NAMES if isinstance(whole.values.get(name), int)), None)
+    return WouldFit(
+        device_used_bytes=needed,
+        cards=_cards_with(needed) if needed else (),
+        name=name,
+        value=_largest(run, gpu, values, name, whole.values[name]) if name else None,
+    )
+
+
+def _largest(
+    run: Callable[[GpuSpec, Mapping[str, Any]], Rehearsal], gpu: GpuSpec, values: Mapping[str, Any], name: str, tried: object
+) -> int | None:
+    assert isinstance(tried, int)
+    return largest_fitting(lambda value: run(gpu, dict(values) | {name: value}).fits, low=1, high=tried - 1)
+
+
+def _cards_with(needed_bytes: int) -> tuple[str, ...]:
+    whole = sorted((card.spec for card in cards() if not card.is_mig), key=lambda spec: spec.total_memory_bytes)
+    return tuple(spec.name for spec in whole if spec.total_memory_bytes >= needed_bytes)[:MOST_CARDS]

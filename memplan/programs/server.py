@@ -1,0 +1,154 @@
+"""
+The process that rehearses: imports PyTorch and the user's program once, and runs each request in a fork of itself.
+
+    python -c "from memplan.programs.server import main; main(REQUESTS, ANSWERS)"
+
+REQUESTS and ANSWERS are file descriptors; a request is a line of JSON: target, function, values, steps, most_steps, answers, environment,
+result. Nothing of CUDA has begun when the fork is made, so that each request sees what a process of its own would see. The answer is a line
+too, with how the fork ended; what was seen is in the file `result`. Run on the stand-in device or on a real one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import importlib
+import inspect
+import json
+import os
+import pickle
+import runpy
+import sys
+import traceback
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch._dynamo  # the first optimizer would import it, in every fork anew
+
+from memplan.programs.recorder import Recorder, place_of
+
+Build = Callable[..., Callable[[], object]]
+
+_GROWTH_FROM = 3
+"""The step after which growth is asked about."""
+
+
+def load_build(target: str, function: str) -> Build:
+    """Return the function named *function* of a file (with its own folder to import from, as `python file` has it), of a module, or of a
+    pickle that cloudpickle wrote.
+    """
+    if target.endswith(".pickle"):
+        loaded: Build = pickle.loads(Path(target).read_bytes())
+        return loaded
+    if target.endswith(".py"):
+        sys.path.insert(0, str(Path(target).resolve().parent))
+        names: dict[str, Any] = runpy.run_path(target, run_name="__memplan__")
+    else:
+        names = vars(importlib.import_module(target))
+    if not callable(names.get(function)):
+        raise LookupError(f"{target} has no function {function!r}")
+    build: Build = names[function]
+    return build
+
+
+def run(build: Build, request: dict[str, Any], recorder: Recorder) -> dict[str, Any] | None:
+    """Run the steps that *request* asks for; return why they ended early, where they did."""
+    try:
+        recorder.values = values_of(build, request["values"])
+        step = build("cuda", **request["values"])
+        number = 0
+        while number < _steps_to_run(request, recorder.steps):
+            number += 1
+            recorder.begin_step(number)
+            step()
+            recorder.end_step()
+        if request["looks"]:
+            with recorder.look():
+                step()
+    except torch.OutOfMemoryError as error:
+        if recorder.looking is None:  # a closer look keeps arguments alive for longer, and may not fit where the step does
+            return failure_of(error, "out_of_memory")
+    except Exception as error:
+        traceback.print_exc()
+        return failure_of(error, "error")
+    return None
+
+
+def values_of(build: Build, given: dict[str, Any]) -> dict[str, Any]:
+    """Return what *build* is called with, its own defaults included, as far as it is plain."""
+    defaults = {name: found.default for name, found in inspect.signature(build).parameters.items() if found.default is not found.empty}
+    return {name: value for name, value in (defaults | given).items() if isinstance(value, (bool, int, float, str, type(None)))}
+
+
+def failure_of(error: Exception, kind: str) -> dict[str, Any]:
+    """Return what is told of *error*."""
+    name = type(error).__name__
+    message = str(error)
+    return {"kind": kind, "message": message if kind == "out_of_memory" else f"{name}: {message}", "place": place_of(error)}
+
+
+def _steps_to_run(request: dict[str, Any], steps: list[dict[str, int]]) -> int:
+    """Return the steps asked for; more when the memory of the third is still above the second's."""
+    if len(steps) < max(_GROWTH_FROM, request["steps"]):
+        return int(request["steps"])
+    before, last = steps[-2], steps[-1]
+    grew = last["peak_allocated_bytes"] > before["peak_allocated_bytes"]
+    return int(request["most_steps"]) if grew or len(steps) > request["steps"] else int(request["steps"])
+
+
+def num_threads_now() -> int:
+    """Return how many threads this process has."""
+    return sum(1 for _ in Path("/proc/self/task").iterdir())
+
+
+def serve(build: Build | None, failure: dict[str, Any] | None, request: dict[str, Any], recorder: Recorder) -> None:
+    """Run *request* in this process, write its result, and leave without waiting for threads that may hang."""
+    os.environ.update(request["environment"])
+    recorder.reads.answers.update(request["answers"])
+    if build is not None:
+        failure = run(build, request, recorder)
+    written = Path(request["result"])
+    written.write_text(json.dumps(recorder.result(failure)), encoding="utf-8")
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):  # the program may have closed them
+            stream.flush()
+    os._exit(0)
+
+
+def main(requests: int, answers: int) -> None:
+    """Serve requests until there are no more."""
+    recorder = Recorder()
+    build: Build | None = None
+    failure: dict[str, Any] | None = None
+    loaded = False
+    with os.fdopen(requests) as lines, os.fdopen(answers, "w") as replies:
+        for line in lines:
+            request = json.loads(line)
+            if not loaded:
+                gc.freeze()  # what PyTorch has made so far need not be looked through
+                recorder.attach()
+                num_threads = num_threads_now()
+                try:
+                    build = load_build(request["target"], request["function"])
+                except Exception as error:
+                    traceback.print_exc()
+                    failure = failure_of(error, "error")
+                loaded = True
+                has_threads = num_threads_now() > num_threads
+                if has_threads or torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+                    serve(build, failure, request, recorder)  # neither CUDA nor OpenMP's threads outlive a fork
+            for stream in (sys.stdout, sys.stderr):
+                stream.flush()
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of numpy's threads, which know of forks
+                child = os.fork()
+            if child == 0:
+                ctypes.CDLL(None).prctl(1, 9)  # PR_SET_PDEATHSIG: end when the server does
+                serve(build, failure, request, recorder)
+            _, status = os.waitpid(child, 0)
+            replies.write(json.dumps({"status": os.waitstatus_to_exitcode(status)}) + "\n")
+            replies.flush()

@@ -21,7 +21,7 @@ _WIDE = ("float64", "float32", "complex128", "complex64")
 _SHORT = ("float16", "bfloat16")
 
 
-def find(answer: Mapping[str, Any], *, trace: MemoryTrace, steps: Sequence[StepPeaks], workspaces: Sequence[str]) -> tuple[Finding, ...]:
+def find(answer: Mapping[str, Any], *, steps: Sequence[StepPeaks], workspaces: Sequence[str]) -> tuple[Finding, ...]:
     """Return the findings of a run: *answer* is what its recorder wrote."""
     return (
         *_checkpointing(answer["checkpointing_off"]),

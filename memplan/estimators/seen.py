@@ -10,7 +10,7 @@ from memplan.estimators.findings import find
 from memplan.memory.breakdown import MemoryBreakdown
 from memplan.memory.estimate import MemoryRange
 from memplan.memory.rehearsal import DeviceRead, OutOfMemory, Rehearsal, StepPeaks
-from memplan.memory.trace import MemoryTrace, bytes_by_category, make_trace
+from memplan.memory.trace import bytes_by_category, make_trace
 
 
 class Seen(NamedTuple):
@@ -49,7 +49,7 @@ def rehearsal_of(seen: Seen, *, without: Seen | None, context_bytes: int, exit_c
         num_alloc_retries=answer["num_alloc_retries"],
         steps=steps,
         grows=len(steps) > 2 and steps[-1].peak_allocated_bytes > steps[-2].peak_allocated_bytes,
-        findings=find(answer, trace=trace, steps=steps, workspaces=seen.workspaces),
+        findings=find(answer, steps=steps, workspaces=seen.workspaces),
         reads=tuple(DeviceRead.model_validate({key: read[key] for key in DeviceRead.model_fields}) for read in answer["reads"]),
         values=answer.get("values", {}),
         exit_code=exit_code,
@@ -79,9 +79,3 @@ def _breakdown(found: Mapping[str, int], allocated: int, reserved: int, context_
         allocator_slack_bytes=reserved - allocated,
         cuda_context_bytes=context_bytes,
     )
-
-
-def trace_of(seen: Seen) -> MemoryTrace:
-    """Return the whole trace of *seen*, the closer look included."""
-    answer = seen.answer
-    return make_trace(answer["events"], counted_marks=map(tuple, answer["marks"]), notes=answer["notes"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -46,7 +45,7 @@ def target_of(build: Callable[..., Any]) -> Target:
     if module and name.isidentifier():
         main = getattr(sys.modules.get("__main__"), "__file__", None)
         if module == "__main__" and main and Path(main).is_file() and main.endswith(".py"):
-            return Target(os.path.abspath(main), name, is_of_this_process=True)
+            return Target(str(Path(main).resolve()), name, is_of_this_process=True)
         if module != "__main__" and getattr(sys.modules.get(module), name, None) is build:
             return Target(module, name, is_of_this_process=True)
     try:

@@ -26,7 +26,7 @@ class Looking(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         for tensor in result if isinstance(result, (list, tuple)) else (result,):
-            if isinstance(tensor, torch.Tensor) and tensor.is_cuda and tensor.nbytes >= LEAST_BYTES:
+            if type(tensor) is torch.Tensor and tensor.is_cuda and tensor.layout is torch.strided and tensor.nbytes >= LEAST_BYTES:
                 address = tensor.untyped_storage().data_ptr()
                 dtype = str(tensor.dtype).removeprefix("torch.")
                 self.seen.append((address, self._num_allocations(), dtype, tensor.nbytes, place_in(sys._getframe())))

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 import torch.utils.checkpoint
+from torch.utils._python_dispatch import _get_current_dispatch_mode
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from memplan.programs.looking import Looking
@@ -124,6 +125,8 @@ class Recorder:
 
         @functools.wraps(run_backward)
         def watched(*arguments: Any, **keywords: Any) -> Any:
+            if _get_current_dispatch_mode() is not None and self.looking is None:
+                return run_backward(*arguments, **keywords)  # torch.compile works out a backward: nothing is run
             if self._backwards == 0:
                 self._backward_begins()
             self._backwards += 1
@@ -306,11 +309,15 @@ def _is_compiled() -> bool:
     return utils is not None and bool(utils.counters["frames"])
 
 
+PLAIN = (torch.Tensor, torch.nn.Parameter)
+"""Tensors with memory of their own; those of other classes may be descriptions of tensors, as torch.compile makes them."""
+
+
 def addresses(tensors: Iterable[Any]) -> set[int]:
     """Return where those of *tensors* that lie on the device begin."""
     found = set()
     for tensor in tensors:
-        if isinstance(tensor, torch.Tensor) and tensor.is_cuda and tensor.layout is torch.strided:
+        if type(tensor) in PLAIN and tensor.is_cuda and tensor.layout is torch.strided and not torch._is_functional_tensor(tensor):
             found.add(tensor.untyped_storage().data_ptr())
     return found
 

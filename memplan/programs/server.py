@@ -66,16 +66,23 @@ def run(build: Build, request: dict[str, Any], recorder: Recorder) -> dict[str, 
             recorder.begin_step(number)
             step()
             recorder.end_step()
-        if request["looks"]:
-            with recorder.look():
-                step()
     except torch.OutOfMemoryError as error:
-        if recorder.looking is None:  # a closer look keeps arguments alive for longer, and may not fit where the step does
-            return failure_of(error, "out_of_memory")
+        return failure_of(error, "out_of_memory")
     except Exception as error:
         traceback.print_exc()
         return failure_of(error, "error")
+    if request["looks"]:
+        look(step, recorder)
     return None
+
+
+def look(step: Callable[[], object], recorder: Recorder) -> None:
+    """Run one step more under a closer look. It may fail where the step does not: it keeps arguments alive, and some operators refuse it."""
+    try:
+        with recorder.look() as looking:
+            step()
+    except Exception:
+        looking.seen.clear()
 
 
 def values_of(build: Build, given: dict[str, Any]) -> dict[str, Any]:

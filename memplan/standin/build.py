@@ -25,8 +25,8 @@ from memplan.errors import MissingError
 from memplan.standin.symbols import driver_functions, functions_in_sources, runtime_functions
 
 SOURCES = Path(__file__).with_name("csrc")
-RUNTIME, DRIVER, NVML = "libstandin.so", "libcuda.so.1", "libnvidia-ml.so.1"
-_PARTS = {RUNTIME: ("card.c", "memory.c", "device.c", "streams.c", "libraries.c"), DRIVER: ("driver.c",), NVML: ("nvml.c",)}
+RUNTIME, DRIVER, NVML, NVRTC = "libstandin.so", "libcuda.so.1", "libnvidia-ml.so.1", "libnvrtc.so"
+_PARTS = {RUNTIME: ("card.c", "memory.c", "device.c", "streams.c", "graphs.c", "libraries.c", "rnn.c"), DRIVER: ("driver.c",), NVML: ("nvml.c",), NVRTC: ("nvrtc.c",)}
 
 # Libraries of PyTorch that call CUDA; the others are large and call none of it.
 _CALLERS = (
@@ -38,10 +38,12 @@ _CALLERS = (
     "libtorch_nvshmem.so",
 )
 
-# Functions whose answer is a size: success without an answer would be garbage bytes.
-_ANSWERS_A_SIZE = re.compile(
-    r"buffer_?size|WorkspaceSize|WeightSpaceSize|TempSpaceSizes|ParamsSize|MakePlan|GetSize|EstimateM", re.IGNORECASE
-)
+# Functions that answer something: success without an answer would be garbage, and sooner or later a wrong number.
+_ANSWERS = re.compile(r"Get|Query|Find|Import|Export|Open|MakePlan|Estimate|Managed|Conditional|bufferSize|[sS]izes?(2|Ext|_v8)?$|PlanInit")
+# Functions that make a handle and return it by their first argument.
+_MAKES_A_HANDLE = re.compile(r"(cublas|cusolver|cusparse|cudnn)\w*Create(?!Identity)\w*|cublasLt\w*Create")
+# Functions after which the device holds what it held: settings, destruction, waiting.
+_COMPUTES_NOTHING = re.compile(r"\w*(Set|Destroy|Synchronize|Record|Wait|Profiler|Enable|Unload|Free|Release|Retain)\w*")
 _NOT_SUPPORTED = {"cudnn": 3000, "cufft": 16, "cusolver": 9, "cusparse": 10, "cublas": 15}
 _DRIVER_NOT_SUPPORTED = 801
 
@@ -158,7 +160,7 @@ def _compile_all(torch: TorchBuild, compiler: str, folder: Path) -> None:
             path = folder / f"{library}.stubs.c"
             path.write_text('#include "card.h"\n' + stubs[library], encoding="utf-8")
             paths.append(path)
-        _compile(torch, compiler, folder / library, paths)
+        _compile(torch, compiler, folder / library, paths, soname=_soname(torch, library))
 
 
 def _driver_functions(torch: TorchBuild, callers: list[Path]) -> set[str]:
@@ -170,26 +172,39 @@ def _defined(paths: Iterable[Path]) -> set[str]:
     """Return the functions that the C files define: each begins a line with its type, or is made by a macro that names it."""
     text = "\n".join(path.read_text(encoding="utf-8") for path in paths)
     defined = set(re.findall(r"^(?:int|void|void \*\*|size_t|unsigned|char|const char \*) ?\*{0,2}(\w+)\(", text, re.MULTILINE))
-    defined |= {f"cudnnCreate{kind}Descriptor" for kind in re.findall(r"DESCRIPTOR\((\w+)\)", text)}
+    kinds = re.findall(r"DESCRIPTOR\((\w+)\)", text)
+    defined |= {f"cudnn{verb}{kind}Descriptor" for kind in kinds for verb in ("Create", "Destroy")}
     return defined | set(re.findall(r"^NEEDS_NOTHING\((\w+)", text, re.MULTILINE))
 
 
 def _runtime_stub(name: str) -> str:
     library = re.match(r"_*[a-z]+", name)
-    code = _NOT_SUPPORTED.get(library[0] if library else "")
-    if code is not None and _ANSWERS_A_SIZE.search(name):
+    code = _NOT_SUPPORTED.get(library[0] if library else "", _DRIVER_NOT_SUPPORTED)
+    if _MAKES_A_HANDLE.fullmatch(name):
+        return f"int {name}(void **out) {{ *out = new_handle(); return 0; }}\n"
+    if _ANSWERS.search(name):
         return f'int {name}(void) {{ return not_served("{name}", {code}); }}\n'
-    return f"int {name}(void) {{ return 0; }}\n"
+    if _COMPUTES_NOTHING.fullmatch(name):
+        return f"int {name}(void) {{ return 0; }}\n"
+    return f"int {name}(void) {{ kernel_ran(); return 0; }}\n"
 
 
 def _driver_stub(name: str) -> str:
     return f'int {name}(void) {{ return not_served("{name}", {_DRIVER_NOT_SUPPORTED}); }}\n'
 
 
-def _compile(torch: TorchBuild, compiler: str, output: Path, sources: list[Path]) -> None:
+def _soname(torch: TorchBuild, library: str) -> str:
+    """Return the name by which *library* is looked up: NVRTC's has CUDA's version, and gives that name to its symbols too."""
+    return f"{library}.{torch.cuda_major}" if library == NVRTC else library
+
+
+def _compile(torch: TorchBuild, compiler: str, output: Path, sources: list[Path], *, soname: str) -> None:
+    versions = output.with_suffix(".versions")
+    versions.write_text(f"{soname} {{ global: *; }};\n", encoding="utf-8")
     command = [
-        *(compiler, "-shared", "-fPIC", "-O1", "-w", f"-I{SOURCES}", f"-Wl,-soname,{output.name}"),
+        *(compiler, "-shared", "-fPIC", "-O1", "-w", f"-I{SOURCES}", f"-Wl,-soname,{soname}"),
         *(f"-DCUDA_MAJOR={torch.cuda_major}", f"-DCUDNN_VERSION={torch.cudnn_version}"),
+        *((f"-Wl,--version-script={versions}",) if output.name == NVRTC else ()),
         *(*map(str, sources), "-o", str(output), "-ldl", "-lpthread"),
     ]
     result = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -8,12 +8,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from memplan.hardware.spec import GpuSpec
-from memplan.standin.build import RUNTIME
+from memplan.standin.build import NVRTC, RUNTIME
 
 
 def environment_for(gpu: GpuSpec, libraries: Path, *, context_bytes: int = 0, inherited: Mapping[str, str] = os.environ) -> dict[str, str]:
     """Return the environment in which a program finds *gpu*: its libraries first, and nothing random that changes the order of frees."""
-    preload = [str(libraries / RUNTIME), *inherited.get("LD_PRELOAD", "").split(":")]
+    preload = [str(libraries / RUNTIME), str(libraries / NVRTC), *inherited.get("LD_PRELOAD", "").split(":")]
     path = [str(libraries), *inherited.get("LD_LIBRARY_PATH", "").split(":")]
     return dict(inherited) | {
         "MEMPLAN_CARD": card_description(gpu, context_bytes),

@@ -47,8 +47,8 @@ def reproduce(rehearser: Rehearser, record: dict[str, Any], torch_build: TorchBu
     if record["torch"] != torch_build.version:
         pytest.skip(f"recorded with PyTorch {record['torch']}, this is {torch_build.version}")
     gpu = card(record["total_memory"], record["device"])
-    settings = {name: value for name, value in record["allocator_settings"].items() if value}
-    environment = {"PYTORCH_CUDA_ALLOC_CONF": "", "TORCH_CUDNN_SDPA_ENABLED": "0"} | settings
+    settings = record["allocator_settings"]["PYTORCH_CUDA_ALLOC_CONF"]
+    environment = {"PYTORCH_CUDA_ALLOC_CONF": settings, "TORCH_CUDNN_SDPA_ENABLED": "0"}
 
     seen = rehearser.rehearse(
         gpu=gpu, values=record["values"], steps=3, context_bytes=0, library_workspaces=False, looks=False, environment=environment

@@ -28,4 +28,6 @@ int not_served(const char *call, int code); /* say the call's name, and return t
 size_t library_workspace(const char *kind, size_t allowance); /* what to answer where only the real library knows: 0, or an allowance */
 void kernel_ran(void);           /* what was copied to the device may be overwritten now */
 
+int stream_captures(void *stream);
+
 #endif

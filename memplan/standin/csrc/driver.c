@@ -14,9 +14,12 @@ int cuCtxGetCurrent(void **out) { *out = (void *)1; return 0; }
 int cuCtxSetCurrent(void *context) { return 0; }
 int cuCtxPushCurrent_v2(void *context) { return 0; }
 int cuCtxPopCurrent_v2(void **out) { if (out) *out = (void *)1; return 0; }
+int cuLogsRegisterCallback(void *callback, void *data, void **out) { if (out) *out = new_handle(); return 0; }
+int cuLogsUnregisterCallback(void *callback) { return 0; }
 int cuGetErrorString(int error, const char **out) { *out = error ? "error of the stand-in device" : "no error"; return 0; }
 
 /* modules and kernels: loaded and launched, never run */
+int cuModuleLoad(void **out, const char *path) { *out = new_handle(); return 0; }
 int cuModuleLoadData(void **out, const void *image) { *out = new_handle(); return 0; }
 int cuModuleLoadDataEx(void **out, const void *image, unsigned count, void *options, void *values) { *out = new_handle(); return 0; }
 int cuModuleGetFunction(void **out, void *module, const char *name) { *out = new_handle(); return 0; }

@@ -1,10 +1,17 @@
 /* cuBLAS, cuDNN and cuFFT as far as their answers matter: PyTorch allocates cuBLAS's workspaces itself, cuDNN's plans need none here. */
 #include "card.h"
+#include "descriptors.h"
 
 #include <stdlib.h>
 #include <string.h>
 
 /* cuBLAS */
+size_t cublasLtGetVersion(void) { return CUDA_MAJOR * 10000; }
+int cublasLtMatmulAlgoConfigGetAttribute(void *algorithm, int attribute, void *out, size_t bytes, size_t *written) {
+    memset(out, 0, bytes);
+    if (written) *written = bytes;
+    return 0;
+}
 int cublasCreate_v2(void **out) { *out = new_handle(); return 0; }
 int cublasLtCreate(void **out) { *out = new_handle(); return 0; }
 int cublasGetMathMode(void *handle, int *out) { *out = 0; return 0; }
@@ -17,8 +24,19 @@ int cublasLtMatmulAlgoGetHeuristic(void *handle, void *operation, void *a, void 
 }
 
 /* cuDNN 9. Descriptors are memory of their own, so that each can be destroyed. */
-#define DESCRIPTOR(Kind) int cudnnCreate##Kind##Descriptor(void **out) { *out = malloc(8); return *out ? 0 : 4000; }
+#define DESCRIPTOR(Kind) \
+    int cudnnCreate##Kind##Descriptor(void **out) { *out = calloc(1, sizeof(Descriptor)); return *out ? 0 : 4000; } \
+    int cudnnDestroy##Kind##Descriptor(void *descriptor) { free(descriptor); return 0; }
 DESCRIPTOR(Tensor) DESCRIPTOR(Filter) DESCRIPTOR(Convolution) DESCRIPTOR(Activation) DESCRIPTOR(Dropout) DESCRIPTOR(Pooling)
+int cudnnGetTensorNdDescriptor(const Descriptor *descriptor, int room, int *type, int *num_dims, int *dims, int *strides) {
+    *type = descriptor->type;
+    *num_dims = descriptor->num_dims;
+    for (int i = 0; i < descriptor->num_dims && i < room; i++) {
+        dims[i] = descriptor->dims[i];
+        strides[i] = descriptor->strides[i];
+    }
+    return 0;
+}
 
 size_t cudnnGetVersion(void) { return CUDNN_VERSION; }
 size_t cudnnGetCudartVersion(void) { return CUDA_MAJOR * 1000; }
@@ -57,5 +75,8 @@ int cudnnDropoutGetStatesSize(void *handle, size_t *out) { *out = (size_t)1 << 2
 
 /* cuFFT: plans need no work area */
 int cufftCreate(int *plan) { *plan = 1; return 0; }
+const char *cusparseGetErrorString(int status) { return status ? "not served by the stand-in device" : "success"; }
+const char *cusparseGetErrorName(int status) { return status ? "CUSPARSE_STATUS_NOT_SUPPORTED" : "CUSPARSE_STATUS_SUCCESS"; }
+
 int cufftXtMakePlanMany(int plan, int rank, void *n, void *inembed, long long istride, long long idist, int in, void *onembed, long long ostride,
                         long long odist, int out, long long batch, size_t *work, int type) { *work = 0; return 0; }

@@ -85,6 +85,8 @@ int cudaFreeHost(void *pointer) {
     if (pointer && take_out(&pinned, (uintptr_t)pointer)) free(pointer);
     return 0;
 }
+int cudaMallocHost(void **out, size_t bytes) { return cudaHostAlloc(out, bytes, 0); }
+int cudaHostGetDevicePointer(void **out, void *pointer, unsigned flags) { *out = pointer; return 0; }
 int cudaHostRegister(void *pointer, size_t bytes, unsigned flags) {
     add(&pinned, (uintptr_t)pointer, bytes);
     return 0;

@@ -1,4 +1,4 @@
-/* Streams, events, kernels and graphs: all work is done the moment it is asked for, and kernels do nothing. */
+/* Streams, events and kernels: all work is done the moment it is asked for, and kernels do nothing. */
 #define _GNU_SOURCE
 #include "card.h"
 
@@ -8,14 +8,14 @@
 int cudaStreamCreate(void **out) { *out = new_handle(); return 0; }
 int cudaStreamCreateWithFlags(void **out, unsigned flags) { *out = new_handle(); return 0; }
 int cudaStreamCreateWithPriority(void **out, unsigned flags, int priority) { *out = new_handle(); return 0; }
-int cudaStreamIsCapturing(void *stream, int *out) { *out = 0; return 0; }
 int cudaStreamGetPriority(void *stream, int *out) { *out = 0; return 0; }
+int cudaStreamQuery(void *stream) { return 0; }
+int cudaEventQuery(void *event) { return 0; }
 int cudaEventCreate(void **out) { *out = new_handle(); return 0; }
 int cudaEventCreateWithFlags(void **out, unsigned flags) { *out = new_handle(); return 0; }
 int cudaEventElapsedTime(float *ms, void *start, void *end) { *ms = 1.0f; return 0; }
 int cudaEventElapsedTime_v2(float *ms, void *start, void *end) { *ms = 1.0f; return 0; }
 int cudaLaunchHostFunc(void *stream, void (*run)(void *), void *data) { run(data); return 0; }
-int cudaStreamBeginCapture(void *stream, int mode) { return not_served("cudaStreamBeginCapture (CUDA graphs)", 801); } /* cudaErrorNotSupported */
 
 typedef struct { unsigned x, y, z; } dim3;
 

@@ -1,0 +1,57 @@
+/* CUDA graphs as far as memory is concerned: a stream captures or does not; what is captured allocates when it is, and never again. */
+#include "card.h"
+
+#include <stddef.h>
+
+enum { NONE = 0, ACTIVE = 1 };
+static void *capturing;
+static int is_capturing;
+static unsigned long long capture_number;
+
+int stream_captures(void *stream) { return is_capturing && stream == capturing; }
+
+int cudaStreamBeginCapture(void *stream, int mode) {
+    if (is_capturing) return 900; /* cudaErrorStreamCaptureUnsupported */
+    capturing = stream;
+    is_capturing = 1;
+    capture_number++;
+    return 0;
+}
+int cudaStreamBeginCaptureToGraph(void *stream, void *graph, const void *dependencies, const void *data, size_t count, int mode) {
+    return cudaStreamBeginCapture(stream, mode);
+}
+int cudaStreamEndCapture(void *stream, void **graph) {
+    if (!stream_captures(stream)) return 904; /* cudaErrorStreamCaptureUnmatched */
+    is_capturing = 0;
+    *graph = new_handle();
+    return 0;
+}
+int cudaStreamIsCapturing(void *stream, int *out) { *out = stream_captures(stream) ? ACTIVE : NONE; return 0; }
+int cudaThreadExchangeStreamCaptureMode(int *mode) { return 0; }
+
+/* What is asked for behind the number differs from CUDA 12 to 13: nothing depends on anything here. */
+int cudaStreamGetCaptureInfo_v2(void *stream, int *status, unsigned long long *number, void **graph, const void **dependencies, size_t *count) {
+    *status = stream_captures(stream) ? ACTIVE : NONE;
+    if (number) *number = capture_number;
+    if (graph) *graph = stream_captures(stream) ? (void *)1 : NULL;
+    if (dependencies) *dependencies = NULL;
+    if (count) *count = 0;
+    return 0;
+}
+#if CUDA_MAJOR >= 13
+int cudaStreamGetCaptureInfo(void *stream, int *status, unsigned long long *number, void **graph, const void **dependencies, const void **edges,
+                             size_t *count) {
+    if (edges) *edges = NULL;
+    return cudaStreamGetCaptureInfo_v2(stream, status, number, graph, dependencies, count);
+}
+#else
+int cudaStreamGetCaptureInfo(void *stream, int *status, unsigned long long *number) {
+    return cudaStreamGetCaptureInfo_v2(stream, status, number, NULL, NULL, NULL);
+}
+#endif
+
+int cudaGraphInstantiate(void **out, void *graph, unsigned long long flags) { *out = new_handle(); return 0; }
+int cudaGraphInstantiateWithFlags(void **out, void *graph, unsigned long long flags) { *out = new_handle(); return 0; }
+int cudaGraphGetNodes(void *graph, void **nodes, size_t *count) { if (count) *count = 1; if (nodes) *nodes = new_handle(); return 0; }
+int cudaGraphLaunch(void *executable, void *stream) { kernel_ran(); return 0; }
+int cudaUserObjectCreate(void **out, void *pointer, void (*destroy)(void *), unsigned references, unsigned flags) { *out = new_handle(); return 0; }

@@ -17,7 +17,7 @@ WIDE_SHARE = 0.1
 SHOWN = 3
 """Names and places that a sentence holds."""
 
-_WIDE = ("float64", "float32", "complex128", "complex64")
+_WIDE = ("float64", "float32", "complex128")
 _SHORT = ("float16", "bfloat16")
 
 
@@ -112,9 +112,14 @@ def _growth(steps: Sequence[StepPeaks]) -> Iterator[Finding]:
 
 def _workspaces(lines: Sequence[str]) -> Iterator[Finding]:
     largest: dict[str, int] = {}
-    for line in lines:
-        _, kind, size = line.split()
+    for kind, size in (line.split()[1:] for line in lines if line.startswith("workspace ")):
         largest[kind] = max(largest.get(kind, 0), int(size))
+    if "unknown attention" in lines:
+        yield Finding(
+            kind="library_workspaces",
+            message="cuDNN computes attention here: what PyTorch allocates for it is counted, what its kernels may ask for on top is not known "
+            "(`torch.backends.cuda.enable_cudnn_sdp(False)` takes another kernel, which is counted whole)",
+        )
     if largest:
         kinds = ", ".join(f"{kind} up to {format_bytes(size)}" for kind, size in sorted(largest.items()))
         yield Finding(

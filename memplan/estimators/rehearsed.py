@@ -104,7 +104,7 @@ class Rehearser:
         }
         seen = self._ask(request, gpu, context_bytes, timeout_seconds, with_workspaces=library_workspaces)
         without = None
-        if library_workspaces and seen.workspaces:
+        if library_workspaces and any(line.startswith("workspace ") for line in seen.workspaces):
             without = self._ask(request | {"looks": False}, gpu, context_bytes, timeout_seconds, with_workspaces=False)
         return rehearsal_of(seen, without=without, context_bytes=context_bytes)
 
@@ -157,7 +157,7 @@ def not_served_in(log: Path) -> list[str]:
 
 def workspaces_in(log: Path) -> tuple[str, ...]:
     """Return what the device's *log* says of workspaces that a library would have decided on."""
-    return tuple(line for line in _lines(log) if line.startswith("workspace "))
+    return tuple(line for line in _lines(log) if line.startswith(("workspace ", "unknown ")))
 
 
 def _lines(log: Path) -> list[str]:

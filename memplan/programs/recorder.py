@@ -18,8 +18,8 @@ from typing import Any
 
 import torch
 import torch.utils.checkpoint
-from torch.utils._python_dispatch import _get_current_dispatch_mode
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from memplan.programs.looking import Looking
 from memplan.programs.reads import Reads, is_own, place_in

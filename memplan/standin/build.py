@@ -26,7 +26,12 @@ from memplan.standin.symbols import driver_functions, functions_in_sources, runt
 
 SOURCES = Path(__file__).with_name("csrc")
 RUNTIME, DRIVER, NVML, NVRTC = "libstandin.so", "libcuda.so.1", "libnvidia-ml.so.1", "libnvrtc.so"
-_PARTS = {RUNTIME: ("card.c", "memory.c", "device.c", "streams.c", "graphs.c", "libraries.c", "rnn.c"), DRIVER: ("driver.c",), NVML: ("nvml.c",), NVRTC: ("nvrtc.c",)}
+_PARTS = {
+    RUNTIME: ("card.c", "memory.c", "device.c", "streams.c", "graphs.c", "libraries.c", "backend.c", "rnn.c"),
+    DRIVER: ("driver.c",),
+    NVML: ("nvml.c",),
+    NVRTC: ("nvrtc.c",),
+}
 
 # Libraries of PyTorch that call CUDA; the others are large and call none of it.
 _CALLERS = (
@@ -161,6 +166,7 @@ def _compile_all(torch: TorchBuild, compiler: str, folder: Path) -> None:
             path.write_text('#include "card.h"\n' + stubs[library], encoding="utf-8")
             paths.append(path)
         _compile(torch, compiler, folder / library, paths, soname=_soname(torch, library))
+    (folder / "libcuda.so").symlink_to(DRIVER)  # the name that Triton links with
 
 
 def _driver_functions(torch: TorchBuild, callers: list[Path]) -> set[str]:

@@ -81,3 +81,7 @@ size_t library_workspace(const char *kind, size_t allowance) {
     if (allowance > largest) log_line("workspace", kind, largest = allowance);
     return allowance;
 }
+void library_unknown(const char *kind) {
+    static const char *said;
+    if (said != kind) log_line("unknown", said = kind, 0);
+}

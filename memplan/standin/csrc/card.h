@@ -26,6 +26,7 @@ int card_owns(const void *pointer);
 void *new_handle(void);          /* for streams, events, library handles: never NULL, never twice */
 int not_served(const char *call, int code); /* say the call's name, and return the library's own "not supported" */
 size_t library_workspace(const char *kind, size_t allowance); /* what to answer where only the real library knows: 0, or an allowance */
+void library_unknown(const char *kind); /* say that a library may take more than anybody can know */
 void kernel_ran(void);           /* what was copied to the device may be overwritten now */
 
 int stream_captures(void *stream);

@@ -117,15 +117,15 @@ def _workspaces(lines: Sequence[str]) -> Iterator[Finding]:
     if "unknown attention" in lines:
         yield Finding(
             kind="library_workspaces",
-            message="cuDNN computes attention here: what PyTorch allocates for it is counted, what its kernels may ask for on top is not known "
-            "(`torch.backends.cuda.enable_cudnn_sdp(False)` takes another kernel, which is counted whole)",
+            message="cuDNN computes attention here: what PyTorch allocates for it is counted, what its kernels may ask for on top is not "
+            "known (`torch.backends.cuda.enable_cudnn_sdp(False)` takes another kernel, which is counted whole)",
         )
     if largest:
         kinds = ", ".join(f"{kind} up to {format_bytes(size)}" for kind, size in sorted(largest.items()))
         yield Finding(
             kind="library_workspaces",
-            message=f"the libraries pick their algorithms, and with them workspaces, on the card: an allowance is counted ({kinds}); the low "
-            "end of the range is without it",
+            message=f"the libraries pick their algorithms, and with them workspaces, on the card: an allowance is counted ({kinds}); "
+            "the low end of the range is without it",
         )
 
 
@@ -134,8 +134,8 @@ def _reads(reads: Iterable[Mapping[str, Any]]) -> Iterator[Finding]:
     for read in deciding[:SHOWN]:
         yield Finding(
             kind="device_values",
-            message=f"{_shown(read['place'])} asks the device for a yes or no and got {read['answer']} ({read['reason']}); if yours differs: "
-            f"`--read {read['place'].rsplit('/', 1)[-1]}={'false' if read['answer'] == 'true' else 'true'}`",
+            message=f"{_shown(read['place'])} asks the device for a yes or no and got {read['answer']} ({read['reason']}); if yours "
+            f"differs: `--read {read['place'].rsplit('/', 1)[-1]}={'false' if read['answer'] == 'true' else 'true'}`",
         )
 
 

@@ -86,9 +86,9 @@ class Rehearser:
         Return what the program does to the memory of *gpu*.
 
         *steps*: how many; None runs three, and ten where the third still takes more than the second. *answers*: what reads of device values
-        get, by FILE.py:LINE: an answer, and the line that it was given for (None: any). *library_workspaces*: count an allowance for what cuDNN and cuFFT decide at run time; the range's low end is
-        without it. *looks*: run one step more, which counts for nothing, to find large tensors of wide types. *environment*: variables for
-        this rehearsal, as PYTORCH_ALLOC_CONF.
+        get, by FILE.py:LINE: an answer, and the line that it was given for (None: any). *library_workspaces*: count an allowance for what
+        cuDNN and cuFFT decide at run time; the range's low end is without it. *looks*: run one step more, which counts for nothing, to find
+        large tensors of wide types. *environment*: variables for this rehearsal, as PYTORCH_ALLOC_CONF.
 
         Raises UsageError when the program fails for another reason than memory, MissingError when this machine cannot rehearse it.
         """

@@ -38,9 +38,9 @@ def rehearse_script(
     """
     Run ``python *arguments*`` on *gpu*; return what its memory did and its exit code, minus the signal's number where one ended it.
 
-    *arguments* begin with a script or ``-m``. The program's output goes where this process's does (*output_to_stderr*: all of it to standard
-    error). *steps* ends it after that many optimizer steps. None is returned for a program that did not use CUDA, or ended too early to say
-    what it did. Raises UsageError after *timeout_seconds*, MissingError when this machine cannot rehearse it.
+    *arguments* begin with a script or ``-m``. The program's output goes where this process's does (*output_to_stderr*: all of it to
+    standard error). *steps* ends it after that many optimizer steps. None is returned for a program that did not use CUDA, or ended too early
+    to say what it did. Raises UsageError after *timeout_seconds*, MissingError when this machine cannot rehearse it.
     """
     libraries = build(find_torch())
     with tempfile.TemporaryDirectory(prefix="memplan-rehearsal-") as folder:

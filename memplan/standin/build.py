@@ -43,6 +43,9 @@ _CALLERS = (
     "libtorch_nvshmem.so",
 )
 
+# Packages with CUDA code of their own: what they want of CUDA is served too, or named.
+_EXTENSIONS = ("bitsandbytes/libbitsandbytes_cuda{cuda}*.so", "flash_attn*.so", "xformers/*.so", "torchvision/*.so", "causal_conv1d*.so")
+
 # Functions that answer something: success without an answer would be garbage, and sooner or later a wrong number.
 _ANSWERS = re.compile(r"Get|Query|Find|Import|Export|Open|MakePlan|Estimate|Managed|Conditional|bufferSize|[sS]izes?(2|Ext|_v8)?$|PlanInit")
 # Functions that make a handle and return it by their first argument.
@@ -138,6 +141,8 @@ def default_cache() -> Path:
 
 def _fingerprint(torch: TorchBuild) -> str:
     digest = hashlib.sha256(repr((torch.version, torch.cuda_major, torch.cudnn_version, platform.machine())).encode())
+    for path in _extensions(torch):
+        digest.update(f"{path} {path.stat().st_mtime_ns}".encode())
     for path in (*sorted(SOURCES.iterdir()), Path(__file__), Path(__file__).with_name("symbols.py")):
         digest.update(path.read_bytes())
     return digest.hexdigest()[:16]
@@ -153,7 +158,7 @@ def _compiler() -> str:
 
 
 def _compile_all(torch: TorchBuild, compiler: str, folder: Path) -> None:
-    callers = [torch.libraries / name for name in _CALLERS if (torch.libraries / name).exists()]
+    callers = [torch.libraries / name for name in _CALLERS if (torch.libraries / name).exists()] + _extensions(torch)
     sources = {library: [SOURCES / name for name in names] for library, names in _PARTS.items()}
     served = {library: _defined(paths) for library, paths in sources.items()}
     stubs = {
@@ -167,6 +172,12 @@ def _compile_all(torch: TorchBuild, compiler: str, folder: Path) -> None:
             paths.append(path)
         _compile(torch, compiler, folder / library, paths, soname=_soname(torch, library))
     (folder / "libcuda.so").symlink_to(DRIVER)  # the name that Triton links with
+
+
+def _extensions(torch: TorchBuild) -> list[Path]:
+    """Return the libraries of other packages, beside PyTorch, that call CUDA."""
+    packages = torch.libraries.parents[1]
+    return sorted(path for pattern in _EXTENSIONS for path in packages.glob(pattern.format(cuda=torch.cuda_major)))
 
 
 def _driver_functions(torch: TorchBuild, callers: list[Path]) -> set[str]:

@@ -43,7 +43,7 @@ def transformer_from_config(config: Mapping[str, Any], path: Path) -> dict[str, 
     if activation is None:
         raise ConfigError(f"activation {fields['activation']!r} is not known", file=path, hint=f"known: {', '.join(_ACTIVATIONS)}")
     attention = config.get("_attn_implementation") or config.get("attn_implementation") or "sdpa"
-    return {"kind": "transformer"} | fields | {"activation": activation, "attention": attention}
+    return {"kind": "transformer"} | fields | {"activation": activation, "attention": attention, "huggingface_config": dict(config)}
 
 
 def _gpt2(config: Mapping[str, Any]) -> dict[str, Any]:

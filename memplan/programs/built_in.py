@@ -1,0 +1,201 @@
+"""
+Training steps of workloads: `build(device, workload=…, stage=…)`, as every program that can be rehearsed.
+
+A model that was read from a Hugging Face config.json is built by transformers where that is installed, without weights; every other kind is a
+module of this room.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from memplan.programs.contrastive import ContrastiveEncoder, Texts, cached_backward, loss_of
+from memplan.programs.counted import CountedModel
+from memplan.programs.optimizers import make_optimizer
+from memplan.programs.transformer import Adapted, LanguageModel, Transformer
+from memplan.workload.model import ContrastiveEncoderModel, ParametersModel, TransformerModel
+from memplan.workload.stage import Stage
+from memplan.workload.workload import Workload
+
+TYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+
+BUCKET_BYTES = 25 * 2**20
+"""DistributedDataParallel's default bucket_cap_mb."""
+
+MicroBatch = Callable[[], None]
+"""Forward and backward of one micro-batch."""
+
+
+def build(device: str, workload: dict[str, Any], stage: dict[str, Any] | None = None) -> Callable[[], None]:
+    """Return a function that runs one step of *workload* (as JSON) in *stage*: all its micro-batches, and the optimizer."""
+    described = Workload.model_validate(workload)
+    return step_of(described, Stage.model_validate(stage) if stage is not None else None, device)
+
+
+def step_of(workload: Workload, stage: Stage | None, device: str) -> Callable[[], None]:
+    """Return the step of *workload* in *stage* on *device*."""
+    precision = workload.training.precision
+    model = make_model(workload, device)
+    scaler = torch.amp.GradScaler("cuda", enabled=precision == "fp16-mixed")
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer = make_optimizer(workload.optimizer, trained)
+    micro_batch = make_micro_batch(workload, stage, model, scaler, device)
+    buckets = list(_buckets(trained)) if workload.parallelism.data_parallel_size > 1 else []
+
+    def step() -> None:
+        for _ in range(workload.training.gradient_accumulation_steps):
+            micro_batch()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+
+    step.buckets = buckets  # type: ignore[attr-defined]  # they live as long as the step
+    return step
+
+
+def _buckets(parameters: list[nn.Parameter]) -> Iterator[Tensor]:
+    """Yield the buckets in which DistributedDataParallel reduces gradients: as much memory as the gradients, beside them."""
+    size = 0
+    for parameter in parameters:
+        size += parameter.numel()
+        if size * parameter.element_size() >= BUCKET_BYTES:
+            yield torch.empty(size, dtype=parameter.dtype, device=parameter.device)
+            size = 0
+    if size:
+        yield torch.empty(size, dtype=parameters[-1].dtype, device=parameters[-1].device)
+
+
+def make_model(workload: Workload, device: str) -> nn.Module:
+    """Return the model of *workload* on *device*, in the precision and mode that it trains in."""
+    model, training = workload.model, workload.training
+    with torch.device("meta"), _default_type(TYPES.get(training.precision, torch.float32)):
+        made = _make(model)
+    _move(made, device)
+    if not isinstance(model, ParametersModel):
+        encoder = model.encoder if isinstance(model, ContrastiveEncoderModel) else model
+        made.train()
+        for part in made.channels if isinstance(made, ContrastiveEncoder) else [made]:
+            part.train(not encoder.is_in_eval_mode)
+        for adapted in made.modules():
+            if isinstance(adapted, Adapted):
+                adapted.dropout.train()  # put in after the model was left in eval mode, as PEFT puts them in
+        _checkpoint(made, on=training.activation_checkpointing)
+    return made
+
+
+def _move(model: nn.Module, device: str) -> None:
+    """Put *model*, made without memory, on *device* as `.to(device)` would: tensor by tensor, and what is shared once."""
+    moved: dict[int, Tensor] = {}
+
+    def empty(tensor: Tensor) -> Tensor:
+        if id(tensor) not in moved:
+            moved[id(tensor)] = torch.empty_like(tensor, device=device)
+        return moved[id(tensor)]
+
+    model._apply(empty)
+    tie = getattr(model, "tie", None)
+    if tie is not None:
+        tie()
+
+
+def _make(model: Any) -> nn.Module:
+    if isinstance(model, ContrastiveEncoderModel):
+        return ContrastiveEncoder(model)
+    if isinstance(model, ParametersModel):
+        return CountedModel(model)
+    assert isinstance(model, TransformerModel)
+    if model.huggingface_config is not None and model.lora is None and find_spec("transformers") is not None:
+        from memplan.programs.huggingface import HuggingFaceModel  # noqa: PLC0415  (transformers may be missing)
+
+        return HuggingFaceModel(model)
+    return Transformer(model) if model.head == "none" else LanguageModel(model)
+
+
+def _checkpoint(model: nn.Module, *, on: bool) -> None:
+    for module in model.modules():
+        if isinstance(module, Transformer):
+            module.checkpoints(on)
+    switch = getattr(model, "checkpoints", None)
+    if switch is not None and not isinstance(model, Transformer):
+        switch(on)
+
+
+@contextlib.contextmanager
+def _default_type(dtype: torch.dtype) -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+def make_micro_batch(workload: Workload, stage: Stage | None, model: nn.Module, scaler: Any, device: str) -> MicroBatch:
+    """Return the forward and backward of one micro-batch of *workload* in *stage*."""
+    batch, length = workload.training.micro_batch_size, workload.training.sequence_length
+    if workload.contrastive is not None and stage is not None:
+        return _contrastive(workload, stage, model, scaler, device)
+    autocast = _autocast(workload)
+    if isinstance(model, CountedModel):
+
+        def counted() -> None:
+            with autocast():
+                loss = model(batch)
+            scaler.scale(loss).backward()
+
+        return counted
+    transformer = workload.model
+    assert isinstance(transformer, TransformerModel)
+
+    def tokens() -> None:
+        ids = torch.randint(0, transformer.vocab_size, (batch, length), device=device)
+        padding = torch.ones_like(ids) if transformer.has_attention_mask else None
+        with autocast():
+            loss = model(ids, padding, ids) if transformer.head != "none" else model(ids, padding).float().mean()
+        scaler.scale(loss).backward()
+
+    return tokens
+
+
+def _autocast(workload: Workload) -> Callable[[], contextlib.AbstractContextManager[Any]]:
+    dtype = {"fp16-mixed": torch.float16, "bf16-mixed": torch.bfloat16}.get(workload.training.precision)
+    return (lambda: torch.autocast("cuda", dtype=dtype)) if dtype is not None else contextlib.nullcontext
+
+
+def _contrastive(workload: Workload, stage: Stage, model: nn.Module, scaler: Any, device: str) -> MicroBatch:
+    contrastive, training = workload.contrastive, workload.training
+    assert contrastive is not None
+    calls = contrastive.encode_calls(stage, micro_batch_size=training.micro_batch_size)
+    num_channels = workload.model.num_channels if isinstance(workload.model, ContrastiveEncoderModel) else 1
+    ranks = workload.parallelism.data_parallel_size
+    autocast = _autocast(workload)
+
+    def texts(items: int) -> Texts:
+        ids = torch.randint(0, 1000, (items, num_channels, training.sequence_length), device=device)
+        return ids, torch.ones_like(ids)
+
+    def encode(group: Texts) -> Tensor:
+        embeddings: Tensor = model(group) if isinstance(model, ContrastiveEncoder) else model(group[0][:, 0], group[1][:, 0]).mean(1)
+        return embeddings
+
+    def loss(embeddings: tuple[Tensor, Tensor, Tensor]) -> Tensor:
+        return loss_of(contrastive, embeddings, data_parallel_size=ranks)
+
+    def micro_batch() -> None:
+        anchors, positives, negatives = (texts(items) for items in calls)
+        if contrastive.cached_loss_mini_batch_size is not None:
+            with autocast():
+                cached_backward(encode, (anchors, positives, negatives), loss, contrastive.cached_loss_mini_batch_size)
+            return
+        with autocast():
+            empty = torch.empty(0, device=device)
+            value = loss((encode(anchors), encode(positives), encode(negatives) if calls[2] else empty))
+        scaler.scale(value).backward()
+
+    return micro_batch

@@ -1,0 +1,60 @@
+"""A model of which only counts are known: matrices of a usual size, and activations of so many bytes a sample."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from memplan.workload.model import ParametersModel
+
+SIDE = 4096
+"""Of the matrices that stand for the parameters, as the analytic estimate has it (estimators/parameters.py)."""
+
+PIECES = 32
+"""Tensors that the activations of a forward are kept in: as many as a model of this many layers keeps at least."""
+
+
+class _Kept(torch.autograd.Function):
+    """An operator that keeps a tensor of so many bytes for its backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, num_bytes: int) -> Tensor:
+        ctx.save_for_backward(torch.empty(num_bytes, dtype=torch.uint8, device=x.device))
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        return gradients[0], None
+
+
+class CountedModel(nn.Module):
+    """Parameters, activations, batch and overhead as counted."""
+
+    overhead: Tensor
+
+    def __init__(self, model: ParametersModel) -> None:
+        super().__init__()
+        self.model = model
+        trainable = model.num_parameters if model.num_trainable_parameters is None else model.num_trainable_parameters
+        self.weights = nn.ParameterList([*_matrices(trainable, True), *_matrices(model.num_parameters - trainable, False)])
+        self.register_buffer("overhead", torch.empty(model.overhead_bytes, dtype=torch.uint8))
+
+    def forward(self, batch: int) -> Tensor:
+        """Return a loss that every trainable parameter has a part in, with the activations of *batch* samples kept behind it."""
+        data = torch.empty(batch * self.model.batch_data_bytes_per_sample, dtype=torch.uint8, device=self.overhead.device)
+        x = torch.zeros(1, device=data.device, requires_grad=True)
+        for _ in range(PIECES):
+            x = _Kept.apply(x, batch * self.model.activation_bytes_per_sample // PIECES)  # type: ignore[no-untyped-call]
+        for weight in self.weights:
+            if weight.requires_grad:
+                x = x + weight.view(-1)[0]
+        return x.sum()
+
+
+def _matrices(elements: int, trainable: bool) -> list[nn.Parameter]:
+    whole, rest = divmod(elements, SIDE**2)
+    shapes = [(SIDE, SIDE)] * whole + ([(rest,)] if rest else [])
+    return [nn.Parameter(torch.empty(shape), requires_grad=trainable) for shape in shapes]

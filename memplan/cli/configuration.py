@@ -28,12 +28,16 @@ class Configuration(NamedTuple):
     has_batch: bool = True
     """Somebody chose a batch size; else the plan fills the card."""
     noticed: tuple[str, ...] = ()
-    """What was noticed on the way to a workload that is no tree."""
+    """What was noticed besides."""
 
     @property
     def notes(self) -> tuple[str, ...]:
         """Return what reading noticed."""
-        return self.reading.warnings if self.reading else self.noticed
+        return (*(self.reading.warnings if self.reading else ()), *self.noticed)
+
+    def with_note(self, note: str) -> Configuration:
+        """Return a copy that has noticed *note* too."""
+        return self._replace(noticed=(*self.noticed, note))
 
     @property
     def other_stages(self) -> tuple[Stage, ...]:

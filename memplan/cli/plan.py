@@ -27,6 +27,7 @@ Examples:
   memplan --auto --apply                         plan for this machine's GPU and write the plan
   memplan --gpu t4 --pin micro_batch_size=8      keep a value and see what it costs
   memplan --gpu a100-80 --dry-run                show what --apply would change
+  memplan --gpu a100-80 --method rehearsed       the same with the workload's real step, on a card that is not there
   memplan --gpu-memory 24 --method guide         the rule of thumb that memplan replaces
   memplan undo                                   put back what the last --apply changed
 """
@@ -53,8 +54,13 @@ Examples:
 @click.option("--apply", "apply_plan", is_flag=True, help="Write the plan into the configuration: show the diff, back up, write, verify.")
 @click.option("--dry-run", is_flag=True, help="Show the diff that --apply would make, and write nothing.")
 @click.option(
-    "--method", type=click.Choice(["auto", "analytic", "guide"]), default="auto", show_default=True, help="How the memory is found out."
+    "--method",
+    type=click.Choice(["auto", "analytic", "rehearsed", "guide"]),
+    default="auto",
+    show_default=True,
+    help="How the memory is found out; rehearsed runs the workload's real step on a card that is not there, in seconds a size.",
 )
+@click.option("--profile", is_flag=True, help="Run the workload's real step; on a stand-in card (--method rehearsed), as the report says.")
 @click.option(
     "--margin", type=click.FloatRange(0, 1, max_open=True), metavar="F", help="Share of the free memory that stays free.  [default: 0.05]"
 )
@@ -78,6 +84,7 @@ def plan_command(
     apply_plan: bool,
     dry_run: bool,
     method: str,
+    profile: bool,
     margin: float | None,
     pins: Sequence[str],
     output_format: str,
@@ -100,6 +107,8 @@ def plan_command(
         raise click.BadParameter("nan is not a share", param_hint="--margin")
     if apply_plan and dry_run:
         raise UsageError("--apply and --dry-run exclude each other", hint="--dry-run shows what --apply would write")
+    if profile and method not in ("auto", "rehearsed"):
+        raise UsageError(f"--profile runs the step, and --method {method} does not", hint="leave one of them out")
     if (apply_plan or dry_run) and method == "guide":
         raise UsageError("the guide's numbers are never written", hint="leave `--method guide` out to apply a plan that fits")
     return _plan(
@@ -109,7 +118,8 @@ def plan_command(
         target=target,
         writes=apply_plan,
         shows_diff=apply_plan or dry_run,
-        method=method,
+        method="rehearsed" if profile else method,
+        profiles=profile,
         margin=margin,
         pins=pins,
         output_format=output_format,
@@ -150,6 +160,7 @@ def _plan(
     writes: bool,
     shows_diff: bool,
     method: str,
+    profiles: bool,
     margin: float | None,
     pins: Sequence[str],
     output_format: str,
@@ -157,6 +168,8 @@ def _plan(
     from memplan.cli.configuration import read_configuration
 
     configuration = read_configuration(config_path)
+    if profiles:
+        configuration = configuration.with_note(_how_profiled())
     if shows_diff and configuration.reading is None:
         raise UsageError(
             f"there is nothing to apply to: planned was {configuration.source}",
@@ -187,6 +200,18 @@ def _plan(
     if writes and _write(configuration, changes):
         _say_written(changes)
     return 0 if plan.fits else 1
+
+
+def _how_profiled() -> str:
+    """Say where --profile ran the step."""
+    from memplan.errors import MissingError
+    from memplan.hardware.detect import detect_gpus
+
+    try:
+        detect_gpus()
+    except MissingError:
+        return "--profile: this machine has no GPU, so the step was rehearsed, on a stand-in card with the real PyTorch"
+    return "--profile: the step was rehearsed on a stand-in card with the real PyTorch; it is not run on the GPU of this machine yet"
 
 
 def _write(configuration: Configuration, changes: Sequence[FileChange]) -> bool:

@@ -89,26 +89,32 @@ class MemoryTrace:
 
         With *first_allocation* only moments behind that many allocations count.
         """
-        sizes = self.sizes
-        live: dict[int, tuple[int, int]] = {}
-        best: dict[int, tuple[int, int]] = {}
+        position = self._highest(first_allocation)
+        live: dict[int, Block] = {}
+        number = 0
+        for event, action in enumerate(self.actions[: position + 1]):
+            if action == ALLOC:
+                number += 1
+                live[self.addresses[event]] = Block(number, self.sizes[event], self._category(number))
+            elif action == FREE:
+                live.pop(self.addresses[event], None)
+        return position, live
+
+    def _highest(self, first_allocation: int) -> int:
+        """Return the event after which most bytes are alive."""
+        live: dict[int, int] = {}
         current = most = number = position = 0
-        grew = False
         for event, action in enumerate(self.actions):
             if action == ALLOC:
                 number += 1
-                live[self.addresses[event]] = (number, sizes[event])
-                current += rounded(sizes[event])
-                grew = number > first_allocation
+                size = rounded(self.sizes[event])
+                live[self.addresses[event]] = size
+                current += size
+                if current > most and number > first_allocation:
+                    most, position = current, event
             elif action == FREE:
-                if grew and current > most:  # a peak lies before the first free behind it
-                    most, best, position = current, dict(live), event - 1
-                grew = False
-                freed = live.pop(self.addresses[event], None)
-                current -= rounded(freed[1]) if freed else 0
-        if grew and current > most:
-            best, position = dict(live), len(self.actions) - 1
-        return position, {address: Block(number, size, self._category(number)) for address, (number, size) in best.items()}
+                current -= live.pop(self.addresses[event], 0)
+        return position
 
     def _category(self, number: int) -> str:
         return CATEGORIES[self.purposes[number - 1]]

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from memplan.estimators.activations import attention_kernel
-from memplan.estimators.base import Estimator
+from memplan.estimators.base import Estimator, rough_of
 from memplan.memory.estimate import MemoryEstimate
 from memplan.planner.batch import choose_batch
 from memplan.planner.levers import in_training_mode
 from memplan.planner.pins import Pins, pin
 from memplan.planner.plan import Plan, StagePlan
-from memplan.planner.search import largest_fitting
+from memplan.planner.search import Fits, largest_fitting
 from memplan.units import format_bytes
 from memplan.workload.model import encoder_of
 from memplan.workload.stage import Stage
@@ -164,12 +164,16 @@ def _checkpointing_without_effect(plan: Plan, estimator: Estimator) -> Iterator[
 def _would_allow(plan: Plan, repaired: Workload, estimator: Estimator) -> str:
     """Say which micro-batch the repaired workload would allow."""
 
-    def fits(micro_batch_size: int) -> bool:
-        tried = repaired.with_training(micro_batch_size=micro_batch_size)
-        return all(plan.budget.fits(estimator(tried, plan.gpu, stage).device_used) for stage in tried.stages or (None,))
+    def fits_by(judge: Estimator) -> Fits:
+        def fits(micro_batch_size: int) -> bool:
+            tried = repaired.with_training(micro_batch_size=micro_batch_size)
+            return all(plan.budget.fits(judge(tried, plan.gpu, stage).device_used) for stage in tried.stages or (None,))
+
+        return fits
 
     most = max(1, -(-plan.target_effective_batch_size // repaired.parallelism.data_parallel_size))
-    largest = largest_fitting(fits, low=1, high=most)
+    rough = rough_of(estimator)
+    largest = largest_fitting(fits_by(estimator), low=1, high=most, rough=fits_by(rough) if rough else None)
     if largest is None:
         return ""
     choice = choose_batch(

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from memplan.estimators.base import Estimator
+from memplan.estimators.base import Estimator, rough_of
 from memplan.hardware.catalog import cards
 from memplan.hardware.spec import GpuSpec
 from memplan.memory.budget import MemoryBudget
 from memplan.memory.estimate import MemoryRange
 from memplan.planner.negatives import with_negatives
 from memplan.planner.plan import Lever
-from memplan.planner.search import largest_fitting
+from memplan.planner.search import Fits, largest_fitting
 from memplan.units import format_bytes
 from memplan.workload.model import ContrastiveEncoderModel, Lora, TransformerModel, encoder_of
 from memplan.workload.optimizer import Optimizer
@@ -81,10 +81,11 @@ def _fewer_negatives(workload: Workload, *, gpu: GpuSpec, budget: MemoryBudget, 
     if most < 2:
         return
 
-    def fits(count: int) -> bool:
-        return all(map(budget.fits, _used(_with_at_most(workload, count), gpu, estimator)))
+    def fits_by(judge: Estimator) -> Fits:
+        return lambda count: all(map(budget.fits, _used(_with_at_most(workload, count), gpu, judge)))
 
-    count = largest_fitting(fits, low=1, high=most - 1) or 1
+    rough = rough_of(estimator)
+    count = largest_fitting(fits_by(estimator), low=1, high=most - 1, rough=fits_by(rough) if rough else None) or 1
     yield f"at most {count} negatives in every stage instead of {most}", _with_at_most(workload, count)
 
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from memplan.errors import UsageError
 from memplan.estimators import guide
-from memplan.estimators.base import Estimator
+from memplan.estimators.base import Estimator, rough_of
 from memplan.hardware.spec import GpuSpec
 from memplan.memory.budget import DEFAULT_MARGIN, MemoryBudget
 from memplan.planner.batch import BatchChoice, choose_batch
@@ -21,7 +21,7 @@ from memplan.planner.levers import find_levers
 from memplan.planner.negatives import grow, limit_of
 from memplan.planner.pins import Pins, pin
 from memplan.planner.plan import Plan, StagePlan, StageValues
-from memplan.planner.search import largest_fitting
+from memplan.planner.search import Fits, largest_fitting
 from memplan.units import GIB
 from memplan.workload.stage import Stage
 from memplan.workload.workload import Workload
@@ -98,9 +98,12 @@ def make_plan(
 def _filling(pinned: Workload, gpu: GpuSpec, estimator: Estimator, budget: MemoryBudget) -> int | None:
     """Return the largest micro-batch with which every stage fits without accumulation."""
     once = pinned.with_training(gradient_accumulation_steps=1)
-    return largest_fitting(
-        lambda size: _all_stages_fit(once.with_training(micro_batch_size=size), gpu, estimator, budget), low=1, high=LARGEST_MICRO_BATCH
-    )
+
+    def fits_by(judge: Estimator) -> Fits:
+        return lambda size: _all_stages_fit(once.with_training(micro_batch_size=size), gpu, judge, budget)
+
+    rough = rough_of(estimator)
+    return largest_fitting(fits_by(estimator), low=1, high=LARGEST_MICRO_BATCH, rough=fits_by(rough) if rough else None)
 
 
 def _present_batch(workload: Workload, pinned: Workload) -> int:
@@ -129,16 +132,20 @@ def _largest_micro_batch(
     # With accumulation the gradients stay through every micro-batch but the first; only a batch of the whole target is without it.
     accumulates = pinned.training.gradient_accumulation_steps if pins.pins("gradient_accumulation_steps") else None
 
-    def fits(micro_batch_size: int) -> bool:
-        steps = accumulates or (1 if micro_batch_size >= most else 2)
-        tried = pinned.with_training(micro_batch_size=micro_batch_size, gradient_accumulation_steps=steps)
-        return _all_stages_fit(tried, gpu, estimator, budget)
+    def fits_by(judge: Estimator) -> Fits:
+        def fits(micro_batch_size: int) -> bool:
+            steps = accumulates or (1 if micro_batch_size >= most else 2)
+            tried = pinned.with_training(micro_batch_size=micro_batch_size, gradient_accumulation_steps=steps)
+            return _all_stages_fit(tried, gpu, judge, budget)
 
+        return fits
+
+    fits, rough = fits_by(estimator), rough_of(estimator)
     if pins.pins("micro_batch_size"):
         size = pinned.training.micro_batch_size
         return size if fits(size) else None
     # The largest is tried first: without accumulation it can fit where a smaller one with it does not.
-    return most if fits(most) else largest_fitting(fits, low=1, high=most - 1)
+    return most if fits(most) else largest_fitting(fits, low=1, high=most - 1, rough=fits_by(rough) if rough else None)
 
 
 def _with_choice(workload: Workload, choice: BatchChoice) -> Workload:

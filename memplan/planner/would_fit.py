@@ -8,6 +8,7 @@ from typing import Any
 from pydantic import NonNegativeInt
 
 from memplan.description import Description
+from memplan.errors import UsageError
 from memplan.hardware.catalog import cards
 from memplan.hardware.spec import GpuSpec
 from memplan.memory.rehearsal import Rehearsal
@@ -48,23 +49,50 @@ class WouldFit(Description):
 
 
 def what_would_fit(run: Callable[[GpuSpec, Mapping[str, Any]], Rehearsal], *, gpu: GpuSpec, values: Mapping[str, Any]) -> WouldFit:
-    """Return what would fit where a rehearsal with *values* on *gpu* did not; *run* rehearses."""
-    whole = run(gpu.model_copy(update={"total_memory_bytes": UNLIMITED_BYTES}), values)
-    needed = whole.device_used_bytes if whole.fits else None
-    name = next((name for name in BATCH_NAMES if isinstance(whole.values.get(name), int)), None)
+    """
+    Return what would fit where a rehearsal with *values* on *gpu* did not; *run* rehearses.
+
+    A program that fails for another reason with more memory, or with a smaller batch, does not fit there: what is known of it stands.
+    """
+    try:
+        whole = run(gpu.model_copy(update={"total_memory_bytes": UNLIMITED_BYTES}), values)
+        needed, known = whole.device_used_bytes if whole.fits else None, whole.values
+    except UsageError:
+        needed, known = None, dict(values)
+    name = next((name for name in BATCH_NAMES if type(known.get(name)) is int), None)  # True is no batch
     return WouldFit(
         device_used_bytes=needed,
         cards=_cards_with(needed) if needed else (),
         name=name,
-        value=_largest(run, gpu, values, name, whole.values[name]) if name else None,
+        value=_largest(lambda value: run(gpu, dict(values) | {name: value}).fits, known[name]) if name else None,
     )
 
 
-def _largest(
-    run: Callable[[GpuSpec, Mapping[str, Any]], Rehearsal], gpu: GpuSpec, values: Mapping[str, Any], name: str, tried: object
-) -> int | None:
+def _largest(fits: Callable[[int], bool], tried: object) -> int | None:
+    """
+    Return the largest value below *tried* that fits; raised by *fits*, UsageError says that the program does not run with it.
+
+    Batch normalisation refuses a single sample, others what is no multiple of 8: so the smallest power of two that the program takes is
+    the step of the search, and only its last stretch is gone through by ones.
+    """
     assert isinstance(tried, int)
-    return largest_fitting(lambda value: run(gpu, dict(values) | {name: value}).fits, low=1, high=tried - 1)
+
+    def runs(value: int) -> bool:
+        try:
+            return fits(value)
+        except UsageError:
+            return False
+
+    unit = 1
+    while unit < tried:
+        try:
+            if not fits(unit):
+                return None
+            break
+        except UsageError:
+            unit *= 2
+    multiple = largest_fitting(lambda count: runs(count * unit), low=1, high=(tried - 1) // unit)
+    return largest_fitting(runs, low=multiple * unit, high=min(multiple * unit + unit, tried) - 1) if multiple else None
 
 
 def _cards_with(needed_bytes: int) -> tuple[str, ...]:

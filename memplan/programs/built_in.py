@@ -1,8 +1,8 @@
 """
-Training steps of workloads: `build(device, workload=…, stage=…)`, as every program that can be rehearsed.
+Training steps of workloads: `build(device, workload=…)`, as every program that can be rehearsed.
 
-A model that was read from a Hugging Face config.json is built by transformers where that is installed, without weights; every other kind is a
-module of this room.
+A model that was read from a Hugging Face config.json is built by transformers where that is installed, without weights; every other kind is
+a module of this room.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ MicroBatch = Callable[[], None]
 """Forward and backward of one micro-batch."""
 
 
-def build(device: str, workload: dict[str, Any], stage: dict[str, Any] | None = None) -> Callable[[], None]:
-    """Return a function that runs one step of *workload* (as JSON) in *stage*: all its micro-batches, and the optimizer."""
+def build(device: str, workload: dict[str, Any]) -> Callable[[], None]:
+    """Return a function that runs one step of *workload* (as JSON) in its first stage: all its micro-batches, and the optimizer."""
     described = Workload.model_validate(workload)
-    return step_of(described, Stage.model_validate(stage) if stage is not None else None, device)
+    return step_of(described, described.stages[0] if described.stages else None, device)
 
 
 def step_of(workload: Workload, stage: Stage | None, device: str) -> Callable[[], None]:
@@ -181,8 +181,7 @@ def _contrastive(workload: Workload, stage: Stage, model: nn.Module, scaler: Any
         return ids, torch.ones_like(ids)
 
     def encode(group: Texts) -> Tensor:
-        embeddings: Tensor = model(group) if isinstance(model, ContrastiveEncoder) else model(group[0][:, 0], group[1][:, 0]).mean(1)
-        return embeddings
+        return model(group) if isinstance(model, ContrastiveEncoder) else model(group[0][:, 0], group[1][:, 0]).mean(1)
 
     def loss(embeddings: tuple[Tensor, Tensor, Tensor]) -> Tensor:
         return loss_of(contrastive, embeddings, data_parallel_size=ranks)
@@ -191,7 +190,8 @@ def _contrastive(workload: Workload, stage: Stage, model: nn.Module, scaler: Any
         anchors, positives, negatives = (texts(items) for items in calls)
         if contrastive.cached_loss_mini_batch_size is not None:
             with autocast():
-                cached_backward(encode, (anchors, positives, negatives), loss, contrastive.cached_loss_mini_batch_size)
+                groups = (anchors, positives, negatives)
+                cached_backward(encode, groups, lambda found: scaler.scale(loss(found)), contrastive.cached_loss_mini_batch_size)
             return
         with autocast():
             empty = torch.empty(0, device=device)

@@ -65,8 +65,7 @@ class ContrastiveEncoder(nn.Module):
     def _pooled(self, encoder: nn.Module, ids: Tensor, mask: Tensor) -> Tensor:
         states = encoder(ids, mask if self.has_mask else None)
         shares = mask.unsqueeze(-1).expand(states.shape).float()
-        pooled: Tensor = (states * shares).sum(1) / shares.sum(1).clamp(min=1e-9)
-        return pooled
+        return (states * shares).sum(1) / shares.sum(1).clamp(min=1e-9)
 
 
 def loss_of(contrastive: Contrastive, embeddings: tuple[Tensor, Tensor, Tensor], *, data_parallel_size: int) -> Tensor:
@@ -93,7 +92,10 @@ def loss_of(contrastive: Contrastive, embeddings: tuple[Tensor, Tensor, Tensor],
 
 
 def cached_backward(
-    encode: Callable[[Texts], Tensor], groups: tuple[Texts, Texts, Texts], loss: Callable[[tuple[Tensor, Tensor, Tensor]], Tensor], mini_batch: int
+    encode: Callable[[Texts], Tensor],
+    groups: tuple[Texts, Texts, Texts],
+    loss: Callable[[tuple[Tensor, Tensor, Tensor]], Tensor],
+    mini_batch: int,
 ) -> None:
     """
     Run forward and backward of a cached loss (GradCache, arXiv:2101.06983), with *mini_batch* items in memory at a time.

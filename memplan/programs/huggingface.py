@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
@@ -19,7 +20,7 @@ class HuggingFaceModel(nn.Module):
     def __init__(self, model: TransformerModel) -> None:
         super().__init__()
         assert model.huggingface_config is not None
-        settings = dict(model.huggingface_config)
+        settings = json.loads(model.huggingface_config)
         settings.pop("torch_dtype", None)
         settings.pop("dtype", None)
         config = AutoConfig.for_model(settings.pop("model_type"), **settings)
@@ -37,5 +38,4 @@ class HuggingFaceModel(nn.Module):
 
     def forward(self, ids: Tensor, padding: Tensor | None, labels: Tensor) -> Tensor:
         """Return the loss of *labels*."""
-        loss: Tensor = self.inner(input_ids=ids, attention_mask=padding, labels=labels).loss
-        return loss
+        return self.inner(input_ids=ids, attention_mask=padding, labels=labels).loss

@@ -60,5 +60,7 @@ def make_optimizer(optimizer: Optimizer, parameters: list[nn.Parameter]) -> torc
     if optimizer.name == "adafactor":
         factored: torch.optim.Optimizer = module.Adafactor(parameters, lr=RATE, relative_step=False)
         return factored
-    eight_bit: torch.optim.Optimizer = getattr(module.optim, {"adam8bit": "AdamW8bit", "lion8bit": "Lion8bit"}[optimizer.name])(parameters, lr=RATE)
+    eight_bit: torch.optim.Optimizer = getattr(module.optim, {"adam8bit": "AdamW8bit", "lion8bit": "Lion8bit"}[optimizer.name])(
+        parameters, lr=RATE
+    )
     return eight_bit

@@ -35,8 +35,7 @@ class Adapted(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the layer's answer and the adapter's, whose scale is a number."""
-        base: Tensor = self.base(x)
-        return base + self.up(self.down(self.dropout(x))) * 2.0
+        return self.base(x) + self.up(self.down(self.dropout(x))) * 2.0
 
 
 class GeluOfGpt2(nn.Module):
@@ -101,8 +100,7 @@ class Attention(nn.Module):
         if positions is not None:
             query, key = _rotated(query, *positions), _rotated(key, *positions)
         gathered = self._eager(query, key, value, mask) if self.model.attention == "eager" else self._fused(query, key, value, mask)
-        answer: Tensor = self.output(gathered.transpose(1, 2).reshape(*x.shape[:2], -1).contiguous())
-        return answer
+        return self.output(gathered.transpose(1, 2).reshape(*x.shape[:2], -1).contiguous())
 
     def _heads(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         model = self.model
@@ -170,10 +168,8 @@ class FeedForward(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return the feed-forward of *x*."""
         if self.gate is not None:
-            gated: Tensor = self.down(self.activation(self.gate(x)) * self.up(x))
-            return gated
-        answer: Tensor = self.down(self.activation(self.up(x)))
-        return answer
+            return self.down(self.activation(self.gate(x)) * self.up(x))
+        return self.down(self.activation(self.up(x)))
 
 
 class Block(nn.Module):
@@ -190,8 +186,7 @@ class Block(nn.Module):
     def forward(self, x: Tensor, mask: Tensor | None, positions: tuple[Tensor, Tensor] | None) -> Tensor:
         """Return the block's answer to *x*."""
         if self.gradient_checkpointing and self.training:
-            kept: Tensor = checkpoint(self._forward, x, mask, positions, use_reentrant=False)
-            return kept
+            return checkpoint(self._forward, x, mask, positions, use_reentrant=False)
         return self._forward(x, mask, positions)
 
     def _forward(self, x: Tensor, mask: Tensor | None, positions: tuple[Tensor, Tensor] | None) -> Tensor:
@@ -199,8 +194,7 @@ class Block(nn.Module):
             x = self.dropout(self.attention(self.attention_norm(x), mask, positions)) + x
             return x + self.dropout(self.feed_forward(self.feed_forward_norm(x)))
         x = self.attention_norm(self.dropout(self.attention(x, mask, positions)) + x)
-        answer: Tensor = self.feed_forward_norm(self.dropout(self.feed_forward(x)) + x)
-        return answer
+        return self.feed_forward_norm(self.dropout(self.feed_forward(x)) + x)
 
 
 class Transformer(nn.Module):
@@ -220,7 +214,7 @@ class Transformer(nn.Module):
 
     def _freeze(self) -> None:
         for name, parameter in self.named_parameters():
-            if ".down." not in name and ".up." not in name or "base" in name:
+            if (".down." not in name and ".up." not in name) or "base" in name:
                 parameter.requires_grad_(False)
         for module in self.modules():
             if isinstance(module, Adapted):
@@ -249,15 +243,14 @@ class Transformer(nn.Module):
         return x
 
     def _embedded(self, ids: Tensor) -> Tensor:
-        x: Tensor = self.tokens(ids)
+        x = self.tokens(ids)
         if self.types is not None:
             x = x + self.types(torch.zeros_like(ids))
         if self.places is not None:
             x = x + self.places(torch.arange(ids.shape[1], device=ids.device)[None])
         if self.model.norm_position == "post":
             x = self.norm(x)
-        embedded: Tensor = self.dropout(x)
-        return embedded
+        return self.dropout(x)
 
     def _mask(self, padding: Tensor, x: Tensor) -> Tensor:
         batch, length = padding.shape

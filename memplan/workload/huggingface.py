@@ -6,6 +6,7 @@ models/*/configuration_*.py). A family that is not there is refused, never guess
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -43,7 +44,11 @@ def transformer_from_config(config: Mapping[str, Any], path: Path) -> dict[str, 
     if activation is None:
         raise ConfigError(f"activation {fields['activation']!r} is not known", file=path, hint=f"known: {', '.join(_ACTIVATIONS)}")
     attention = config.get("_attn_implementation") or config.get("attn_implementation") or "sdpa"
-    return {"kind": "transformer"} | fields | {"activation": activation, "attention": attention, "huggingface_config": dict(config)}
+    return (
+        {"kind": "transformer"}
+        | fields
+        | {"activation": activation, "attention": attention, "huggingface_config": json.dumps(config, sort_keys=True)}
+    )
 
 
 def _gpt2(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -4,7 +4,7 @@ Three kinds. `transformer` is an encoder or a decoder; `contrastive_encoder` joi
 is for everything else: plain counts that somebody measured.
 """
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
@@ -118,8 +118,8 @@ class TransformerModel(Description):
     lora: Lora | None = None
     """Adapters; with them the model's own weights are frozen."""
 
-    huggingface_config: dict[str, Any] | None = None
-    """The content of the config.json that this was read from: a rehearsal builds that very model through transformers, where installed."""
+    huggingface_config: str | None = None
+    """The config.json that this was read from, as JSON: a rehearsal builds that very model through transformers, where installed."""
 
     @model_validator(mode="after")
     def _heads_divide(self) -> "TransformerModel":

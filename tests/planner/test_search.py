@@ -27,3 +27,24 @@ def test_it_asks_about_twice_the_logarithm(limit: int) -> None:
 
     assert len(asked) <= 2 * limit.bit_length() + 2
     assert max(asked) <= 4 * limit
+
+
+@given(low=BOUNDS, high=BOUNDS, limit=BOUNDS, guess=BOUNDS)
+def test_a_rough_guess_changes_the_way_and_not_the_answer(low: int, high: int, limit: int, guess: int) -> None:
+    """However wrong it is."""
+    expected = largest_fitting(lambda value: value <= limit, low=low, high=high)
+
+    assert largest_fitting(lambda value: value <= limit, low=low, high=high, rough=lambda value: value <= guess) == expected
+
+
+@given(limit=st.integers(1, 100_000), error=st.integers(-3, 3))
+def test_a_near_guess_spares_most_questions(limit: int, error: int) -> None:
+    """Off by three or less: six questions at most."""
+    asked: list[int] = []
+
+    def fits(value: int) -> bool:
+        asked.append(value)
+        return value <= limit
+
+    assert largest_fitting(fits, low=1, high=10**9, rough=lambda value: value <= limit + error) == limit
+    assert len(asked) <= 6

@@ -6,6 +6,7 @@ library) or, where its answer would be a size, says that it is not served. No CU
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 import os
 import platform
@@ -124,6 +125,7 @@ def build(torch: TorchBuild, cache: Path | None = None) -> Path:
         working = Path(tempfile.mkdtemp(prefix="building-", dir=cache))
     except OSError:  # a cache that cannot be written: built for this run alone
         working = cache = Path(tempfile.mkdtemp(prefix="memplan-standin-"))
+        atexit.register(shutil.rmtree, working, ignore_errors=True)
         folder = working
     _compile_all(torch, compiler, working)
     if folder != working:

@@ -79,7 +79,7 @@ def test_what_the_c_files_define_is_found(tmp_path: Path) -> None:
         "NEEDS_NOTHING(cudnnThree, void *h)\nstatic int own(void) {}\n"
     )
 
-    assert _defined([source]) == {"cudaOne", "__cudaTwo", "cudnnCreateTensorDescriptor", "cudnnThree"}
+    assert _defined([source]) == {"cudaOne", "__cudaTwo", "cudnnCreateTensorDescriptor", "cudnnDestroyTensorDescriptor", "cudnnThree"}
 
 
 def test_without_a_compiler_it_says_what_to_install(torch_build: TorchBuild, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

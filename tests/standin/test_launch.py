@@ -12,7 +12,7 @@ def test_the_device_comes_first_and_what_was_there_stays(a100: GpuSpec) -> None:
     """LD_PRELOAD and LD_LIBRARY_PATH are put in front of the user's own."""
     environment = environment_for(a100, Path("/device"), context_bytes=5, inherited={"LD_PRELOAD": "mine.so", "HOME": "/home"})
 
-    assert environment["LD_PRELOAD"] == "/device/libstandin.so:mine.so"
+    assert environment["LD_PRELOAD"] == "/device/libstandin.so:/device/libnvrtc.so:mine.so"
     assert environment["LD_LIBRARY_PATH"] == "/device"
     assert environment["HOME"] == "/home"
     assert environment["MEMPLAN_CARD"] == "8 0 108 85095874560 5 NVIDIA A100-SXM4-80GB"

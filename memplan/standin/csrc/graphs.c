@@ -20,6 +20,9 @@ int cudaStreamBeginCapture(void *stream, int mode) {
 int cudaStreamBeginCaptureToGraph(void *stream, void *graph, const void *dependencies, const void *data, size_t count, int mode) {
     return cudaStreamBeginCapture(stream, mode);
 }
+/* While a stream captures, nothing it has been given runs, so that nobody can wait for it: a program that reads a value fails here. */
+int cudaStreamSynchronize(void *stream) { return stream_captures(stream) ? 900 : 0; }
+int cudaDeviceSynchronize(void) { return is_capturing ? 900 : 0; }
 int cudaStreamEndCapture(void *stream, void **graph) {
     if (!stream_captures(stream)) return 904; /* cudaErrorStreamCaptureUnmatched */
     is_capturing = 0;

@@ -21,7 +21,7 @@ typedef struct {
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static Table device, pinned;
-static int last_error;
+static __thread int last_error; /* CUDA keeps it for each host thread */
 
 static void add(Table *table, uintptr_t address, size_t bytes) {
     pthread_mutex_lock(&lock);
@@ -126,21 +126,23 @@ static struct {
 } kept[KEPT];
 static int num_kept;
 
+static void forget(void) { while (num_kept) free(kept[--num_kept].content); } /* with the lock held */
 void kernel_ran(void) {
     if (!num_kept) return;
     pthread_mutex_lock(&lock);
-    while (num_kept) free(kept[--num_kept].content);
+    forget();
     pthread_mutex_unlock(&lock);
 }
 static void keep(void *to, const void *from, size_t bytes) {
-    if (bytes > KEPT_BYTES || num_kept == KEPT) kernel_ran();
-    if (bytes > KEPT_BYTES) return;
     pthread_mutex_lock(&lock);
-    char *content = malloc(bytes + 1);
-    if (!content) abort();
-    kept[num_kept].address = (uintptr_t)to;
-    kept[num_kept].bytes = bytes;
-    kept[num_kept++].content = memcpy(content, from, bytes);
+    if (bytes > KEPT_BYTES || num_kept == KEPT) forget(); /* asked with the lock held: another thread may have kept the last one */
+    if (bytes <= KEPT_BYTES) {
+        char *content = malloc(bytes + 1);
+        if (!content) abort();
+        kept[num_kept].address = (uintptr_t)to;
+        kept[num_kept].bytes = bytes;
+        kept[num_kept++].content = memcpy(content, from, bytes);
+    }
     pthread_mutex_unlock(&lock);
 }
 /* Who is asked what a read gets that nobody knows: a function of the recorder, which lives in the same process. */
@@ -182,5 +184,19 @@ int cudaGetLastError(void) {
     return error;
 }
 int cudaPeekAtLastError(void) { return last_error; }
-const char *cudaGetErrorString(int error) { return error == OUT_OF_MEMORY ? "out of memory" : error ? "error of the stand-in device" : "no error"; }
-const char *cudaGetErrorName(int error) { return error == OUT_OF_MEMORY ? "cudaErrorMemoryAllocation" : error ? "cudaErrorUnknown" : "cudaSuccess"; }
+const char *cudaGetErrorString(int error) {
+    switch (error) {
+    case 0: return "no error";
+    case OUT_OF_MEMORY: return "out of memory";
+    case 900: return "operation not permitted when stream is capturing";
+    default: return "error of the stand-in device";
+    }
+}
+const char *cudaGetErrorName(int error) {
+    switch (error) {
+    case 0: return "cudaSuccess";
+    case OUT_OF_MEMORY: return "cudaErrorMemoryAllocation";
+    case 900: return "cudaErrorStreamCaptureUnsupported";
+    default: return "cudaErrorUnknown";
+    }
+}

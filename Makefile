@@ -40,6 +40,7 @@ templates: .venv/ready
 
 benchmark: .venv/ready
 	$(BIN)/python benchmarks/startup.py
+	$(BIN)/python benchmarks/rehearsal.py
 
 clean:
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage dist build

@@ -18,6 +18,9 @@ from pathlib import Path
 
 import pytest
 
+from memplan.errors import MissingError
+from memplan.standin.build import find_torch
+
 REPOSITORY = Path(__file__).parents[1]
 README = REPOSITORY / "README.md"
 BLOCK = re.compile(r"<!-- in (?P<where>[^\n]+) -->\n```console\n(?P<body>.*?)```\n", re.DOTALL)
@@ -55,9 +58,32 @@ def commands_of(body: str) -> list[str]:
 BLOCKS = [(match["where"], match["body"]) for match in BLOCK.finditer(README.read_text(encoding="utf-8"))]
 
 
+PRINTED_WITH = re.search(r"^PyTorch +(\S+),", README.read_text(encoding="utf-8"), re.MULTILINE)
+
+
+def test_the_readme_shows_the_step_that_it_rehearses() -> None:
+    """The program in the text is the file that the commands below it run."""
+    program = (REPOSITORY / "tests" / "trees" / "training" / "train_step.py").read_text(encoding="utf-8")
+
+    assert f"```python\n{program}```\n" in README.read_text(encoding="utf-8")
+
+
+def skip_without(torch_version: str) -> None:
+    """A rehearsal's figures are those of one PyTorch; its report says which."""
+    try:
+        found = find_torch().version
+    except MissingError as error:
+        pytest.skip(f"no rehearsals here: {error.message}")
+    if found != torch_version:
+        pytest.skip(f"the README shows rehearsals with PyTorch {torch_version}, this is {found}")
+
+
 @pytest.mark.parametrize(("where", "body"), BLOCKS, ids=[commands_of(body)[0] for _, body in BLOCKS])
 def test_the_readme_shows_what_its_commands_print(where: str, body: str) -> None:
     """Word for word. When it was meant: `python -m tests.test_docs`."""
+    if "memplan rehearse" in body:
+        assert PRINTED_WITH is not None
+        skip_without(PRINTED_WITH[1])
     assert run_block(where, commands_of(body)) == body
 
 

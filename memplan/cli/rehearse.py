@@ -151,7 +151,7 @@ def _rehearse_script(
     from memplan.estimators.scripted import rehearse_script
 
     script = Path(program[0])
-    if program[0] != "-m" and not script.is_file():
+    if program[0] != "-m" and not script.exists():  # a folder with a __main__.py is a script too
         raise UsageError(f"{script} does not exist", hint="behind `--` stands a script and its arguments, or `-m MODULE`")
     if program == ["-m"]:
         raise UsageError("-m names no module", hint="`memplan rehearse --gpu t4 -m my.training`")
@@ -166,10 +166,17 @@ def _rehearse_script(
         output_to_stderr=output_format == "json",
     )
     if rehearsal is None:
-        click.echo("memplan: the program ended before it used the GPU: there is nothing to report", err=True)
+        click.echo(f"memplan: {_nothing_seen(exit_code)}: there is nothing to report", err=True)
     else:
         _report(rehearsal, gpu, None, _kept(answers, rehearsal, folder), output_format)
     return exit_code if exit_code >= 0 else 128 - exit_code
+
+
+def _nothing_seen(exit_code: int) -> str:
+    """Return why a script left nothing to report: what a signal ends cannot write what was seen of it."""
+    from memplan.estimators.rehearsed import ended
+
+    return "the program ended before it used the GPU" if exit_code >= 0 else f"the program {ended(exit_code)} before it told what it used"
 
 
 def _kept(answers: Answers, rehearsal: Rehearsal, folder: Path) -> list[str]:

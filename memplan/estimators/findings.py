@@ -60,7 +60,8 @@ def _wide_tensors(answer: Mapping[str, Any]) -> Iterator[Finding]:
         return
     trace = make_trace(answer["events"], counted_marks=map(tuple, answer["marks"]), notes=answer["notes"])
     numbers = allocations_by_address(trace)
-    types = {allocation_of(numbers, Note(address, count)): (dtype, place) for address, count, dtype, _, place in answer["looked_at"]}
+    seen = reversed(answer["looked_at"])  # the first that returned a tensor made it; the others took views of it
+    types = {allocation_of(numbers, Note(address, count)): (dtype, place) for address, count, dtype, _, place in seen}
     first = sum(action == "a" for action in trace.actions[: _begin(answer, trace)])
     _, blocks = trace.peak(first_allocation=first)
     total = sum(block.size_bytes for block in blocks.values())

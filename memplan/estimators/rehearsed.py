@@ -123,19 +123,21 @@ class Rehearser:
             status = process.ask(request | {"environment": environment, "result": str(result)}, timeout_seconds=timeout_seconds)
         except TookTooLongError as error:
             raise UsageError(
-                f"the program did not end within {timeout_seconds:g} seconds; its last words:\n{process.last_words()}",
+                f"the program did not end within {timeout_seconds:g} seconds; {said(process)}",
                 hint="give it longer with `--timeout`",
             ) from error
         missing = not_served_in(log)
         if missing:
             raise MissingError(f"the stand-in device does not serve {', '.join(missing)}", hint="without it no number would be true")
         if not result.exists():
-            raise UsageError(f"the program {ended(status)}; its last words:\n{process.last_words()}")
+            raise UsageError(f"the program {ended(status)}; {said(process)}")
         answer: dict[str, Any] = json.loads(result.read_text(encoding="utf-8"))
         failure = answer["failure"]
         if failure is not None and failure["kind"] == "error":
             where = f" at {failure['place']}" if failure["place"] else ""
             raise UsageError(f"the program failed in its {failure['phase']}{where}: {failure['message']}; {said(process)}")
+        if answer["card"] is None:
+            raise UsageError("the program never used the device", hint="it is the first argument: put the model and the batch there")
         return Seen(answer, workspaces_in(log))
 
     def _running(self, gpu: GpuSpec, context_bytes: int, environment: Mapping[str, str]) -> Process:

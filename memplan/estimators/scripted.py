@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -39,8 +40,8 @@ def rehearse_script(
     Run ``python *arguments*`` on *gpu*; return what its memory did and its exit code, minus the signal's number where one ended it.
 
     *arguments* begin with a script or ``-m``. The program's output goes where this process's does (*output_to_stderr*: all of it to
-    standard error). *steps* ends it after that many optimizer steps. None is returned for a program that did not use CUDA, or ended too early
-    to say what it did. Raises UsageError after *timeout_seconds*, MissingError when this machine cannot rehearse it.
+    standard error). *steps* ends it after that many optimizer steps. None is returned for a program that did not use CUDA, or ended too
+    early to say what it did. Raises UsageError after *timeout_seconds*, MissingError when this machine cannot rehearse it.
     """
     libraries = build(find_torch())
     with tempfile.TemporaryDirectory(prefix="memplan-rehearsal-") as folder:
@@ -55,7 +56,7 @@ def rehearse_script(
         }
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(HOOK), environment.get("PYTHONPATH", "")]))
         process = subprocess.Popen(command_for(arguments), env=environment, stdout=sys.stderr.fileno() if output_to_stderr else None)
-        with _ended(process):
+        with _ended(process, folder):
             try:
                 process.wait(timeout_seconds)
             except subprocess.TimeoutExpired as error:
@@ -73,8 +74,8 @@ def rehearse_script(
 
 
 @contextmanager
-def _ended(process: subprocess.Popen[bytes]) -> Iterator[None]:
-    """Leave no process behind: asked to end first, so that it can end its own."""
+def _ended(process: subprocess.Popen[bytes], folder: str) -> Iterator[None]:
+    """Leave no process behind: asked to end first, so that it can end its own, and then those that it left."""
     try:
         yield
     finally:
@@ -85,6 +86,16 @@ def _ended(process: subprocess.Popen[bytes]) -> Iterator[None]:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+            _end_all_of(folder)
+
+
+def _end_all_of(folder: str) -> None:
+    """End every process that inherited the environment of the rehearsal whose results go to *folder*, whoever started it."""
+    mark = f"MEMPLAN_RESULTS={folder}".encode()
+    for entry in Path("/proc").glob("[0-9]*/environ"):
+        with suppress(OSError):  # it is another's, or has ended
+            if mark in entry.read_bytes().split(b"\0"):
+                os.kill(int(entry.parent.name), signal.SIGKILL)
 
 
 def _result(folder: Path, process_id: int) -> dict[str, Any] | None:

@@ -45,7 +45,7 @@ def rehearsal_of(seen: Seen, *, without: Seen | None, context_bytes: int, exit_c
         card=answer["card"],
         torch=answer["torch"],
         fits=answer["num_ooms"] == 0,
-        out_of_memory=_out_of_memory(answer),
+        out_of_memory=_out_of_memory(answer, exit_code),
         num_alloc_retries=answer["num_alloc_retries"],
         steps=steps,
         grows=len(steps) > 2 and steps[-1].peak_allocated_bytes > steps[-2].peak_allocated_bytes,
@@ -57,13 +57,21 @@ def rehearsal_of(seen: Seen, *, without: Seen | None, context_bytes: int, exit_c
     )
 
 
-def _out_of_memory(answer: Mapping[str, Any]) -> OutOfMemory | None:
+def _out_of_memory(answer: Mapping[str, Any], exit_code: int) -> OutOfMemory | None:
     seen = answer["out_of_memory"]
     if seen is None:
         return None
     failure = answer["failure"]
     raised = failure if failure and failure["kind"] == "out_of_memory" else {}
-    return OutOfMemory(**(seen | {"message": raised.get("message") or seen["message"], "place": seen["place"] or raised.get("place")}))
+    return OutOfMemory(
+        message=raised.get("message") or seen["message"],
+        requested_bytes=seen["requested_bytes"],
+        free_bytes=seen["free_bytes"],
+        step=seen["step"],
+        phase=seen["phase"],
+        place=seen["place"] or raised.get("place"),
+        is_caught=failure is None and exit_code == 0,
+    )
 
 
 def _breakdown(found: Mapping[str, int], allocated: int, reserved: int, context_bytes: int) -> MemoryBreakdown:

@@ -39,8 +39,10 @@ def target_of(build: Callable[..., Any]) -> Target:
     Return the target that is the function *build* of this process.
 
     A function at the top of a file or module is found by its name; any other (one of a notebook, a closure, a lambda) is pickled by value.
-    Raises MissingError when that needs cloudpickle and it is not installed.
+    Raises MissingError when that needs cloudpickle and it is not installed, UsageError for what nobody can call.
     """
+    if not callable(build):
+        raise UsageError(f"{build!r} is no function", hint='give the function itself, or "FILE.py:function"')
     module, name = getattr(build, "__module__", None), getattr(build, "__qualname__", "")
     if module and name.isidentifier():
         main = getattr(sys.modules.get("__main__"), "__file__", None)

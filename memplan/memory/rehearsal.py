@@ -46,6 +46,9 @@ class OutOfMemory(Description):
     place: str | None
     """The line of the program, FILE:LINE."""
 
+    is_caught: bool = False
+    """The program caught the error and went on."""
+
 
 class DeviceRead(Description):
     """A line of the program that reads values from the device, where nothing is computed."""

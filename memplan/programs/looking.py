@@ -15,11 +15,11 @@ LEAST_BYTES = 2**20
 """Smaller tensors are no finding."""
 
 
-class Looking(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class Looking(TorchDispatchMode):
     """Notes the type of every tensor of the device, as [address, allocations so far, type, bytes, place]."""
 
     def __init__(self, num_allocations: Callable[[], int]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._num_allocations = num_allocations
         self.seen: list[tuple[int, int, str, int, str | None]] = []
 

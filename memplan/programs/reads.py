@@ -9,6 +9,7 @@ the source that made it, and answered: as the user said, else as an ordinary tra
 from __future__ import annotations
 
 import ctypes
+import itertools
 import linecache
 import os
 import re
@@ -33,7 +34,7 @@ _OWN = str(Path(__file__).parent)
 _READER = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_size_t)
 
 _DEFAULTS: tuple[tuple[str, bool, str], ...] = (
-    (r"isfinite", True, "an ordinary step's values are finite"),
+    (r"isfinite|linalg\.eig(vals)?\(", True, "an ordinary step's values are finite"),
     (r"isnan|isinf|nonfinite|overflow|found_inf", False, "an ordinary step has no NaN and no overflow"),
     (r"^\s*assert\s+not\b", False, "an assertion holds"),
     (r"^\s*assert\b", True, "an assertion holds"),
@@ -57,6 +58,8 @@ class Reads:
     def __init__(self, answers: dict[str, tuple[str, str | None]]) -> None:
         self.answers = answers
         """What the user said by FILE.py:LINE, and for which line of source (None: whichever it is)."""
+        self.is_counting = True
+        """Off, what is read is answered and not told of."""
         self._seen: dict[tuple[str, str], dict[str, Any]] = {}
         self._callback = _READER(self._read)
         self._sizes: _Sizes | None = None
@@ -68,7 +71,7 @@ class Reads:
             device(self._callback)
             if any("/" in answer for answer, _ in self.answers.values()):
                 self._sizes = _Sizes()
-                self._sizes.__enter__()  # type: ignore[no-untyped-call]
+                self._sizes.__enter__()
 
     def detach(self) -> None:
         """Be asked no more."""
@@ -90,6 +93,8 @@ class Reads:
         answer = self._users(frames) or _default(text, frames, size)
         content = _content(answer.text, size, self._sizes.last if self._sizes else None)
         ctypes.memmove(to, content, size)
+        if not self.is_counting:
+            return
         read = self._seen.setdefault(
             (where, answer.text), {"place": where, "text": text, "count": 0, "bytes": size, "answer": answer.text, "reason": answer.reason}
         )
@@ -138,7 +143,8 @@ def _device() -> Any:
 def _default(text: str, frames: list[FrameType], size: int) -> Answer:
     """Return the answer that holds for ordinary training."""
     if size == 1:
-        if frames and frames[0].f_code.co_filename.startswith(_DISTRIBUTIONS):
+        called = itertools.takewhile(is_own, (frame.f_code.co_filename for frame in frames))  # by the program, and below it
+        if any(file.startswith(_DISTRIBUTIONS) for file in called):
             return Answer("true", "a distribution's check of its arguments passes")
         for pattern, value, reason in _DEFAULTS:
             if re.search(pattern, text):

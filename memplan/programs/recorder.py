@@ -68,9 +68,11 @@ class Recorder:
         self._watch_checkpointing()
         register_optimizer_step_pre_hook(self._optimizer_begins)
         register_optimizer_step_post_hook(self._optimizer_ends)
-        torch.cuda._lazy_call(self._cuda_began)  # type: ignore[no-untyped-call]
+        torch.cuda._lazy_call(self._cuda_began)
 
     def _cuda_began(self) -> None:
+        if torch.cuda.get_allocator_backend() != "native":
+            raise RuntimeError("only PyTorch's own caching allocator can be followed: take `backend:` out of PYTORCH_CUDA_ALLOC_CONF")
         torch.cuda.memory._record_memory_history(context=None, max_entries=MOST_EVENTS)
         torch._C._cuda_attach_out_of_memory_observer(self._memory_ran_out)  # type: ignore[attr-defined]  # in no stub
         self.reads.attach()
@@ -110,6 +112,7 @@ class Recorder:
     def look(self) -> Looking:
         """Begin to look closer, at the type of every tensor: what is allocated from here on counts for nothing else."""
         self.looking, self._look_from = Looking(self._num_allocs), self._counts()
+        self.reads.is_counting = False
         return self.looking
 
     def _counts(self) -> tuple[int, int]:
@@ -163,15 +166,19 @@ class Recorder:
 
     def _optimizer_begins(self, optimizer: Any, arguments: Any, keywords: Any) -> None:
         del arguments, keywords
+        self._look_for_gradients(optimizer)
+        self.mark("optimizer")
+
+    def _optimizer_ends(self, optimizer: Any, arguments: Any, keywords: Any) -> None:
+        del arguments, keywords
+        self._look_for_gradients(optimizer)  # a closure makes them within the step
+        self.mark("forward")
+
+    def _look_for_gradients(self, optimizer: Any) -> None:
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 if parameter.requires_grad:
                     (self._gradients_missed if parameter.grad is None else self._gradients_seen).add(id(parameter))
-        self.mark("optimizer")
-
-    def _optimizer_ends(self, optimizer: Any, arguments: Any, keywords: Any) -> None:
-        del optimizer, arguments, keywords
-        self.mark("forward")
 
     def _memory_ran_out(self, device: int, asked: int, total: int, free: int) -> None:
         del device, total
@@ -179,6 +186,8 @@ class Recorder:
         here = frames.get(threading.main_thread().ident or 0, sys._getframe())  # autograd's threads have no frames of the program
         if self.looking is not None:
             return
+        if self.out_of_memory is None and self._is_recording:
+            self._note_what_lasts()  # no step ends here that would
         self.out_of_memory = self.out_of_memory or {
             "requested_bytes": asked,
             "free_bytes": free,
@@ -196,7 +205,7 @@ class Recorder:
         plain: list[Any] = []
         self._flagged = 0
         modules, tensors = objects_of(torch.nn.Module, torch.Tensor)
-        for tensor in tensors:
+        for tensor in filter(_is_whole, tensors):
             if not isinstance(tensor, torch.nn.Parameter) and not tensor.requires_grad and tensor.grad_fn is None:
                 plain.append(tensor)
             elif tensor.is_leaf and tensor.requires_grad and id(tensor) not in self._hooked:
@@ -204,8 +213,10 @@ class Recorder:
                 tensor.register_post_accumulate_grad_hook(self._note_gradient)
         for module in modules:
             self._check_checkpointing(module)
+        self._note_weights(modules, count)  # a program without an optimizer ends no step
         if self._flagged and not self._checkpoints and not _is_compiled():
-            self.checkpointing_off.add(f"the switch is on in {self._flagged} modules, and not one region was checkpointed")
+            modules_on = f"{self._flagged} module{'s' if self._flagged > 1 else ''}"
+            self.checkpointing_off.add(f"the switch is on in {modules_on}, and not one region was checkpointed")
         self.notes["batch_data"] |= {(address, count) for address in addresses(plain)}
 
     def _check_checkpointing(self, module: Any) -> None:
@@ -214,37 +225,45 @@ class Recorder:
             return
         if module.training:
             self._flagged += 1
-        else:
+        elif any(parameter.requires_grad for parameter in module.parameters()):  # else a frozen teacher: it has nothing to checkpoint
             self.checkpointing_off.add(f"{type(module).__name__} is in eval mode")
 
     def _note_gradient(self, parameter: Any) -> None:
-        if self._is_recording and parameter.grad is not None and parameter.grad.is_cuda:
-            self.notes["gradients"].add((parameter.grad.untyped_storage().data_ptr(), self._num_allocs()))
+        if self._is_recording and parameter.grad is not None:
+            count = self._num_allocs()
+            self.notes["gradients"] |= {(address, count) for address in addresses(parts_of(parameter.grad))}
 
     def _note_what_lasts(self) -> None:
         """Note where parameters, buffers and the optimizers' states lie now."""
         count = self._num_allocs()
         modules, optimizers = objects_of(torch.nn.Module, torch.optim.Optimizer)
-        weights = addresses(tensor for module in modules for tensor in (*module.parameters(False), *module.buffers(False)))
+        self._note_weights(modules, count)
         states = addresses(tensor for optimizer in optimizers for state in optimizer.state.values() for tensor in tensors_of(state))
-        self.notes["parameters"] |= {(address, count) for address in weights}
         self.notes["optimizer_state"] |= {(address, count) for address in states}
         missed = self._gradients_missed - self._gradients_seen
-        if missed:
-            self.without_gradient = names_of(missed, modules) or {f"{len(missed)} parameters"}
+        self.without_gradient = (names_of(missed, modules) or {f"{len(missed)} parameters"}) if missed else set()
+
+    def _note_weights(self, modules: list[Any], count: int) -> None:
+        weights = addresses(tensor for module in modules for tensor in (*module.parameters(False), *module.buffers(False)))
+        self.notes["parameters"] |= {(address, count) for address in weights}
 
     # the result
 
     def result(self, failure: dict[str, Any] | None = None) -> dict[str, Any]:
         """Return what was seen; *failure* says why the program ended early, where it did."""
         self.reads.detach()
+        failure = failure and failure | {"phase": f"step {self._step}" if self._step else "build"}
         if not self.is_on:
-            return {"torch": torch.__version__, "card": None, "failure": failure and failure | {"phase": "build"}}
+            return {"torch": torch.__version__, "card": None, "failure": failure}
         stats = torch.cuda.memory_stats()
         peaks = self.steps[-1] if self.looking and self.steps else {}  # a closer look keeps arguments alive for longer
         workspaces: set[tuple[int, int]] = set()
         if self._is_recording:
             self._events, workspaces, self._ends_at = self._stop_history(clear=True)
+        elif self._ends_at is not None:  # a long program, whose events ended while its workspaces were in use
+            torch.cuda.memory._record_memory_history(context=None, max_entries=MOST_EVENTS)
+            _, given_back, _ = self._stop_history(clear=True, frees=0)
+            workspaces = {(address, self._ends_at[0]) for address, _ in given_back}
         notes = {name: sorted(found) for name, found in self.notes.items()} | {"workspaces": sorted(workspaces)}
         return {
             "card": torch.cuda.get_device_properties(0).name,
@@ -264,22 +283,29 @@ class Recorder:
             "without_gradient": sorted(self.without_gradient),
             "out_of_memory": self.out_of_memory,
             "values": self.values,
-            "failure": failure and failure | {"phase": f"step {self._step}" if self._step else "build"},
+            "failure": failure,
         }
 
     @property
     def _is_recording(self) -> bool:
         return self.is_on and self._ends_at is None
 
-    def _stop_history(self, *, clear: bool = False) -> tuple[list[dict[str, Any]], set[tuple[int, int]], tuple[int, int]]:
-        """Return the events up to now, where cuBLAS's workspaces lie (*clear*: known by giving them back), and where the events end."""
-        count, frees = self._counts()
+    def _stop_history(
+        self, *, clear: bool = False, frees: int | None = None
+    ) -> tuple[list[dict[str, Any]], set[tuple[int, int]], tuple[int, int]]:
+        """
+        Return the events up to now, where cuBLAS's workspaces lie (*clear*: known by giving them back), and where the events end.
+
+        *frees* are those of the history so far, where it is not that of the whole program.
+        """
+        count, all_frees = self._counts()
+        frees = all_frees if frees is None else frees
         if clear:
             torch._C._cuda_clearCublasWorkspaces()
         events = torch.cuda.memory._snapshot()["device_traces"][0]
         torch.cuda.memory._record_memory_history(enabled=None)
         freed = [event["addr"] for event in events if event["action"] == "free_completed"][frees:]
-        return events, {(address, count) for address in freed}, (count, frees)
+        return events, {(address, count) for address in freed}, (count, all_frees)
 
 
 def objects_of(*kinds: type) -> list[list[Any]]:
@@ -317,9 +343,28 @@ def addresses(tensors: Iterable[Any]) -> set[int]:
     """Return where those of *tensors* that lie on the device begin."""
     found = set()
     for tensor in tensors:
-        if type(tensor) in PLAIN and tensor.is_cuda and tensor.layout is torch.strided and not torch._is_functional_tensor(tensor):
+        if type(tensor) in PLAIN and tensor.is_cuda and tensor.layout is torch.strided and not _is_wrapped(tensor):
             found.add(tensor.untyped_storage().data_ptr())
     return found
+
+
+def _is_whole(tensor: Any) -> bool:
+    """Say whether *tensor* has a content: one that is being made or has been given up, by another thread perhaps, is an object without."""
+    try:
+        _ = tensor.is_leaf
+    except RuntimeError:
+        return False
+    return True
+
+
+def _is_wrapped(tensor: Any) -> bool:
+    """Say whether *tensor* stands for another, as torch.compile and torch.func have them: it has no memory of its own."""
+    return bool(torch._is_functional_tensor(tensor) or torch._C._functorch.is_functorch_wrapped_tensor(tensor))
+
+
+def parts_of(gradient: Any) -> tuple[Any, ...]:
+    """Return the tensors that hold *gradient*: that of an embedding may be sparse, its rows and which they are."""
+    return (gradient._indices(), gradient._values()) if gradient.layout is torch.sparse_coo else (gradient,)
 
 
 def tensors_of(state: Any) -> Iterable[Any]:
@@ -351,7 +396,8 @@ def names_of(missed: set[int], modules: list[Any]) -> set[str]:
 
 
 def place_of(error: BaseException) -> str | None:
-    """Return the last line of the program's own files that *error* came through, else the last line of all."""
-    frames = traceback.extract_tb(error.__traceback__)
-    found = [frame for frame in frames if not is_own(frame.filename)] or list(frames)
+    """Return the last line of the program's own files that *error* came through; None where it came through none (a wrong argument)."""
+    if isinstance(error, SyntaxError) and error.filename is not None:
+        return f"{error.filename}:{error.lineno}"
+    found = [frame for frame in traceback.extract_tb(error.__traceback__) if not is_own(frame.filename)]
     return f"{found[-1].filename}:{found[-1].lineno}" if found else None

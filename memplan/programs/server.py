@@ -18,9 +18,11 @@ import inspect
 import json
 import os
 import pickle
+import reprlib
 import runpy
 import sys
 import traceback
+import types
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -46,7 +48,7 @@ def load_build(target: str, function: str) -> Build:
         return loaded
     if target.endswith(".py"):
         sys.path.insert(0, str(Path(target).resolve().parent))
-        names: dict[str, Any] = runpy.run_path(target, run_name="__memplan__")
+        names = _names_of(Path(target))
     else:
         names = vars(importlib.import_module(target))
     if not callable(names.get(function)):
@@ -55,11 +57,22 @@ def load_build(target: str, function: str) -> Build:
     return build
 
 
+def _names_of(file: Path) -> dict[str, Any]:
+    """Return what *file* defines, kept as the module of its name: by that a process that it starts finds what it is sent."""
+    name = file.stem if file.stem not in sys.modules else "__memplan__"
+    names: dict[str, Any] = runpy.run_path(str(file), run_name=name)
+    sys.modules[name] = types.ModuleType(name)
+    vars(sys.modules[name]).update(names)
+    return names
+
+
 def run(build: Build, request: dict[str, Any], recorder: Recorder) -> dict[str, Any] | None:
     """Run the steps that *request* asks for; return why they ended early, where they did."""
     try:
         recorder.values = values_of(build, request["values"])
         step = build("cuda", **request["values"])
+        if not callable(step):
+            raise TypeError(f"{request['function']} returned {reprlib.repr(step)}, and not a function that runs one step")
         number = 0
         while number < _steps_to_run(request, recorder.steps):
             number += 1
@@ -146,7 +159,7 @@ def main(requests: int, answers: int) -> None:
                     failure = failure_of(error, "error")
                 loaded = True
                 has_threads = num_threads_now() > num_threads
-                if has_threads or torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+                if has_threads or torch.cuda.is_initialized():
                     serve(build, failure, request, recorder)  # neither CUDA nor OpenMP's threads outlive a fork
             for stream in (sys.stdout, sys.stderr):
                 stream.flush()

@@ -23,6 +23,7 @@ _CATEGORIES = {
 
 METHOD_NOTES = {
     "analytic": "closed formulas; a plan fits when the high end of the range does",
+    "rehearsed": "the real PyTorch ran the step on a stand-in card: exact, but for the CUDA context, whose high end has to fit",
     "guide": "the guide's rule of thumb, to compare with",
 }
 
@@ -203,7 +204,12 @@ def _rehearsal_warnings(rehearsal: Rehearsal) -> list[str]:
     if rehearsal.out_of_memory is not None:
         missing = rehearsal.out_of_memory
         asked, free = format_bytes(missing.requested_bytes), format_bytes(missing.free_bytes)
-        warnings.append(f"tried to allocate {asked} with {free} of the card free; the figures are of what ran before that")
+        then = (
+            "the program caught it and went on, with less than it asked for"
+            if missing.is_caught
+            else "the figures are of what ran before that"
+        )
+        warnings.append(f"tried to allocate {asked} with {free} of the card free; {then}")
     if rehearsal.num_alloc_retries and rehearsal.fits:
         warnings.append("tight: the allocator had to give cached memory back to go on; a little more and it does not fit")
     return [*warnings, *(finding.message for finding in rehearsal.findings)]

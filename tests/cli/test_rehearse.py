@@ -56,3 +56,89 @@ def test_bad_input_gets_one_clear_line(run_memplan: Run, arguments: list[str], p
     assert (result.returncode, result.stdout) == (2, "")
     assert problem in result.stderr
     assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (["--", "nowhere.py"], "nowhere.py does not exist"),
+        (["-m"], "-m names no module"),
+        (["--", "-m"], "-m names no module"),
+        (["--"], "say what to rehearse"),
+        ([], "say what to rehearse"),
+        ([f"{STEPS}:mlp", "--", "train.py"], "say what to rehearse"),
+        (["--set", "batch=3", "--", "train.py"], "--set gives values to a function, not to a script"),
+        ([f"{STEPS}"], "run the whole script: `memplan rehearse --gpu t4 -- "),
+        (["--timeout", "0", "--", "train.py"], "0.0 is not in the range"),
+        (["--read", "train.py:3", f"{STEPS}:mlp"], "does not say FILE.py:LINE=ANSWER"),
+        (["--read", "train.py:3=perhaps", "--", str(STEPS)], "does not say FILE.py:LINE=ANSWER"),
+    ],
+)
+def test_what_to_rehearse_is_said_once(run_memplan: Run, arguments: list[str], problem: str) -> None:
+    """A function, or a script behind `--`; nothing is run before that is clear."""
+    result = run_memplan("rehearse", "--gpu", "t4", *arguments)
+
+    assert (result.returncode, result.stdout) == (2, "")
+    assert problem in result.stderr
+
+
+ASKS = """
+import torch
+
+def build(device):
+    flag = torch.ones((), device=device) > 0
+    def step():
+        torch.empty(2**22 if bool(flag) else 2**20, device=device)
+    return step
+
+if __name__ == "__main__":
+    build("cuda")()
+"""
+
+
+def test_an_answer_holds_until_its_line_changes(run_memplan: Run, torch_build: TorchBuild, tmp_path: Path) -> None:
+    """Given once, used again by a step and by a script, forgotten with the line; one that nobody asked for is told of."""
+    program = tmp_path / "train.py"
+    program.write_text(ASKS)
+
+    def peak(*arguments: str) -> tuple[int, list[str]]:
+        result = run_memplan("rehearse", "--gpu", "t4", "--format", "json", *arguments)
+        assert result.returncode == 0, result.stderr
+        answer = json.loads(result.stdout)
+        return answer["peak_allocated_bytes"] // 2**20, answer["notes"]
+
+    first = peak("--read", "train.py:7=true", "--read", "train.py:5=true", "train.py:build")
+    again, script = peak("train.py:build"), peak("--", "train.py")
+    program.write_text(ASKS.replace("2**22", "2**23"))
+    changed = peak("train.py:build")
+
+    assert first == (16, ["--read train.py:5: the program read no value from the device at that line"])
+    assert (again, script) == ((16, []), (16, []))
+    assert changed == (4, [])
+    assert [path.name for path in (tmp_path / ".memplan").iterdir()] == ["reads.json"]
+
+
+def test_what_would_fit_is_told(run_memplan: Run, torch_build: TorchBuild) -> None:
+    """The batch by the name that the program gives it, and cards."""
+    odd = STEPS.with_name("odd_steps.py")
+
+    result = run_memplan("rehearse", "--gpu", "t4", "--gpu-memory", "1GiB", f"{odd}:allocates", "--set", "batch=20000")
+
+    assert result.returncode == 1
+    assert "batch=624 on this card: the largest that ran to its end" in result.stdout  # and 400 MiB of context
+    assert "a card of this kind with 19.92 GiB; so much offer " in result.stdout
+
+
+def test_a_script_that_runs_out_of_memory_keeps_its_exit_code(run_memplan: Run, torch_build: TorchBuild, tmp_path: Path) -> None:
+    """Its own traceback, and the report behind it; caught, it goes on and the report says so."""
+    text = "import torch\ntry:\n    torch.empty(2**40, device='cuda')\nexcept torch.OutOfMemoryError:\n    {then}\n"
+    (tmp_path / "fails.py").write_text(text.format(then="raise"))
+    (tmp_path / "goes_on.py").write_text(text.format(then="print('smaller')"))
+
+    failed, went_on = (run_memplan("rehearse", "--gpu", "t4", "--", name) for name in ("fails.py", "goes_on.py"))
+
+    assert (failed.returncode, went_on.returncode) == (1, 0)
+    assert "torch.OutOfMemoryError: CUDA out of memory" in failed.stderr
+    assert "the figures are of what ran before that" in failed.stdout
+    assert went_on.stdout.startswith("smaller\nDoes not fit on Tesla T4: out of memory in step 1, forward, at")
+    assert "the program caught it and went on" in went_on.stdout

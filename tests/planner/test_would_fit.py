@@ -32,7 +32,7 @@ Need = Callable[[int], int]
 def rehearsal(used_bytes: int, *, fits: bool, values: Mapping[str, Any]) -> Rehearsal:
     return Rehearsal(
         method="rehearsed",
-        breakdown=MemoryBreakdown(activations_bytes=used_bytes),
+        breakdown=MemoryBreakdown(**dict.fromkeys(MemoryBreakdown.model_fields, 0) | {"activations_bytes": used_bytes}),
         peak_allocated_bytes=used_bytes,
         peak_reserved_bytes=used_bytes,
         device_used=MemoryRange(low_bytes=used_bytes, expected_bytes=used_bytes, high_bytes=used_bytes),
@@ -40,13 +40,14 @@ def rehearsal(used_bytes: int, *, fits: bool, values: Mapping[str, Any]) -> Rehe
         card="a card",
         torch="2.13.0",
         fits=fits,
+        num_alloc_retries=0,
         steps=(),
         values=dict(values),
     )
 
 
 class Program:
-    """Stands in for rehearsals of a program that takes *need* of its batch; it takes only multiples of *unit*, and *breaks* from some on."""
+    """Stands in for rehearsals of a program: *need* by batch, of which it takes multiples of *unit*, and none from *breaks* on."""
 
     def __init__(self, need: Need, *, name: str = "batch_size", default: Any = 64, unit: int = 1, breaks: int = 2**60) -> None:
         self.need, self.name, self.default, self.unit, self.breaks = need, name, default, unit, breaks
@@ -152,7 +153,7 @@ def test_the_cards_told_of_offer_so_much_and_are_the_smallest(needed_gib: float)
     needed = int(needed_gib * GIB)
     offered = {card.spec.name: card.spec.total_memory_bytes for card in cards() if not card.is_mig}
 
-    found = what_would_fit(Program(lambda batch: needed), gpu=small_card(100), values={})
+    found = what_would_fit(Program(lambda _: needed), gpu=small_card(100), values={})
 
     enough = sorted(size for size in offered.values() if size >= needed)
     assert [offered[name] for name in found.cards] == enough[:MOST_CARDS]

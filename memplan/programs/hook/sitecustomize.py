@@ -1,5 +1,5 @@
 """
-Python loads this file when it starts, in every Python that a rehearsed script starts: as soon as PyTorch has been imported, recording begins.
+Every Python that a rehearsed script starts loads this file first: as soon as PyTorch has been imported, recording begins.
 
 The script itself is run by Python as ever. A sitecustomize that this one hides is loaded in its place.
 """

@@ -4,7 +4,7 @@ beside what others report of their estimators.
 
     python benchmarks/rehearsal.py [ROUNDS]
 
-Each command runs in turn, ROUNDS times (3); the fastest and the median of each are shown, with the largest resident memory of its processes.
+Each command runs in turn, ROUNDS times (3); the fastest and the median of each are shown, with the most memory that a process of theirs took.
 """
 
 from __future__ import annotations

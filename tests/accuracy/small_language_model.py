@@ -2,7 +2,7 @@
 A small language model as students write it, every part by hand, for comparison with memory snapshots that somebody published.
 
 Written from the description of the published runs (four layers, width 512, 16 heads, feed-forward 1344, vocabulary 10,000, fp32, batch 10,
-RMSNorm, rotary positions, SwiGLU, linear layers by einsum, an Adam of its own that replaces its tensors) and from the order of their events.
+RMSNorm, rotary positions, SwiGLU, linear layers by einsum, an Adam of its own that replaces its tensors) and from their events' order.
 """
 
 from __future__ import annotations

@@ -27,8 +27,8 @@ __all__ = ["torch_build"]
 MIB = 2**20
 ON_A100 = [recorded for recorded in ours() if recorded.gpu.name.startswith("NVIDIA A100")]
 SMALL = {
-    "kind": "transformer", "architecture": "decoder", "num_layers": 2, "hidden_size": 256, "num_attention_heads": 4, "intermediate_size": 1024,
-    "vocab_size": 4000, "num_positions": 256, "head": "language_model",
+    "kind": "transformer", "architecture": "decoder", "num_layers": 2, "hidden_size": 256, "num_attention_heads": 4,
+    "intermediate_size": 1024, "vocab_size": 4000, "num_positions": 256, "head": "language_model",
 }  # fmt: skip
 
 

@@ -4,7 +4,7 @@ beside what others report of their estimators.
 
     python benchmarks/rehearsal.py [ROUNDS]
 
-Each command runs in turn, ROUNDS times (3); the fastest and the median of each are shown, with the most memory that a process of theirs took.
+Each command runs in turn, ROUNDS times (3); the fastest and the median of each are shown, with the most memory that a process took.
 """
 
 from __future__ import annotations

@@ -90,7 +90,7 @@ def run(build: Build, request: dict[str, Any], recorder: Recorder) -> dict[str, 
 
 
 def look(step: Callable[[], object], recorder: Recorder) -> None:
-    """Run one step more under a closer look. It may fail where the step does not: it keeps arguments alive; some operators refuse it."""
+    """Run one step more under a closer look. It may fail where the step does not: it keeps arguments alive."""
     try:
         with recorder.look() as looking:
             step()

@@ -1,7 +1,7 @@
 """
 Rehearsals against memory snapshots of a real GPU that somebody published: a small language model, three steps under PyTorch 2.6.
 
-`published_rehearsals.jsonl` holds what rehearsals of `small_language_model.py` saw under each PyTorch (recorded 2026-11-21, capability 8.9).
+`published_rehearsals.jsonl` holds what rehearsals of `small_language_model.py` saw under each PyTorch (recorded 2026-11-21, an RTX 4090).
 The published figures are from `shared/recordings/README.md` (niuhuang_fwdbwd_100 and _200). Of their 3,853 allocations ours makes 3,850 of
 the same sizes; the rest is one tensor of 400 kB in the loss's backward of each step, and the order in which the gradients of queries, keys
 and values are made.

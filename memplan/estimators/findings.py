@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,9 @@ WIDE_SHARE = 0.1
 
 SHOWN = 3
 """Names and places that a sentence holds."""
+
+_SCALAR = re.compile(r"\.item\(\)|\bfloat\(|\bprint\(|\blog\w*\(|f['\"]")
+"""Lines that read a number for people to see, as far as words can tell: most programs have some, and nothing depends on them."""
 
 _WIDE = ("float64", "float32", "complex128")
 _SHORT = ("float16", "bfloat16")
@@ -130,13 +134,21 @@ def _workspaces(lines: Sequence[str]) -> Iterator[Finding]:
         )
 
 
-def _reads(reads: Iterable[Mapping[str, Any]]) -> Iterator[Finding]:
+def _reads(reads: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
     deciding = [read for read in reads if read["answer"] in ("true", "false") and read["reason"] != "your answer"]
     for read in deciding[:SHOWN]:
         yield Finding(
             kind="device_values",
             message=f"{_shown(read['place'])} asks the device for a yes or no and got {read['answer']} ({read['reason']}); if yours "
             f"differs: `--read {read['place'].rsplit('/', 1)[-1]}={'false' if read['answer'] == 'true' else 'true'}`",
+        )
+    sizes = (read for read in reads if read["answer"] == "0" and not _SCALAR.search(read["text"]))
+    zeros = [f"{_shown(read['place'])} ({read['count']}×)" for read in sizes]
+    if zeros:
+        yield Finding(
+            kind="device_values",
+            message=f"read from the device and got zero, since nothing is computed: {_listed(zeros)}; where that decides a size (nonzero, "
+            "x[mask], repeat_interleave, counts of tokens) say what it would be: `--read FILE.py:LINE=1/8`, or a number",
         )
 
 

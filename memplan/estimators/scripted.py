@@ -58,11 +58,10 @@ def rehearse_script(
         process = subprocess.Popen(command_for(arguments), env=environment, stdout=sys.stderr.fileno() if output_to_stderr else None)
         with _ended(process, folder):
             try:
-                process.wait(timeout_seconds)
+                _wait(process, timeout_seconds)
             except subprocess.TimeoutExpired as error:
-                raise UsageError(
-                    f"the program did not end within {timeout_seconds:g} seconds", hint="end it after some steps with `--steps 3`"
-                ) from error
+                took = "after Ctrl-C" if timeout_seconds is None else f"within {timeout_seconds:g} seconds"
+                raise UsageError(f"the program did not end {took}", hint="end it after some steps with `--steps 3`") from error
         missing = not_served_in(log)
         if missing:
             raise MissingError(f"the stand-in device does not serve {', '.join(missing)}", hint="without it no number would be true")
@@ -71,6 +70,14 @@ def rehearse_script(
             return None, process.returncode
         seen = Seen(answer, workspaces_in(log))
         return rehearsal_of(seen, without=None, context_bytes=context_bytes, exit_code=process.returncode), process.returncode
+
+
+def _wait(process: subprocess.Popen[bytes], timeout_seconds: float | None) -> None:
+    """Wait for *process*. Ctrl-C reaches it too: it is left the time to end as it likes, and what it did until then is reported."""
+    try:
+        process.wait(timeout_seconds)
+    except KeyboardInterrupt:
+        process.wait(_GRACE_SECONDS)
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from memplan.estimators.analytic import CONTEXT_HIGH_BYTES, CONTEXT_LOW_BYTES
@@ -22,6 +22,11 @@ class Seen(NamedTuple):
     """Lines of the device's log: what a library would have decided, "workspace KIND BYTES"."""
 
 
+def largest_workspace(lines: Sequence[str]) -> int:
+    """Return the largest allowance that a device's log tells of: what a run may have reserved less, where none was made without any."""
+    return max((int(line.split()[2]) for line in lines if line.startswith("workspace ")), default=0)
+
+
 def rehearsal_of(seen: Seen, *, without: Seen | None, context_bytes: int, exit_code: int = 0) -> Rehearsal:
     """Return the rehearsal that *seen* is; *without* is the same without the libraries' workspaces, where there were any."""
     answer = seen.answer
@@ -29,7 +34,7 @@ def rehearsal_of(seen: Seen, *, without: Seen | None, context_bytes: int, exit_c
     position, blocks = trace.peak()
     steps = tuple(StepPeaks.model_validate(step) for step in answer["steps"])
     allocated, reserved = answer["peak_allocated_bytes"], answer["peak_reserved_bytes"]
-    low = (without or seen).answer["peak_reserved_bytes"]
+    low = without.answer["peak_reserved_bytes"] if without else max(0, reserved - largest_workspace(seen.workspaces))
     mark = trace.phase_at(position)
     return Rehearsal(
         method="rehearsed",

@@ -40,6 +40,7 @@ _DEFAULTS: tuple[tuple[str, bool, str], ...] = (
     (r"^\s*assert\b", True, "an assertion holds"),
     (r"^\s*(el)?if\s+not\b.*RAISES", True, "a check before a `raise` passes"),
     (r"^\s*(el)?if\b.*RAISES", False, "a check before a `raise` passes"),
+    (r"repeat_interleave\(|\bnormal\(", True, "PyTorch's check of its own arguments passes"),
     (r"\ball\(.*mask|mask.*\.all\(", False, "a mask with padding, with which attention takes more memory than without a mask"),
 )
 """Words in a line that reads a yes or no, the answer, and its reason. RAISES stands for a next line that raises."""
@@ -90,7 +91,7 @@ class Reads:
         place = next((frame for frame in frames if not is_own(frame.f_code.co_filename)), frames[0] if frames else None)
         where = f"{place.f_code.co_filename}:{place.f_lineno}" if place else "?"
         text = _line(place) if place else ""
-        answer = self._users(frames) or _default(text, frames, size)
+        answer = self._users(frames, size) or _default(text, frames, size)
         content = _content(answer.text, size, self._sizes.last if self._sizes else None)
         ctypes.memmove(to, content, size)
         if not self.is_counting:
@@ -100,18 +101,24 @@ class Reads:
         )
         read["count"] += 1
 
-    def _users(self, frames: list[FrameType]) -> Answer | None:
-        """Return what the user said for a line that the program is in."""
+    def _users(self, frames: list[FrameType], size: int) -> Answer | None:
+        """
+        Return what the user said for a line that the program is in.
+
+        A number is not for a yes or no: a line may ask for that first (are all counts positive?), and is answered as ever.
+        """
         for frame in frames if self.answers else ():
             for place, (answer, text) in self.answers.items():
                 file, _, line = place.rpartition(":")
                 if line == str(frame.f_lineno) and _is_file(frame.f_code.co_filename, file) and text in (None, _line(frame)):
+                    if size == 1 and answer not in ("true", "false"):
+                        return None
                     return Answer(answer, "your answer")
         return None
 
 
 class _Sizes(TorchFunctionMode):
-    """Knows how many elements the mask has whose nonzero elements are being counted: a share is a share of them."""
+    """Knows how many elements the tensor has that is being counted (a mask, or how often to repeat): a share is a share of them."""
 
     last: int | None = None
 
@@ -122,6 +129,8 @@ class _Sizes(TorchFunctionMode):
             mask = args[0]
         elif name in ("__getitem__", "masked_select", "__setitem__", "index_put_"):
             mask = next((found for found in _flat(args[1:]) if isinstance(found, torch.Tensor) and found.dtype == torch.bool), None)
+        elif name == "repeat_interleave":
+            mask = (kwargs or {}).get("repeats", args[1] if len(args) > 1 else args[0])
         self.last = mask.numel() if isinstance(mask, torch.Tensor) else None
         return func(*args, **(kwargs or {}))
 
@@ -166,11 +175,11 @@ def _content(answer: str, size: int, of: int | None) -> bytes:
     else:
         value = float(answer) if "." in answer else int(answer)
     if isinstance(value, float):
-        form = "f" if size % 4 == 0 and size != 8 else "d"
+        element = struct.pack("=f" if size % 4 == 0 and size != 8 else "=d", value)
     else:
-        form = next((form for form, width in (("q", 8), ("i", 4), ("h", 2)) if size % width == 0), "b")
-    width = struct.calcsize(form)
-    return (struct.pack("=" + form, value) * (size // width + 1))[:size]
+        width = next(width for width in (8, 4, 2, 1) if size % width == 0)
+        element = (value % 2 ** (8 * width)).to_bytes(width, sys.byteorder)
+    return (element * (size // len(element) + 1))[:size]
 
 
 def is_own(filename: str) -> bool:

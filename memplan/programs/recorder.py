@@ -59,6 +59,7 @@ class Recorder:
         self._gradients_missed: set[int] = set()
         self._checkpoints = self._flagged = 0
         self._events: list[dict[str, Any]] = []
+        self._highest = {"peak_allocated_bytes": 0, "peak_reserved_bytes": 0}
         self._ends_at: tuple[int, int] | None = None
         self._look_from: tuple[int, int] | None = None
 
@@ -66,6 +67,7 @@ class Recorder:
         """Follow this process: at once if CUDA is initialised, else as soon as it is."""
         self._watch_backward()
         self._watch_checkpointing()
+        self._watch_resets()
         register_optimizer_step_pre_hook(self._optimizer_begins)
         register_optimizer_step_post_hook(self._optimizer_ends)
         torch.cuda._lazy_call(self._cuda_began)
@@ -101,8 +103,7 @@ class Recorder:
         if self._is_recording:
             self._note_what_lasts()
         self.steps.append({
-            "peak_allocated_bytes": torch.cuda.max_memory_allocated(),
-            "peak_reserved_bytes": torch.cuda.max_memory_reserved(),
+            **self._peaks(),
             "allocated_bytes": torch.cuda.memory_allocated(),
             "reserved_bytes": torch.cuda.memory_reserved(),
         })  # fmt: skip
@@ -141,6 +142,30 @@ class Recorder:
                     self.mark("forward")
 
         torch.autograd._engine_run_backward = watched  # type: ignore[attr-defined]
+
+    def _peaks(self) -> dict[str, int]:
+        """Return the peaks of the whole program, whatever it has reset."""
+        self._highest = {
+            "peak_allocated_bytes": max(self._highest["peak_allocated_bytes"], torch.cuda.max_memory_allocated()),
+            "peak_reserved_bytes": max(self._highest["peak_reserved_bytes"], torch.cuda.max_memory_reserved()),
+        }
+        return self._highest
+
+    def _watch_resets(self) -> None:
+        """Keep the peaks where a program resets them, as many do at every epoch."""
+        for name in ("_cuda_resetPeakMemoryStats", "_accelerator_resetPeakStats"):
+            reset = getattr(torch._C, name, None)
+            if reset is not None:
+                setattr(torch._C, name, self._noting_peaks_first(reset))
+
+    def _noting_peaks_first(self, reset: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(reset)
+        def call(*arguments: Any) -> Any:
+            if self.is_on:
+                self._peaks()
+            return reset(*arguments)
+
+        return call
 
     def _watch_checkpointing(self) -> None:
         """Count the regions that are checkpointed, under both implementations."""
@@ -256,7 +281,7 @@ class Recorder:
         if not self.is_on:
             return {"torch": torch.__version__, "card": None, "failure": failure}
         stats = torch.cuda.memory_stats()
-        peaks = self.steps[-1] if self.looking and self.steps else {}  # a closer look keeps arguments alive for longer
+        peaks = self.steps[-1] if self.looking and self.steps else self._peaks()  # a closer look keeps arguments alive for longer
         workspaces: set[tuple[int, int]] = set()
         if self._is_recording:
             self._events, workspaces, self._ends_at = self._stop_history(clear=True)
@@ -269,8 +294,8 @@ class Recorder:
             "card": torch.cuda.get_device_properties(0).name,
             "torch": torch.__version__,
             "steps": self.steps,
-            "peak_allocated_bytes": peaks.get("peak_allocated_bytes", torch.cuda.max_memory_allocated()),
-            "peak_reserved_bytes": peaks.get("peak_reserved_bytes", torch.cuda.max_memory_reserved()),
+            "peak_allocated_bytes": peaks["peak_allocated_bytes"],
+            "peak_reserved_bytes": peaks["peak_reserved_bytes"],
             "num_alloc_retries": stats["num_alloc_retries"],
             "num_ooms": int(self.out_of_memory is not None),
             "events": columns(self._events),

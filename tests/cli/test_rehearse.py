@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -142,3 +146,22 @@ def test_a_script_that_runs_out_of_memory_keeps_its_exit_code(run_memplan: Run, 
     assert "the figures are of what ran before that" in failed.stdout
     assert went_on.stdout.startswith("smaller\nDoes not fit on Tesla T4: out of memory in step 1, forward, at")
     assert "the program caught it and went on" in went_on.stdout
+
+
+def test_ctrl_c_ends_a_script_and_what_it_did_is_reported(torch_build: TorchBuild, tmp_path: Path) -> None:
+    """The script's own process gets the signal too; its exit code is a shell's for it, 130."""
+    script = tmp_path / "endless.py"
+    script.write_text(
+        "import torch\nmodel = torch.nn.Linear(512, 512).cuda()\nupdate = torch.optim.SGD(model.parameters())\n"
+        "while True:\n    model(torch.randn(8, 512, device='cuda')).sum().backward()\n    update.step()\n    print('stepped', flush=True)\n"
+    )
+    command = [sys.executable, "-m", "memplan", "rehearse", "--gpu", "t4", "--", str(script)]
+    running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    assert running.stdout is not None
+    assert running.stdout.readline() == "stepped\n"
+
+    os.killpg(running.pid, signal.SIGINT)
+    said, _ = running.communicate(timeout=60)
+
+    assert running.returncode == 130
+    assert "Fits on Tesla T4" in said

@@ -210,3 +210,18 @@ def test_a_wrong_answer_may_fail_the_program(run: Run) -> None:
     """It is the user's word against the rule's."""
     with pytest.raises(UsageError, match=r"failed in its step 1 .*ValueError: negative"):
         run("reads_checks", {"if (values < 0).any()": "true"})
+
+
+def test_sizes_that_values_decide_can_be_told(run: Run) -> None:
+    """
+    64 rows of 4 KiB, each repeated three times; half of them chosen; four counts of 32 rows, all the same.
+
+    Beside them their indices and counts, under 64 KiB. A check that PyTorch makes of its arguments passes by itself.
+    """
+    answers = {"torch.repeat_interleave(rows": "3/1", "rows[rows[:, 0] > 0]": "1/2", "counts.tolist()": "32"}
+    seen, silent = run("reads_counts", answers), run("reads_counts")
+
+    rows = 64 + 3 * 64 + 32 + 4 * 32
+    assert rows * 4 * 1024 <= seen.peak_allocated_bytes <= (rows * 4 + 64) * 1024
+    assert silent.peak_allocated_bytes < seen.peak_allocated_bytes / 2
+    assert "counts of tokens" in silent.findings[-1].message

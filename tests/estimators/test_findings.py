@@ -197,3 +197,16 @@ def test_memory_that_runs_out_in_the_first_step_has_categories_too(rehearser: Re
     assert not seen.out_of_memory.is_caught
     assert (seen.out_of_memory.step, seen.steps) == (1, ())
     assert seen.breakdown.parameters_bytes == 4 * MIB
+
+
+def test_peaks_that_a_program_resets_are_kept(run: Run) -> None:
+    """The first step: 16 x 64 rows of 1024 x 4 bytes, sixteen times what the others take."""
+    seen = run("resets", steps=3)
+
+    assert seen.peak_allocated_bytes == 4 * MIB
+    assert [step.peak_allocated_bytes for step in seen.steps] == [4 * MIB] * 3
+
+
+def test_a_frozen_teacher_in_eval_mode_is_no_finding(run: Run) -> None:
+    """It keeps nothing for a backward, so there is nothing to checkpoint."""
+    assert "checkpointing_without_effect" not in {finding.kind for finding in run("teacher").findings}

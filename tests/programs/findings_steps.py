@@ -355,3 +355,51 @@ def copies_back(device, batch):
         torch.empty(int(lengths.max().cpu()) + 1, 2**18, device=device)
 
     return step
+
+
+# peaks
+
+
+def resets(device, batch, width=1024):
+    """Resets PyTorch's peaks in each step, as training loops do at each epoch; the first step is the largest."""
+    sizes = iter([16 * batch, batch, batch, batch])  # the fourth is for the closer look
+
+    def step():
+        torch.empty(next(sizes), width, device=device)
+        torch.cuda.reset_peak_memory_stats()
+
+    return step
+
+
+def teacher(device, batch, width=64):
+    """A frozen teacher in eval mode beside a student: its switch has nothing to act on."""
+    student = Encoder(width).train()
+    frozen = Encoder(width).eval().requires_grad_(False)
+    frozen.gradient_checkpointing = True
+    student.to(device)
+    frozen.to(device)
+    update = torch.optim.SGD(student.parameters(), lr=1e-3)
+
+    def step():
+        x = torch.randn(batch, width, device=device)
+        with torch.no_grad():
+            target = frozen(x)
+        (student(x) - target).square().mean().backward()
+        update.step()
+        update.zero_grad()
+
+    return step
+
+
+def reads_counts(device, batch, width=1024):
+    """Sizes that values decide: how often rows are repeated, how many are chosen, and counts that become a list."""
+
+    def step():
+        rows = torch.randn(batch, width, device=device)
+        repeated = torch.repeat_interleave(rows, torch.randint(1, 4, (batch,), device=device), dim=0)
+        chosen = rows[rows[:, 0] > 0]
+        counts = torch.bincount(rows.argmax(1), minlength=4)
+        sizes = counts.tolist()
+        return repeated, chosen, [torch.empty(size, width, device=device) for size in sizes]
+
+    return step

@@ -11,16 +11,13 @@ import atexit
 import json
 from functools import lru_cache
 
-from memplan.estimators.rehearsed import Rehearser
+from memplan.estimators.rehearsed import UNLIMITED_BYTES, Rehearser
 from memplan.estimators.target import Target
 from memplan.hardware.catalog import of_some_kind
 from memplan.hardware.spec import GpuSpec
 from memplan.memory.rehearsal import Rehearsal
 from memplan.workload.stage import Stage
 from memplan.workload.workload import Workload
-
-UNLIMITED_BYTES = 2**46
-"""More than any step takes, and less than the addresses that the device hands out."""
 
 MOST_MICRO_BATCHES = 2
 """Micro-batches of a step that are run: with the second the gradients are there, and each that follows is like it."""

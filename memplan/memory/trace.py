@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-CATEGORIES = ("parameters", "gradients", "optimizer_state", "batch_data", "workspaces", "activations")
+CATEGORIES = ("parameters", "gradients", "optimizer_state", "workspaces", "batch_data", "activations")
 """What an allocation can be for, as MemoryBreakdown's fields have it; where two claim one, the first wins."""
 
 ALLOC, FREE, FREE_REQUESTED, SEGMENT_ALLOC, SEGMENT_FREE, SEGMENT_MAP, SEGMENT_UNMAP, OOM = "afrSsMmo"

@@ -9,6 +9,7 @@ from pydantic import NonNegativeInt
 
 from memplan.description import Description
 from memplan.errors import UsageError
+from memplan.estimators.rehearsed import UNLIMITED_BYTES
 from memplan.hardware.catalog import cards
 from memplan.hardware.spec import GpuSpec
 from memplan.memory.rehearsal import Rehearsal
@@ -25,9 +26,6 @@ BATCH_NAMES = (
     "num_samples",
 )
 """What people call the number of samples in a step; the first that is there is tried smaller."""
-
-UNLIMITED_BYTES = 2**46
-"""More than any program asks for, and less than the addresses that the device hands out."""
 
 MOST_CARDS = 4
 

@@ -65,10 +65,16 @@ def _buckets(parameters: list[nn.Parameter]) -> Iterator[Tensor]:
     for parameter in parameters:
         size += parameter.numel()
         if size * parameter.element_size() >= BUCKET_BYTES:
-            yield torch.empty(size, dtype=parameter.dtype, device=parameter.device)
+            yield _workspace(size, parameter)
             size = 0
     if size:
-        yield torch.empty(size, dtype=parameters[-1].dtype, device=parameters[-1].device)
+        yield _workspace(size, parameters[-1])
+
+
+def _workspace(size: int, like: Tensor) -> Tensor:
+    tensor = torch.empty(size, dtype=like.dtype, device=like.device)
+    tensor.is_workspace = True  # type: ignore[attr-defined]  # for the recorder, which would take it for a batch
+    return tensor
 
 
 def make_model(workload: Workload, device: str) -> nn.Module:

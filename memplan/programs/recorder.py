@@ -31,6 +31,9 @@ RECORDED_STEPS = 10
 MOST_SCANS = 64
 """How often every object of the process is looked at when a backward begins; with many micro-batches the later ones are like the first."""
 
+NOTED = ("parameters", "gradients", "optimizer_state", "workspaces", "batch_data")
+"""What can be told of a tensor that is there; the rest are activations."""
+
 CHECKPOINT_FLAGS = (
     "gradient_checkpointing", "grad_checkpointing", "use_gradient_checkpointing", "use_checkpoint", "use_checkpointing",
     "activation_checkpointing", "use_activation_checkpointing",
@@ -45,7 +48,7 @@ class Recorder:
         self.reads = Reads(answers or {})
         self.steps: list[dict[str, int]] = []
         self.marks: list[tuple[int, int, int, str]] = []
-        self.notes: dict[str, set[tuple[int, int]]] = {name: set() for name in ("parameters", "gradients", "optimizer_state", "batch_data")}
+        self.notes: dict[str, set[tuple[int, int]]] = {name: set() for name in NOTED}
         self.out_of_memory: dict[str, Any] | None = None
         self.checkpointing_off: set[str] = set()
         self.without_gradient: set[str] = set()
@@ -242,7 +245,8 @@ class Recorder:
         if self._flagged and not self._checkpoints and not _is_compiled():
             modules_on = f"{self._flagged} module{'s' if self._flagged > 1 else ''}"
             self.checkpointing_off.add(f"the switch is on in {modules_on}, and not one region was checkpointed")
-        self.notes["batch_data"] |= {(address, count) for address in addresses(plain)}
+        for kind, found in (("workspaces", filter(_is_workspace, plain)), ("batch_data", plain)):  # of two notes the first counts
+            self.notes[kind] |= {(address, count) for address in addresses(found)}
 
     def _check_checkpointing(self, module: Any) -> None:
         names = [name for name in CHECKPOINT_FLAGS if module.__dict__.get(name) is True]
@@ -289,7 +293,7 @@ class Recorder:
             torch.cuda.memory._record_memory_history(context=None, max_entries=MOST_EVENTS)
             _, given_back, _ = self._stop_history(clear=True, frees=0)
             workspaces = {(address, self._ends_at[0]) for address, _ in given_back}
-        notes = {name: sorted(found) for name, found in self.notes.items()} | {"workspaces": sorted(workspaces)}
+        notes = {name: sorted(found) for name, found in self.notes.items()} | {"workspaces": sorted(workspaces | self.notes["workspaces"])}
         return {
             "card": torch.cuda.get_device_properties(0).name,
             "torch": torch.__version__,
@@ -352,6 +356,11 @@ def subclasses(kind: type) -> set[type]:
     """Return every class that is derived from *kind*."""
     direct: set[type] = set(type.__subclasses__(kind))
     return direct.union(*(subclasses(known) for known in direct))
+
+
+def _is_workspace(tensor: Any) -> bool:
+    """Say whether one of this room's own programs (built_in.py) said that *tensor* is no data."""
+    return bool(getattr(tensor, "is_workspace", False))
 
 
 def _is_compiled() -> bool:

@@ -170,6 +170,7 @@ def test_data_parallel_training_has_buckets(rehearser: Rehearser) -> None:
     alone, both = run(rehearser, small()), run(rehearser, small(parallelism={"devices": 2}))
 
     assert both.peak_allocated_bytes - alone.peak_allocated_bytes == pytest.approx(alone.breakdown.parameters_bytes, rel=0.05)
+    assert both.breakdown.workspaces_bytes - alone.breakdown.workspaces_bytes == pytest.approx(alone.breakdown.parameters_bytes, rel=0.05)
 
 
 def test_a_contrastive_step_grows_with_each_negative(rehearser: Rehearser) -> None:

@@ -29,6 +29,10 @@ class MemplanError(Exception):
         self.message = message
         self.hint = hint
 
+    def __str__(self) -> str:
+        """Return the message and the hint: who calls memplan from Python sees both."""
+        return f"{self.message}\n\nhint: {self.hint}" if self.hint else self.message
+
 
 class DoesNotFitError(MemplanError):
     """What was asked for needs more memory than the card has."""

@@ -30,6 +30,9 @@ Examples:
 
 _PROGRAM = "memplan.program"
 
+_WORDS = {"true": True, "false": False, "none": None, "null": None}
+"""What people type for Python's words: as a text, "false" would be true."""
+
 
 class _WithProgram(click.Command):
     """Takes what follows `--`, or begins with `-m`, as another program's command line."""
@@ -208,5 +211,5 @@ def _values(assignments: Sequence[str]) -> dict[str, Any]:
         try:
             values[name] = ast.literal_eval(value)
         except (ValueError, SyntaxError):
-            values[name] = value
+            values[name] = _WORDS.get(value.lower(), value)
     return values

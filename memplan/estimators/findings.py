@@ -25,9 +25,12 @@ _WIDE = ("float64", "float32", "complex128")
 _SHORT = ("float16", "bfloat16")
 
 
-def find(answer: Mapping[str, Any], *, steps: Sequence[StepPeaks], workspaces: Sequence[str]) -> tuple[Finding, ...]:
-    """Return the findings of a run: *answer* is what its recorder wrote."""
+def find(
+    answer: Mapping[str, Any], *, steps: Sequence[StepPeaks], workspaces: Sequence[str], unrecorded_peak: str | None = None
+) -> tuple[Finding, ...]:
+    """Return the findings of a run: *answer* is what its recorder wrote; *unrecorded_peak* is where the recorded events were highest."""
     return (
+        *_unrecorded(unrecorded_peak),
         *_checkpointing(answer["checkpointing_off"]),
         *_without_gradient(answer["without_gradient"]),
         *_wide_tensors(answer),
@@ -35,6 +38,15 @@ def find(answer: Mapping[str, Any], *, steps: Sequence[StepPeaks], workspaces: S
         *_workspaces(workspaces),
         *_reads(answer["reads"]),
     )
+
+
+def _unrecorded(phase: str | None) -> Iterator[Finding]:
+    if phase is not None:
+        yield Finding(
+            kind="unrecorded_peak",
+            message=f"the peak came after the events that were recorded: the categories are those of {phase}, and what the peak took on "
+            "top is counted with the activations; `--steps 10` ends before that",
+        )
 
 
 def _checkpointing(reasons: Sequence[str]) -> Iterator[Finding]:
@@ -142,14 +154,27 @@ def _reads(reads: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
             message=f"{_shown(read['place'])} asks the device for a yes or no and got {read['answer']} ({read['reason']}); if yours "
             f"differs: `--read {read['place'].rsplit('/', 1)[-1]}={'false' if read['answer'] == 'true' else 'true'}`",
         )
-    sizes = (read for read in reads if read["answer"] == "0" and not _SCALAR.search(read["text"]))
-    zeros = [f"{_shown(read['place'])} ({read['count']}×)" for read in sizes]
+    zeros = _zeros(reads)
     if zeros:
         yield Finding(
             kind="device_values",
             message=f"read from the device and got zero, since nothing is computed: {_listed(zeros)}; where that decides a size (nonzero, "
             "x[mask], repeat_interleave, counts of tokens) say what it would be: `--read FILE.py:LINE=1/8`, or a number",
         )
+
+
+def _zeros(reads: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the places that got a zero which may decide a size, each with how often."""
+    sizes = (read for read in reads if read["answer"] == "0" and not _SCALAR.search(read["text"]))
+    return [f"{_shown(read['place'])} ({read['count']}×)" for read in sizes]
+
+
+def sizes_hint(reads: Sequence[Mapping[str, Any]]) -> str | None:
+    """Return what may be the cause where a program fails that reads sizes from the device: they were zero."""
+    zeros = _zeros(reads)
+    if not zeros:
+        return None
+    return f"it read from the device, where nothing is computed, and got zero: {_listed(zeros)}; if that is why, `--read FILE.py:LINE=1/8`"
 
 
 def _shown(place: str) -> str:

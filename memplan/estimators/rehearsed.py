@@ -20,6 +20,7 @@ from typing import Any
 
 from memplan.errors import MissingError, UsageError
 from memplan.estimators.analytic import CONTEXT_BYTES
+from memplan.estimators.findings import sizes_hint
 from memplan.estimators.seen import Seen, rehearsal_of
 from memplan.estimators.target import Target, target_from, target_of
 from memplan.hardware.catalog import find_card
@@ -136,9 +137,12 @@ class Rehearser:
             raise UsageError(f"the program {ended(status)}; {said(process)}")
         answer: dict[str, Any] = json.loads(result.read_text(encoding="utf-8"))
         failure = answer["failure"]
+        if failure is not None and failure["kind"] == "mistake":
+            raise UsageError(failure["message"], hint="the function and its values: `memplan rehearse FILE.py:build --set batch=8`")
         if failure is not None and failure["kind"] == "error":
             where = f" at {failure['place']}" if failure["place"] else ""
-            raise UsageError(f"the program failed in its {failure['phase']}{where}: {failure['message']}; {said(process)}")
+            problem = f"the program failed in its {failure['phase']}{where}: {failure['message']}; {said(process)}"
+            raise UsageError(problem, hint=sizes_hint(answer.get("reads", ())))
         if answer["card"] is None:
             raise UsageError("the program never used the device", hint="it is the first argument: put the model and the batch there")
         return Seen(answer, workspaces_in(log))

@@ -10,7 +10,10 @@ from memplan.estimators.findings import find
 from memplan.memory.breakdown import MemoryBreakdown
 from memplan.memory.estimate import MemoryRange
 from memplan.memory.rehearsal import DeviceRead, OutOfMemory, Rehearsal, StepPeaks
-from memplan.memory.trace import bytes_by_category, make_trace
+from memplan.memory.trace import MemoryTrace, bytes_by_category, make_trace
+
+UNSPLIT_SHARE = 0.05
+"""Of allocated bytes, at most what unsplit blocks hold beyond what was asked for: a trace whose peak is lower has not seen it."""
 
 
 class Seen(NamedTuple):
@@ -35,10 +38,12 @@ def rehearsal_of(seen: Seen, *, without: Seen | None, context_bytes: int, exit_c
     steps = tuple(StepPeaks.model_validate(step) for step in answer["steps"])
     allocated, reserved = answer["peak_allocated_bytes"], answer["peak_reserved_bytes"]
     low = without.answer["peak_reserved_bytes"] if without else max(0, reserved - largest_workspace(seen.workspaces))
-    mark = trace.phase_at(position)
+    where = _phase(trace, position, len(steps))
+    recorded = bytes_by_category(blocks.values())
+    behind = answer["was_stopped"] and sum(recorded.values()) < allocated * (1 - UNSPLIT_SHARE)
     return Rehearsal(
         method="rehearsed",
-        breakdown=_breakdown(bytes_by_category(blocks.values()), allocated, reserved, context_bytes),
+        breakdown=_breakdown(recorded, allocated, reserved, context_bytes),
         peak_allocated_bytes=allocated,
         peak_reserved_bytes=reserved,
         device_used=MemoryRange(
@@ -46,7 +51,7 @@ def rehearsal_of(seen: Seen, *, without: Seen | None, context_bytes: int, exit_c
             expected_bytes=reserved + context_bytes,
             high_bytes=reserved + max(context_bytes, CONTEXT_HIGH_BYTES),
         ),
-        peak_phase=f"{mark.phase} of step {mark.step}" if mark.step else mark.phase,
+        peak_phase="a step behind those recorded" if behind else where,
         card=answer["card"],
         torch=answer["torch"],
         fits=answer["num_ooms"] == 0,
@@ -54,12 +59,20 @@ def rehearsal_of(seen: Seen, *, without: Seen | None, context_bytes: int, exit_c
         num_alloc_retries=answer["num_alloc_retries"],
         steps=steps,
         grows=len(steps) > 2 and steps[-1].peak_allocated_bytes > steps[-2].peak_allocated_bytes,
-        findings=find(answer, steps=steps, workspaces=seen.workspaces),
+        findings=find(answer, steps=steps, workspaces=seen.workspaces, unrecorded_peak=where if behind else None),
         reads=tuple(DeviceRead.model_validate({key: read[key] for key in DeviceRead.model_fields}) for read in answer["reads"]),
         values=answer.get("values", {}),
         exit_code=exit_code,
         trace=trace,
     )
+
+
+def _phase(trace: MemoryTrace, position: int, num_steps: int) -> str:
+    """Say in which phase of which step event *position* is."""
+    mark = trace.phase_at(position)
+    if mark.step > num_steps > 0:
+        return f"what came after step {num_steps}"  # an evaluation: no optimizer step followed
+    return f"{mark.phase} of step {mark.step}" if mark.step else mark.phase
 
 
 def _out_of_memory(answer: Mapping[str, Any], exit_code: int) -> OutOfMemory | None:

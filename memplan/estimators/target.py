@@ -54,7 +54,7 @@ def target_of(build: Callable[..., Any]) -> Target:
         import cloudpickle  # noqa: PLC0415  (only functions without a name of their own need it)
     except ImportError as error:
         raise MissingError(
-            f"{name or build!r} is not at the top of a file or module, so another process cannot find it by name",
+            f"{name or build!r} is defined where no other process can import it (in a function, a notebook, `python -c` or standard input)",
             hint="put it at the top of a file, or `pip install cloudpickle`",
         ) from error
     return Target("build.pickle", name or "build", cloudpickle.dumps(build), is_of_this_process=True)

@@ -79,7 +79,7 @@ class Finding(Description):
 
     kind: Literal[
         "checkpointing_without_effect", "parameters_without_gradient", "wide_tensors", "growth", "library_workspaces", "device_values",
-        "other_answers", "unfixed_addresses"
+        "unrecorded_peak"
     ]  # fmt: skip
     """Which kind of finding."""
 

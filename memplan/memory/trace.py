@@ -176,8 +176,10 @@ def _positions(actions: str) -> _Positions:
 
 
 def _position(positions: _Positions, num_allocs: int, num_frees: int) -> int:
-    """Return the event behind the first *num_allocs* allocations and *num_frees* frees."""
-    last = [column[count - 1] for column, count in zip(positions, (num_allocs, num_frees), strict=True) if 0 < count <= len(column)]
+    """Return the event behind the first *num_allocs* allocations and *num_frees* frees, as far as there are so many."""
+    last = [
+        column[min(count, len(column)) - 1] for column, count in zip(positions, (num_allocs, num_frees), strict=True) if count and column
+    ]
     return max(last, default=-1) + 1
 
 

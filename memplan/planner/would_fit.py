@@ -21,9 +21,17 @@ BATCH_NAMES = (
     "per_device_train_batch_size",
     "train_batch_size",
     "batch",
+    "micro_batch",
+    "micro",
+    "bsz",
     "bs",
+    "mbs",
     "n_samples",
     "num_samples",
+    "b",
+    "B",
+    "n",
+    "N",
 )
 """What people call the number of samples in a step; the first that is there is tried smaller."""
 
@@ -34,7 +42,7 @@ class WouldFit(Description):
     """What would fit in place of what did not."""
 
     device_used_bytes: NonNegativeInt | None
-    """What the step takes on such a card with memory without end, CUDA context included. None: it does not run there either."""
+    """A size of such a card with which the step ran, CUDA context included. None: it does not run with memory without end either."""
 
     cards: tuple[str, ...]
     """The smallest cards of the catalogue that offer so much; another kind of card may take other kernels, and so other memory."""
@@ -54,7 +62,7 @@ def what_would_fit(run: Callable[[GpuSpec, Mapping[str, Any]], Rehearsal], *, gp
     """
     try:
         whole = run(gpu.model_copy(update={"total_memory_bytes": UNLIMITED_BYTES}), values)
-        needed, known = whole.device_used_bytes if whole.fits else None, whole.values
+        needed, known = _least(run, gpu, values, whole.device_used_bytes) if whole.fits else None, whole.values
     except UsageError:
         needed, known = None, dict(values)
     name = next((name for name in BATCH_NAMES if type(known.get(name)) is int), None)  # True is no batch
@@ -64,6 +72,12 @@ def what_would_fit(run: Callable[[GpuSpec, Mapping[str, Any]], Rehearsal], *, gp
         name=name,
         value=_largest(lambda value: run(gpu, dict(values) | {name: value}).fits, known[name]) if name else None,
     )
+
+
+def _least(run: Callable[[GpuSpec, Mapping[str, Any]], Rehearsal], gpu: GpuSpec, values: Mapping[str, Any], used_bytes: int) -> int:
+    """Return a size of *gpu* with which the step runs: what it used of endless memory, or more where giving segments back tears holes."""
+    tried = (int(used_bytes * factor) for factor in (1, 1.01, 1.02, 1.05, 1.1, 1.2))
+    return next((size for size in tried if run(gpu.model_copy(update={"total_memory_bytes": size}), values).fits), int(used_bytes * 1.5))
 
 
 def _largest(fits: Callable[[int], bool], tried: object) -> int | None:

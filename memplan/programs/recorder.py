@@ -25,8 +25,11 @@ from memplan.programs.looking import Looking
 from memplan.programs.reads import Reads, is_own, place_in
 
 MOST_EVENTS = 10_000_000
-RECORDED_STEPS = 10
-"""Steps whose events are kept; later ones still count for the peaks."""
+MOST_RECORDED = 600_000
+"""Allocations and frees of which the events are kept; what comes behind them, in a long program, still counts for the peaks."""
+
+SCANNED_STEPS = 10
+"""Steps at whose end what lasts is looked for; from then on at every step whose number is a power of two."""
 
 MOST_SCANS = 64
 """How often every object of the process is looked at when a backward begins; with many micro-batches the later ones are like the first."""
@@ -89,7 +92,7 @@ class Recorder:
     def mark(self, phase: str) -> None:
         """Note that the program is in *phase* of the present step now."""
         self._phase = phase
-        if self.is_on:
+        if self._is_recording:
             self.marks.append((*self._counts(), self._step, phase))
 
     def begin_step(self, number: int) -> None:
@@ -103,19 +106,21 @@ class Recorder:
             return
         torch.cuda.synchronize()
         self._checkpoints = 0
-        if self._is_recording:
+        number = len(self.steps) + 1
+        if self._is_recording and (number <= SCANNED_STEPS or number & (number - 1) == 0):
             self._note_what_lasts()
         self.steps.append({
             **self._peaks(),
             "allocated_bytes": torch.cuda.memory_allocated(),
             "reserved_bytes": torch.cuda.memory_reserved(),
         })  # fmt: skip
-        if len(self.steps) == RECORDED_STEPS + 1:
+        if self._is_recording and sum(self._counts()) > MOST_RECORDED:
             self._events, _, self._ends_at = self._stop_history()
 
     def look(self) -> Looking:
         """Begin to look closer, at the type of every tensor: what is allocated from here on counts for nothing else."""
-        self.looking, self._look_from = Looking(self._num_allocs), self._counts()
+        self.looking = Looking(self._num_allocs)
+        self._look_from = self._counts()
         self.reads.is_counting = False
         return self.looking
 
@@ -233,16 +238,18 @@ class Recorder:
         plain: list[Any] = []
         self._flagged = 0
         modules, tensors = objects_of(torch.nn.Module, torch.Tensor)
+        compiled = _is_compiled()
         for tensor in filter(_is_whole, tensors):
             if not isinstance(tensor, torch.nn.Parameter) and not tensor.requires_grad and tensor.grad_fn is None:
-                plain.append(tensor)
+                if not tensor.is_floating_point() or not compiled:  # what a compiled forward keeps looks the same as a batch
+                    plain.append(tensor)
             elif tensor.is_leaf and tensor.requires_grad and id(tensor) not in self._hooked:
                 self._hooked.add(id(tensor))
                 tensor.register_post_accumulate_grad_hook(self._note_gradient)
         for module in modules:
             self._check_checkpointing(module)
         self._note_weights(modules, count)  # a program without an optimizer ends no step
-        if self._flagged and not self._checkpoints and not _is_compiled():
+        if self._flagged and not self._checkpoints and not compiled:
             modules_on = f"{self._flagged} module{'s' if self._flagged > 1 else ''}"
             self.checkpointing_off.add(f"the switch is on in {modules_on}, and not one region was checkpointed")
         for kind, found in (("workspaces", filter(_is_workspace, plain)), ("batch_data", plain)):  # of two notes the first counts
@@ -287,6 +294,7 @@ class Recorder:
         stats = torch.cuda.memory_stats()
         peaks = self.steps[-1] if self.looking and self.steps else self._peaks()  # a closer look keeps arguments alive for longer
         workspaces: set[tuple[int, int]] = set()
+        was_stopped = not self._is_recording
         if self._is_recording:
             self._events, workspaces, self._ends_at = self._stop_history(clear=True)
         elif self._ends_at is not None:  # a long program, whose events ended while its workspaces were in use
@@ -303,10 +311,11 @@ class Recorder:
             "num_alloc_retries": stats["num_alloc_retries"],
             "num_ooms": int(self.out_of_memory is not None),
             "events": columns(self._events),
-            "end": self._look_from or self._ends_at,
+            "end": self._ends_at if was_stopped else self._look_from or self._ends_at,
+            "was_stopped": was_stopped,
             "marks": self.marks,
             "notes": notes,
-            "looked_at": self.looking.seen if self.looking else [],
+            "looked_at": self.looking.seen if self.looking and not was_stopped and not _is_compiled() else [],
             "reads": self.reads.seen(),
             "checkpointing_off": sorted(self.checkpointing_off),
             "without_gradient": sorted(self.without_gradient),

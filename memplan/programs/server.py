@@ -39,6 +39,10 @@ _GROWTH_FROM = 3
 """The step after which growth is asked about."""
 
 
+class MistakeError(Exception):
+    """What was asked for does not go with the program: the user's to put right, and nothing of the program's own."""
+
+
 def load_build(target: str, function: str) -> Build:
     """Return the function named *function* of a file (with its own folder to import from, as `python file` has it), of a module, or of a
     pickle that cloudpickle wrote.
@@ -52,7 +56,8 @@ def load_build(target: str, function: str) -> Build:
     else:
         names = vars(importlib.import_module(target))
     if not callable(names.get(function)):
-        raise LookupError(f"{target} has no function {function!r}")
+        found = ", ".join(name for name, value in names.items() if inspect.isfunction(value) and value.__module__ == names.get("__name__"))
+        raise MistakeError(f"{target} has no function {function!r}" + (f"; it has {found}" if found else ""))
     build: Build = names[function]
     return build
 
@@ -70,20 +75,18 @@ def run(build: Build, request: dict[str, Any], recorder: Recorder) -> dict[str, 
     """Run the steps that *request* asks for; return why they ended early, where they did."""
     try:
         recorder.values = values_of(build, request["values"])
+        _check_values(build, request)
         step = build("cuda", **request["values"])
         if not callable(step):
-            raise TypeError(f"{request['function']} returned {reprlib.repr(step)}, and not a function that runs one step")
+            raise MistakeError(f"{request['function']} returned {reprlib.repr(step)}, and not a function that runs one step")
         number = 0
         while number < _steps_to_run(request, recorder.steps):
             number += 1
             recorder.begin_step(number)
             step()
             recorder.end_step()
-    except torch.OutOfMemoryError as error:
-        return failure_of(error, "out_of_memory")
     except Exception as error:
-        traceback.print_exc()
-        return failure_of(error, "error")
+        return failure_of(error)
     if request["looks"]:
         look(step, recorder)
     return None
@@ -104,11 +107,21 @@ def values_of(build: Build, given: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in (defaults | given).items() if isinstance(value, (bool, int, float, str, type(None)))}
 
 
-def failure_of(error: Exception, kind: str) -> dict[str, Any]:
-    """Return what is told of *error*."""
-    name = type(error).__name__
-    message = str(error)
-    return {"kind": kind, "message": message if kind == "out_of_memory" else f"{name}: {message}", "place": place_of(error)}
+def _check_values(build: Build, request: dict[str, Any]) -> None:
+    try:
+        inspect.signature(build).bind("cuda", **request["values"])
+    except TypeError as error:
+        takes = ", ".join(list(inspect.signature(build).parameters)[1:]) or "nothing but the device"
+        raise MistakeError(f"{request['function']}: {error}; it takes {takes}") from error
+
+
+def failure_of(error: Exception) -> dict[str, Any]:
+    """Return what is told of *error*; that of the program is printed as Python would, for the last words."""
+    kind = "mistake" if isinstance(error, MistakeError) else "out_of_memory" if isinstance(error, torch.OutOfMemoryError) else "error"
+    if kind == "error":
+        traceback.print_exc()
+    message = f"{type(error).__name__}: {error}" if kind == "error" else str(error)
+    return {"kind": kind, "message": message, "place": place_of(error)}
 
 
 def _steps_to_run(request: dict[str, Any], steps: list[dict[str, int]]) -> int:
@@ -155,8 +168,7 @@ def main(requests: int, answers: int) -> None:
                 try:
                     build = load_build(request["target"], request["function"])
                 except Exception as error:
-                    traceback.print_exc()
-                    failure = failure_of(error, "error")
+                    failure = failure_of(error)
                 loaded = True
                 has_threads = num_threads_now() > num_threads
                 if has_threads or torch.cuda.is_initialized():

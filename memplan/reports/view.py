@@ -182,7 +182,7 @@ def view_rehearsal(rehearsal: Rehearsal, gpu: GpuSpec, would_fit: WouldFit | Non
     ]
     breakdown = Breakdown("the step at its peak", tuple(_shares(rehearsal.breakdown, gpu.total_memory_bytes)))
     fits = tuple(_would_fit(would_fit)) if would_fit else ()
-    return RehearsalView(_rehearsal_headline(rehearsal, gpu), tuple(facts), breakdown, tuple(_rehearsal_warnings(rehearsal)), fits)
+    return RehearsalView(_rehearsal_headline(rehearsal, gpu), tuple(facts), breakdown, tuple(_rehearsal_warnings(rehearsal, gpu)), fits)
 
 
 def _count(number: int, noun: str) -> str:
@@ -199,7 +199,7 @@ def _rehearsal_headline(rehearsal: Rehearsal, gpu: GpuSpec) -> str:
     return f"Does not fit on {gpu.name}: out of memory {when.rstrip(',') if not where else when}{where}"
 
 
-def _rehearsal_warnings(rehearsal: Rehearsal) -> list[str]:
+def _rehearsal_warnings(rehearsal: Rehearsal, gpu: GpuSpec) -> list[str]:
     warnings = []
     if rehearsal.out_of_memory is not None:
         missing = rehearsal.out_of_memory
@@ -210,6 +210,11 @@ def _rehearsal_warnings(rehearsal: Rehearsal) -> list[str]:
             else "the figures are of what ran before that"
         )
         warnings.append(f"tried to allocate {asked} with {free} of the card free; {then}")
+    if rehearsal.exit_code > 0:
+        warnings.append(f"the program ended with exit code {rehearsal.exit_code}: the figures are of what ran until then")
+    if rehearsal.fits and rehearsal.device_used.high_bytes > gpu.total_memory_bytes:
+        most = format_bytes(max(0, gpu.total_memory_bytes - rehearsal.peak_reserved_bytes))
+        warnings.append(f"it fits barely: with a CUDA context of more than {most} it does not, and that varies up to 0.62 GiB")
     if rehearsal.num_alloc_retries and rehearsal.fits:
         warnings.append("tight: the allocator had to give cached memory back to go on; a little more and it does not fit")
     return [*warnings, *(finding.message for finding in rehearsal.findings)]
@@ -218,7 +223,9 @@ def _rehearsal_warnings(rehearsal: Rehearsal) -> list[str]:
 def _would_fit(found: WouldFit) -> Iterator[str]:
     if found.name and found.value:
         yield f"{found.name}={found.value} on this card: the largest that ran to its end"
-    elif found.name:
+    elif found.name is None:
+        yield "a smaller batch, perhaps: no value of the program is called batch (or batch_size, micro_batch, bs, n), so none was tried"
+    else:
         yield f"no {found.name} on this card: not even 1 does"
     if found.device_used_bytes is None:
         yield "memory alone does not help: the step does not run on a card without end either"

@@ -145,7 +145,7 @@ def odd(torch_build: TorchBuild, tmp_path_factory: pytest.TempPathFactory) -> It
         ("leaves", {}, r"^the program ended with exit code 0; it said nothing"),
         ("leaves", {"status": "the words"}, r"^the program ended with exit code 1; its last words:\nthe words"),
         ("leaves_at_once", {}, r"^the program ended with exit code 0; it said nothing"),
-        ("returns_nothing", {}, r"^the program failed in its build: TypeError: build returned None, and not a function"),
+        ("returns_nothing", {}, r"^build returned None, and not a function"),
         ("stays_on_the_host", {}, r"^the program never used the device"),
         ("breaks_on_the_host", {}, r"^the program failed in its step 1 at .*odd_steps.py:[0-9]+: ZeroDivisionError"),
         (

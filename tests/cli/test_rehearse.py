@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from memplan.cli.rehearse import _values
 from memplan.standin.build import TorchBuild
 from tests.conftest import Run
 from tests.standin.conftest import torch_build
@@ -165,3 +166,28 @@ def test_ctrl_c_ends_a_script_and_what_it_did_is_reported(torch_build: TorchBuil
 
     assert running.returncode == 130
     assert "Fits on Tesla T4" in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        ([f"{STEPS}:mpl"], "has no function 'mpl'; it has mlp, grows, "),
+        ([f"{STEPS}:mlp", "--set", "bacth=8"], "mlp: got an unexpected keyword argument 'bacth'; it takes batch, width, "),
+    ],
+)
+def test_a_mistake_in_a_name_is_told_as_such(run_memplan: Run, torch_build: TorchBuild, arguments: list[str], problem: str) -> None:
+    """With the names that there are; no traceback, since nothing of the program's failed."""
+    result = run_memplan("rehearse", "--gpu", "t4", *arguments)
+
+    assert (result.returncode, result.stdout) == (2, "")
+    assert problem in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_values_are_read_as_people_write_them() -> None:
+    """Python's literals, its words in any case, and text for everything else."""
+    texts = ["a=8", "b=false", "c=True", "d=None", "e=null", "f=[1, 2]", "g=bf16", "h=1e-3", "i='false'"]
+
+    assert _values(texts) == {
+        "a": 8, "b": False, "c": True, "d": None, "e": None, "f": [1, 2], "g": "bf16", "h": 0.001, "i": "false",
+    }  # fmt: skip

@@ -210,3 +210,27 @@ def test_peaks_that_a_program_resets_are_kept(run: Run) -> None:
 def test_a_frozen_teacher_in_eval_mode_is_no_finding(run: Run) -> None:
     """It keeps nothing for a backward, so there is nothing to checkpoint."""
     assert "checkpointing_without_effect" not in {finding.kind for finding in run("teacher").findings}
+
+
+def test_a_peak_behind_the_recorded_events_is_told_of(run: Run) -> None:
+    """Its bytes are right; where it was and what it was made of is not known, and not made up."""
+    seen = run("many_events", steps=4)
+
+    assert seen.peak_allocated_bytes == 8 * 64 * 1024 * 4
+    assert seen.peak_phase == "a step behind those recorded"
+    finding, growth = seen.findings
+    assert (finding.kind, growth.kind) == ("unrecorded_peak", "growth")
+    assert "the categories are those of forward of step 1" in finding.message
+    assert seen.trace is not None
+    assert {mark.step for mark in seen.trace.marks} == {0, 1, 2}
+
+
+def test_many_steps_are_recorded_to_their_end(run: Run) -> None:
+    """Thirty of them, as long as their events are not too many."""
+    seen = run("many_events", steps=1)
+    assert (seen.peak_phase, seen.findings) == ("forward of step 1", ())
+
+    long = run("with_optimizer", steps=30, optimizer="SGD")
+    assert long.trace is not None
+    assert long.trace.marks[-1].step == 30
+    assert long.peak_phase.endswith("of step 1")

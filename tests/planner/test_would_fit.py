@@ -91,13 +91,13 @@ def test_few_rehearsals_find_it() -> None:
 
 
 def test_not_even_one_fits() -> None:
-    """And nothing more is tried."""
+    """Tried are the whole on a card without end, the whole on one as large as it used, and one; nothing more."""
     program = Program(linear)
 
     found = what_would_fit(program, gpu=small_card(100), values={})
 
     assert (found.name, found.value) == ("batch_size", None)
-    assert program.tried == [64, 1]
+    assert program.tried == [64, 64, 1]
 
 
 @pytest.mark.parametrize("values", [{}, {"batch_size": None}, {"batch_size": "auto"}, {"batch_size": True}, {"batch_size": 2.5}])
@@ -182,3 +182,17 @@ def test_what_is_told_of_a_real_program_is_true(rehearser: Rehearser) -> None:
     assert not run(card, {"batch": 301}).fits
     assert found.device_used_bytes == (15_000 + 400) * MIB
     assert all(run(find_card(name), tried).fits for name in found.cards)
+
+
+def test_the_size_that_is_told_was_tried() -> None:
+    """A step that tears holes where memory ends needs 3% more than it used where there was no end: told is the first size that did."""
+
+    class TearsHoles(Program):
+        def __call__(self, gpu: GpuSpec, values: Mapping[str, Any]) -> Rehearsal:
+            self.need = linear if gpu.total_memory_bytes > 100 * GIB else lambda batch: int(linear(batch) * 1.03)
+            found = super().__call__(gpu, values)
+            return found if not found.fits else rehearsal(linear(64), fits=True, values=found.values)
+
+    found = what_would_fit(TearsHoles(linear), gpu=small_card(100), values={})
+
+    assert found.device_used_bytes == int(linear(64) * 1.05)

@@ -403,3 +403,16 @@ def reads_counts(device, batch, width=1024):
         return repeated, chosen, [torch.empty(size, width, device=device) for size in sizes]
 
     return step
+
+
+def many_events(device, batch, width=1024):
+    """So many events in its second step that recording ends there; the fourth is the largest."""
+    numbers = iter(range(1, 100))
+
+    def step():
+        number = next(numbers)
+        for _ in range(350_000 if number == 2 else 0):
+            torch.empty(1, device=device)
+        torch.empty(batch * (8 if number == 4 else 1), width, device=device)
+
+    return step

@@ -45,7 +45,14 @@ REHEARSING = "MEMPLAN_REHEARSING"
 """Set in the process of a rehearsal: what runs there must not rehearse again."""
 
 _ROOT = str(Path(__file__).parents[2])
-_SERVER = f"import sys; sys.path.append({_ROOT!r}); from memplan.programs.server import main; main(*map(int, sys.argv[1:]))"
+# Importing PyTorch makes a million objects that stay: looking through them for garbage takes a tenth of the time. The server turns it on.
+_SERVER = f"""
+import gc, sys
+gc.disable()
+sys.path.append({_ROOT!r})
+from memplan.programs.server import main
+main(*map(int, sys.argv[1:]))
+"""
 
 
 class Rehearser:

@@ -162,7 +162,8 @@ def main(requests: int, answers: int) -> None:
         for line in lines:
             request = json.loads(line)
             if not loaded:
-                gc.freeze()  # what PyTorch has made so far need not be looked through
+                gc.freeze()  # what PyTorch has made so far need not be looked through, not for garbage either
+                gc.enable()
                 recorder.attach()
                 num_threads = num_threads_now()
                 try:

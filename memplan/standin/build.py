@@ -18,7 +18,7 @@ import sysconfig
 import tempfile
 from collections.abc import Iterable
 from importlib import metadata
-from importlib.util import find_spec
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import NamedTuple
 
@@ -75,7 +75,7 @@ def find_torch() -> TorchBuild:
     """
     if sys.platform != "linux" or platform.libc_ver()[0] != "glibc":
         raise MissingError("rehearsals run on Linux with glibc only", hint="use `--method analytic` here")
-    spec = find_spec("torch")
+    spec = PathFinder.find_spec("torch")  # where a new process would find it, whatever this one has loaded
     if spec is None or spec.origin is None:
         raise MissingError("this Python has no PyTorch", hint=_INSTALL)
     folder = Path(spec.origin).parent

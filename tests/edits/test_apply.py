@@ -369,7 +369,7 @@ try:
         undo(folder)
     print("done")
 except MemplanError as error:
-    print(type(error).__name__, error, error.hint)
+    print(type(error).__name__, error.message, error.hint)
 """
 
 

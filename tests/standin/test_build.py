@@ -135,7 +135,7 @@ def test_other_systems_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_no_torch_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """A Python without PyTorch."""
-    monkeypatch.setattr("memplan.standin.build.find_spec", lambda _: None)
+    monkeypatch.setattr(sys, "path", [])
 
     with pytest.raises(MissingError, match="this Python has no PyTorch"):
         find_torch()

@@ -54,7 +54,7 @@ def rehearsal_of(seen: Seen, *, without: Seen | None, context_bytes: int, exit_c
         peak_phase="a step behind those recorded" if behind else where,
         card=answer["card"],
         torch=answer["torch"],
-        fits=answer["num_ooms"] == 0,
+        fits=answer["out_of_memory"] is None,
         out_of_memory=_out_of_memory(answer, exit_code),
         num_alloc_retries=answer["num_alloc_retries"],
         steps=steps,

@@ -68,6 +68,7 @@ class Recorder:
         self._highest = {"peak_allocated_bytes": 0, "peak_reserved_bytes": 0}
         self._ends_at: tuple[int, int] | None = None
         self._look_from: tuple[int, int] | None = None
+        self._retries: int | None = None
 
     def attach(self) -> None:
         """Follow this process: at once if CUDA is initialised, else as soon as it is."""
@@ -119,6 +120,7 @@ class Recorder:
 
     def look(self) -> Looking:
         """Begin to look closer, at the type of every tensor: what is allocated from here on counts for nothing else."""
+        self._retries = self._num_retries()
         self.looking = Looking(self._num_allocs)
         self._look_from = self._counts()
         self.reads.is_counting = False
@@ -131,6 +133,9 @@ class Recorder:
 
     def _num_allocs(self) -> int:
         return self._counts()[0]
+
+    def _num_retries(self) -> int:
+        return int(torch.cuda.memory_stats().get("num_alloc_retries", 0))
 
     def _watch_backward(self) -> None:
         run_backward = torch.autograd._engine_run_backward  # type: ignore[attr-defined]  # private, and the one door to the engine
@@ -291,7 +296,6 @@ class Recorder:
         failure = failure and failure | {"phase": f"step {self._step}" if self._step else "build"}
         if not self.is_on:
             return {"torch": torch.__version__, "card": None, "failure": failure}
-        stats = torch.cuda.memory_stats()
         peaks = self.steps[-1] if self.looking and self.steps else self._peaks()  # a closer look keeps arguments alive for longer
         workspaces: set[tuple[int, int]] = set()
         was_stopped = not self._is_recording
@@ -308,8 +312,7 @@ class Recorder:
             "steps": self.steps,
             "peak_allocated_bytes": peaks["peak_allocated_bytes"],
             "peak_reserved_bytes": peaks["peak_reserved_bytes"],
-            "num_alloc_retries": stats["num_alloc_retries"],
-            "num_ooms": int(self.out_of_memory is not None),
+            "num_alloc_retries": self._num_retries() if self._retries is None else self._retries,
             "events": columns(self._events),
             "end": self._ends_at if was_stopped else self._look_from or self._ends_at,
             "was_stopped": was_stopped,

@@ -234,3 +234,12 @@ def test_many_steps_are_recorded_to_their_end(run: Run) -> None:
     assert long.trace is not None
     assert long.trace.marks[-1].step == 30
     assert long.peak_phase.endswith("of step 1")
+
+
+def test_what_the_closer_look_asks_of_the_allocator_counts_for_nothing(rehearser: Rehearser) -> None:
+    """48 MiB beside 24 MiB of cache do not fit into 64: a retry, of a step that is not the program's."""
+    card = find_card("t4").model_copy(update={"total_memory_bytes": 64 * MIB})
+
+    seen = rehearser.rehearse(gpu=card, values={"name": "larger_when_looked_at"}, context_bytes=0)
+
+    assert (seen.num_alloc_retries, seen.peak_reserved_bytes, len(seen.steps)) == (0, 24 * MIB, 3)

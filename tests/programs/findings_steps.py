@@ -416,3 +416,13 @@ def many_events(device, batch, width=1024):
         torch.empty(batch * (8 if number == 4 else 1), width, device=device)
 
     return step
+
+
+def larger_when_looked_at(device, batch, mib=24):
+    """Needs more in its fourth step, which is the one that is looked at closely: cached memory has to be given back for it."""
+    numbers = iter(range(1, 100))
+
+    def step():
+        torch.empty((mib if next(numbers) < 4 else 2 * mib) * 2**20, dtype=torch.uint8, device=device)
+
+    return step

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import os
 import sys
 import threading
 import traceback
@@ -124,6 +125,7 @@ class Recorder:
         self.looking = Looking(self._num_allocs)
         self._look_from = self._counts()
         self.reads.is_counting = False
+        os.environ.pop("MEMPLAN_LOG", None)  # the device has nothing to say of it either
         return self.looking
 
     def _counts(self) -> tuple[int, int]:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from memplan.errors import MissingError
 from memplan.estimators.rehearsed import Rehearser
 from memplan.estimators.target import target_from
 from memplan.hardware.catalog import find_card
@@ -243,3 +244,11 @@ def test_what_the_closer_look_asks_of_the_allocator_counts_for_nothing(rehearser
     seen = rehearser.rehearse(gpu=card, values={"name": "larger_when_looked_at"}, context_bytes=0)
 
     assert (seen.num_alloc_retries, seen.peak_reserved_bytes, len(seen.steps)) == (0, 24 * MIB, 3)
+
+
+def test_what_the_device_does_not_serve_in_the_closer_look_is_no_failure(run: Run) -> None:
+    """The program's own steps made no such call; one step more of them does, and has no number."""
+    assert run("not_served_when_looked_at").fits
+
+    with pytest.raises(MissingError, match="does not serve cusolver"):
+        run("not_served_when_looked_at", steps=4)

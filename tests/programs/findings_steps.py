@@ -426,3 +426,15 @@ def larger_when_looked_at(device, batch, mib=24):
         torch.empty((mib if next(numbers) < 4 else 2 * mib) * 2**20, dtype=torch.uint8, device=device)
 
     return step
+
+
+def not_served_when_looked_at(device, batch, width=64):
+    """Calls what the device does not serve in its fourth step, which is the one that is looked at closely."""
+    numbers = iter(range(1, 100))
+
+    def step():
+        rows = torch.randn(width, width, device=device)
+        if next(numbers) == 4:
+            torch.linalg.qr(rows)
+
+    return step

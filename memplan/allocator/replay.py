@@ -1,0 +1,116 @@
+"""Requests put to the simulated allocator: what a program would have reserved with other settings, or on another card."""
+
+from __future__ import annotations
+
+import gc
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from memplan.allocator.blocks import Block
+from memplan.allocator.simulator import CachingAllocator, OutOfMemoryError
+from memplan.memory.requests import EMPTY_CACHE, Requests, requests_of
+from memplan.memory.snapshot import Snapshot
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """How it went."""
+
+    peak_allocated_bytes: int
+    peak_reserved_bytes: int
+    num_alloc_retries: int
+    gave_back: bool
+    """Whether cached segments had to be given back before the program could go on: it is tight."""
+    out_of_memory_at: int | None
+    """The allocation (from 1) that could not be had, where the replay ended; None: it went through."""
+
+    @property
+    def fits(self) -> bool:
+        """Say whether memory never ran out."""
+        return self.out_of_memory_at is None
+
+
+def replay(requests: Requests, allocator: CachingAllocator, *, sizes: Sequence[int] | None = None) -> Replayed:
+    """
+    Put *requests*, with other *sizes* where they are given, to *allocator*, until they end or memory runs out.
+
+    They are those of a card that was never full: where one asks to empty the cache, the program did.
+    """
+    asked = requests.sizes if sizes is None else sizes
+    streams = requests.streams
+    blocks: list[Block | None] = [None] * (len(asked) + 1)
+    malloc, free = allocator.malloc, allocator.free
+    emptied = failed = 0
+    with _without_collector():
+        try:
+            for request in requests.order:
+                if request > 0:
+                    blocks[request] = malloc(asked[request - 1], streams[request - 1])
+                elif request < 0:
+                    block = blocks[-request]
+                    assert block is not None
+                    free(block)
+                else:
+                    before = len(allocator.events)
+                    allocator.empty_cache()
+                    emptied += len(allocator.events) - before
+        except OutOfMemoryError:
+            failed = request
+    given_back = sum(event.action in ("segment_free", "segment_unmap") for event in allocator.events)
+    return Replayed(
+        peak_allocated_bytes=allocator.peak_allocated_bytes,
+        peak_reserved_bytes=allocator.peak_reserved_bytes,
+        num_alloc_retries=allocator.num_alloc_retries,
+        gave_back=given_back > emptied,
+        out_of_memory_at=failed or None,
+    )
+
+
+def replay_recorded(recording: Snapshot, allocator: CachingAllocator) -> None:
+    """
+    Put what *recording* holds to *allocator*, from the state in which it began; failures happen again, and it goes on after them.
+
+    A real card may have been full: segments that were given back just before an allocation for which there is no room are given back by
+    that allocation, others by the program.
+    """
+    requests = requests_of(recording.trace, live_before=recording.live)
+    order, blocks = requests.order, _restored(recording, allocator)
+    for position, request in enumerate(order):
+        if request == EMPTY_CACHE:
+            following = order[position + 1] if position + 1 < len(order) else 0
+            if following <= 0 or allocator.has_room(requests.sizes[following - 1], requests.streams[following - 1]):
+                allocator.empty_cache()
+        elif request < 0:
+            allocator.free(blocks.pop(-request))
+        else:
+            try:
+                blocks[request] = allocator.malloc(requests.sizes[request - 1], requests.streams[request - 1])
+            except OutOfMemoryError:
+                continue
+
+
+def _restored(recording: Snapshot, allocator: CachingAllocator) -> dict[int, Block]:
+    """Bring *allocator* into the state in which *recording* began; return its blocks by the numbers that they have as requests."""
+    live = sorted(recording.live)
+    numbers = {address: number for number, address in enumerate(live, start=1)}
+    blocks = {}
+    for segment in recording.segments:
+        begin = bisect_left(live, segment.address)
+        end = bisect_left(live, segment.address + segment.size_bytes)
+        inside = [(address, recording.live[address]) for address in live[begin:end]]
+        blocks.update({numbers[address]: block for address, block in allocator.adopt(segment, inside).items()})
+    return blocks
+
+
+@contextmanager
+def _without_collector() -> Iterator[None]:
+    """Blocks know their neighbours, but those that are dropped are known by none: looking for garbage takes time and finds nothing."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()

@@ -1,0 +1,141 @@
+"""Requests and recordings put to the simulated allocator."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+from array import array
+from pathlib import Path
+
+import pytest
+
+from memplan.allocator.config import AllocatorSettings, read_settings
+from memplan.allocator.replay import replay, replay_recorded
+from memplan.allocator.simulator import CachingAllocator, Card
+from memplan.estimators.rehearsed import UNLIMITED_BYTES, Rehearser
+from memplan.estimators.target import target_from
+from memplan.hardware.catalog import find_card
+from memplan.memory.requests import Requests, requests_of
+from memplan.memory.snapshot import Segment, Snapshot
+from memplan.memory.trace import ACTIONS, MemoryTrace
+from memplan.standin.build import TorchBuild
+from memplan.units import GIB, MIB
+from tests.conftest import SHARED
+from tests.standin.conftest import torch_build
+
+__all__ = ["torch_build"]
+
+STEPS = Path(__file__).parents[1] / "programs" / "steps.py"
+REAL = sorted((SHARED / "recordings" / "real").glob("*.csv.gz"))
+
+
+def recorded(path: Path) -> Snapshot:
+    """A published snapshot of a real GPU, as the shared files hold it."""
+    with gzip.open(path, "rt") as file:
+        rows = list(csv.DictReader(file))
+    events = [row for row in rows if row["action"] in ACTIONS]
+    columns = (array("Q", [int(row[name] or 0) for row in events]) for name in ("addr", "size", "stream"))
+    return Snapshot(
+        tuple(
+            Segment(int(row["addr"]), int(row["size"]), int(row["stream"]), row["frame"] == "small")
+            for row in rows
+            if row["action"] == "init_segment"
+        ),
+        {int(row["addr"]): int(row["size"]) for row in rows if row["action"] == "init_live"},
+        MemoryTrace("".join(ACTIONS[row["action"]] for row in events), *columns, purposes=b"", marks=()),
+        "",
+    )
+
+
+@pytest.mark.parametrize("path", REAL, ids=lambda path: path.name.removesuffix(".csv.gz"))
+def test_what_real_gpus_did_replays(path: Path) -> None:
+    """Published snapshots: the same segments at the same addresses, in the same order: the same reserved bytes after every event."""
+    recording = recorded(path)
+    trace = recording.trace
+    events = [
+        (name, trace.addresses[position], trace.sizes[position])
+        for position, name in enumerate({letter: name for name, letter in ACTIONS.items()}[action] for action in trace.actions)
+        if name.startswith("segment")
+    ]
+    places = [address for name, address, _ in events if name == "segment_alloc"]
+    allocator = CachingAllocator(Card(UNLIMITED_BYTES, UNLIMITED_BYTES, places=places))
+
+    replay_recorded(recording, allocator)
+
+    seen = [(event.action, event.address, event.size_bytes) for event in allocator.events[len(recording.segments) :]]
+    assert seen == events
+
+
+@pytest.mark.parametrize("name", ["niuhuang_fwdbwd_100", "niuhuang_fwdbwd_200"])
+def test_published_peaks_come_out(name: str) -> None:
+    """The README of the recordings: 750 and 1326 MiB reserved."""
+    path = SHARED / "recordings" / "real" / f"{name}.csv.gz"
+    if not path.exists():
+        pytest.skip("the shared recordings are not here")
+    allocator = CachingAllocator(Card(UNLIMITED_BYTES, UNLIMITED_BYTES))
+
+    seen = replay(requests_of(recorded(path).trace), allocator)
+
+    assert seen.peak_reserved_bytes == {"niuhuang_fwdbwd_100": 750, "niuhuang_fwdbwd_200": 1326}[name] * MIB
+
+
+@pytest.fixture(scope="module")
+def rehearser(torch_build: TorchBuild) -> Rehearser:
+    with Rehearser(target_from(f"{STEPS}:mlp")) as rehearser:
+        yield rehearser
+
+
+def mlp_requests(rehearser: Rehearser) -> Requests:
+    endless = find_card("t4").model_copy(update={"total_memory_bytes": UNLIMITED_BYTES})
+    trace = rehearser.rehearse(gpu=endless, looks=False).trace
+    assert trace is not None
+    return requests_of(trace)
+
+
+@pytest.mark.parametrize("text", ["", "expandable_segments:True", "roundup_power2_divisions:2", "max_split_size_mb:20"])
+def test_other_settings_and_cards_are_answered_without_another_rehearsal(rehearser: Rehearser, text: str) -> None:
+    """One rehearsal on a card without end says what the same step does on any other: the real allocator says the same."""
+    requests = mlp_requests(rehearser)
+    for total_mib in (4096, 100, 84, 72, 60):
+        card = find_card("t4").model_copy(update={"total_memory_bytes": total_mib * MIB})
+        real = rehearser.rehearse(gpu=card, context_bytes=0, looks=False, environment={"PYTORCH_CUDA_ALLOC_CONF": text})
+
+        simulated = replay(requests, CachingAllocator(Card(total_mib * MIB, total_mib * MIB), read_settings(text)))
+
+        assert simulated.fits == real.fits
+        if real.fits:
+            assert (simulated.peak_reserved_bytes, simulated.num_alloc_retries) == (real.peak_reserved_bytes, real.num_alloc_retries)
+
+
+def test_a_replay_ends_where_memory_runs_out() -> None:
+    requests = Requests(order=[1, 2, -1, -2], sizes=[60 * MIB, 60 * MIB], streams=[0, 0])
+
+    seen = replay(requests, CachingAllocator(Card(100 * MIB, 100 * MIB)))
+
+    assert (seen.fits, seen.out_of_memory_at, seen.peak_reserved_bytes) == (False, 2, 60 * MIB)
+
+
+def test_giving_back_is_told_of_apart_from_emptying() -> None:
+    """A program that empties the cache is not tight for that; one for which the allocator had to give something back is."""
+    emptied = Requests(order=[1, -1, 0, 2], sizes=[60 * MIB, 80 * MIB], streams=[0, 0])
+    tight = Requests(order=[1, -1, 2], sizes=[60 * MIB, 80 * MIB], streams=[0, 0])
+
+    assert not replay(emptied, CachingAllocator(Card(100 * MIB, 100 * MIB))).gave_back
+    assert replay(tight, CachingAllocator(Card(100 * MIB, 100 * MIB))).gave_back
+
+
+def test_other_sizes_can_be_put_to_the_same_sequence() -> None:
+    requests = Requests(order=[1, -1], sizes=[MIB], streams=[0])
+
+    assert replay(requests, CachingAllocator(Card(GIB, GIB)), sizes=[64 * MIB]).peak_reserved_bytes == 64 * MIB
+
+
+def test_a_recording_with_a_full_card_goes_on_after_its_failures() -> None:
+    """An allocation failed, was given up, and the program went on."""
+    actions = "".join(ACTIONS[name] for name in ("segment_alloc", "alloc", "oom", "alloc"))
+    trace = MemoryTrace(actions, [4096, 4096, 0, 8192], [60 * MIB, 60 * MIB, 80 * MIB, 512], [0] * 4, purposes=b"", marks=())
+    allocator = CachingAllocator(Card(100 * MIB, 100 * MIB), AllocatorSettings())
+
+    replay_recorded(Snapshot((), {}, trace, ""), allocator)
+
+    assert [event.action for event in allocator.events] == ["segment_alloc", "oom", "segment_alloc"]

@@ -52,12 +52,6 @@ class Block:
         self.size += other.size
         self.link()
 
-    @property
-    def expandable_bytes(self) -> int:
-        """The bytes with the unmapped ones behind them."""
-        behind = self.next
-        return self.size + (behind.size if behind is not None and behind.state == UNMAPPED else 0)
-
     def has_room(self, size: int) -> bool:
         """Say whether *size* bytes begin here that are not allocated."""
         room, block = 0, self

@@ -289,26 +289,22 @@ class CachingAllocator:
         """Take the smallest free block of *pool* that is large enough, and not oversized, out of it; smaller ones end before *index*."""
         if not pool.is_small:
             self._num_searches += 1
-        if index < len(pool.keys):
+        keys = pool.keys
+        if index < len(keys):
             index = self._best_fit(pool, size, index)
-        if index >= len(pool.keys):
+        if index >= len(keys):
             return None
-        block = pool.at(index)
-        pool.take(block)
-        return block
+        return pool.free.pop(keys.pop(index) & ADDRESS_MASK)
 
     def _best_fit(self, pool: Pool, size: int, index: int) -> int:
         """Return the index of the block for *size*, of those from *index* on that are large enough; the end where there is none."""
-        block = pool.at(index)
         if self.settings.expandable_segments:
-            # A free block that could grow into the room behind it counts with that room: one that fills less is the better fit.
-            while block.is_split and index + 1 < len(pool.keys) and pool.at(index + 1).expandable_bytes < block.expandable_bytes:
-                index += 1
-                block = pool.at(index)
-        if size < self._max_split_bytes <= block.size:
-            return len(pool.keys)
-        if size >= self._max_split_bytes and block.size >= size + self.settings.max_non_split_rounding_bytes:
-            return len(pool.keys)
+            index = _least_expandable(pool, index)
+        limit = self._max_split_bytes
+        if limit < _UNLIMITED:
+            found = pool.keys[index] >> ADDRESS_BITS
+            if size < limit <= found or (size >= limit and found >= size + self.settings.max_non_split_rounding_bytes):
+                return len(pool.keys)
         return index
 
     # growing
@@ -515,3 +511,23 @@ class CachingAllocator:
 
     def _age(self, block: Block) -> int:
         return self._num_searches - self._idle_since.get(block.address, 0)
+
+
+def _least_expandable(pool: Pool, index: int) -> int:
+    """
+    Return the index of the best fit from *index* on where segments expand.
+
+    A free block that could grow into the room behind it counts with that room: the next is the better fit where it fills less.
+    """
+    keys, free = pool.keys, pool.free
+    block = free[keys[index] & ADDRESS_MASK]
+    behind = block.next
+    size = block.size + (behind.size if behind is not None and behind.state == UNMAPPED else 0)
+    while (behind is not None or block.prev is not None) and index + 1 < len(keys):
+        block = free[keys[index + 1] & ADDRESS_MASK]
+        behind = block.next
+        following = block.size + (behind.size if behind is not None and behind.state == UNMAPPED else 0)
+        if following >= size:
+            break
+        index, size = index + 1, following
+    return index

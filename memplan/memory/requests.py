@@ -7,9 +7,11 @@ have in common (`parametric.py`).
 
 from __future__ import annotations
 
+import hashlib
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from types import MappingProxyType
 
 from memplan.memory.trace import ALLOC, FREE, FREE_REQUESTED, OOM, SEGMENT_FREE, SEGMENT_UNMAP, MemoryTrace
@@ -30,24 +32,37 @@ class Requests:
     streams: Sequence[int]
     """The stream of each."""
 
-    def canonical(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    @cached_property
+    def sequence(self) -> str:
         """
-        Return what is equal where two programs ask in the same sequence, whatever the sizes.
+        A digest that is equal where two programs ask in the same sequence, whatever the sizes.
 
         Frees that follow each other have no order: what is free afterwards is the same, and theirs varies from run to run (autocast's cache
         is hashed by address).
         """
-        order: list[int] = []
-        frees: list[int] = []
+        order, frees = array("q"), list[int]()
         for request in self.order:
             if request < 0:
                 frees.append(request)
                 continue
             if frees:
-                order += sorted(frees)
+                order.extend(sorted(frees))
                 frees.clear()
             order.append(request)
-        return (*order, *sorted(frees)), tuple(self.streams)
+        order.extend(sorted(frees))
+        return hashlib.blake2b(order.tobytes() + array("q", self.streams).tobytes()).hexdigest()
+
+    @cached_property
+    def peak_bytes(self) -> int:
+        """The most bytes that were asked for and not freed."""
+        current = most = 0
+        for request in self.order:
+            if request > 0:
+                current += self.sizes[request - 1]
+                most = max(most, current)
+            elif request < 0:
+                current -= self.sizes[-request - 1]
+        return most
 
 
 def requests_of(trace: MemoryTrace, *, live_before: Mapping[int, int] = MappingProxyType({})) -> Requests:

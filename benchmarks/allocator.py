@@ -18,9 +18,10 @@ from pathlib import Path
 from memplan.allocator.config import read_settings
 from memplan.allocator.replay import replay
 from memplan.allocator.simulator import CachingAllocator, Card
-from memplan.estimators.rehearsed import UNLIMITED_BYTES, Rehearser
+from memplan.estimators.rehearsed import Rehearser
 from memplan.estimators.target import target_from
 from memplan.hardware.catalog import find_card
+from memplan.hardware.spec import UNLIMITED_BYTES
 from memplan.memory.requests import requests_of
 
 STEPS = Path(__file__).with_name("rehearsal_steps.py")

@@ -3,6 +3,7 @@
     MemplanError              what happened, a hint what to do, an exit code
     ├── DoesNotFitError   1   the plan needs more memory than the card has
     ├── UsageError        2   an option or a name that makes no sense
+    │   ├── NotRehearsedError  2  a workload whose step cannot be built or run, so that only formulas can tell of it
     │   └── ConfigError   2   something is wrong in a file: it names file, line and value
     │       └── EditRefusedError  2   a value that could not be changed without guessing; nothing was written
     └── MissingError      3   the machine lacks something: a GPU, a driver, a CUDA build of PyTorch
@@ -42,6 +43,10 @@ class DoesNotFitError(MemplanError):
 
 class UsageError(MemplanError):
     """An option, a name or a number that makes no sense."""
+
+
+class NotRehearsedError(UsageError):
+    """A workload that no step could be built for, or whose step fails for another reason than memory."""
 
 
 class ConfigError(UsageError):

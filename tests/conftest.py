@@ -93,6 +93,12 @@ def driver(tmp_path_factory: pytest.TempPathFactory) -> Driver:
 
 
 @pytest.fixture(autouse=True)
+def _by_formulas(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plans of commands are by formulas, which take no time, unless a test says otherwise."""
+    monkeypatch.setenv("MEMPLAN_METHOD", "analytic")
+
+
+@pytest.fixture(autouse=True)
 def _every_gpu_visible(monkeypatch: pytest.MonkeyPatch) -> None:
     """The variable of whoever runs the tests is not meant."""
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)

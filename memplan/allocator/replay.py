@@ -6,30 +6,11 @@ import gc
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 from memplan.allocator.blocks import Block
 from memplan.allocator.simulator import CachingAllocator, OutOfMemoryError
-from memplan.memory.requests import EMPTY_CACHE, Requests, requests_of
+from memplan.memory.requests import EMPTY_CACHE, Replayed, Requests, requests_of
 from memplan.memory.snapshot import Snapshot
-
-
-@dataclass(frozen=True)
-class Replayed:
-    """How it went."""
-
-    peak_allocated_bytes: int
-    peak_reserved_bytes: int
-    num_alloc_retries: int
-    gave_back: bool
-    """Whether cached segments had to be given back before the program could go on: it is tight."""
-    out_of_memory_at: int | None
-    """The allocation (from 1) that could not be had, where the replay ended; None: it went through."""
-
-    @property
-    def fits(self) -> bool:
-        """Say whether memory never ran out."""
-        return self.out_of_memory_at is None
 
 
 def replay(requests: Requests, allocator: CachingAllocator, *, sizes: Sequence[int] | None = None) -> Replayed:

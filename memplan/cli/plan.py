@@ -16,6 +16,7 @@ from memplan.errors import UsageError
 if TYPE_CHECKING:
     from memplan.cli.configuration import Configuration
     from memplan.edits.apply import FileChange
+    from memplan.estimators.base import Estimator
     from memplan.hardware.spec import GpuSpec
     from memplan.planner.plan import Plan
 
@@ -58,7 +59,10 @@ Examples:
     type=click.Choice(["auto", "analytic", "rehearsed", "guide"]),
     default="auto",
     show_default=True,
-    help="How the memory is found out; rehearsed runs the workload's real step on a card that is not there, in seconds a size.",
+    envvar="MEMPLAN_METHOD",
+    show_envvar=True,
+    help="How the memory is found out. auto: rehearsed where this machine can, else analytic. rehearsed: the workload's real step is run "
+    "on a card that is not there, in seconds a size, and kept. analytic: closed formulas, at once.",
 )
 @click.option("--profile", is_flag=True, help="Run the workload's real step; on a stand-in card (--method rehearsed), as the report says.")
 @click.option(
@@ -95,7 +99,8 @@ def plan_command(
     With plan options and no command this is the plan. Exit code 0: it fits; 1: it does not; 2: something is wrong in the options or in a
     file; 3: this machine lacks something, as a GPU for --auto.
     """
-    given = [name for name in context.params if context.get_parameter_source(name) != click.core.ParameterSource.DEFAULT]
+    not_typed = (click.core.ParameterSource.DEFAULT, click.core.ParameterSource.ENVIRONMENT)
+    given = [name for name in context.params if context.get_parameter_source(name) not in not_typed]
     if context.invoked_subcommand is not None:
         if given:
             raise click.UsageError(f"options of the plan do not go with `{context.invoked_subcommand}`; write its own behind its name")
@@ -107,6 +112,8 @@ def plan_command(
         raise click.BadParameter("nan is not a share", param_hint="--margin")
     if apply_plan and dry_run:
         raise UsageError("--apply and --dry-run exclude each other", hint="--dry-run shows what --apply would write")
+    if profile and context.get_parameter_source("method") == click.core.ParameterSource.ENVIRONMENT:
+        method = "auto"  # what is typed goes before what is set
     if profile and method not in ("auto", "rehearsed"):
         raise UsageError(f"--profile runs the step, and --method {method} does not", hint="leave one of them out")
     if (apply_plan or dry_run) and method == "guide":
@@ -233,7 +240,9 @@ def _make(
     margin: float | None,
     pins: Sequence[str],
 ) -> Plan:
-    from memplan.estimators.registry import ESTIMATORS
+    from memplan.cli.progress import told_of_rehearsals
+    from memplan.errors import MissingError, NotRehearsedError
+    from memplan.estimators.registry import best_estimator, estimator_by
     from memplan.memory.budget import DEFAULT_MARGIN
     from memplan.planner.explain import warn_of_other_stages
     from memplan.planner.pins import read_pins
@@ -247,13 +256,33 @@ def _make(
         # The guide takes the size on the box for GiB.
         memory_gib = parse_size(typed_memory).size_bytes / GIB if typed_memory else card.total_memory_bytes / GIB
         return make_guide_plan(workload, card, memory_gib=memory_gib)
-    chosen = "analytic" if method == "auto" else method
-    estimator = ESTIMATORS[chosen]
-    margin = DEFAULT_MARGIN if margin is None else margin
-    fills_card = target is None and not configuration.has_batch
-    plan = make_plan(workload, card, estimator, method=chosen, target=target, margin=margin, pins=read_pins(pins), fills_card=fills_card)
-    others = warn_of_other_stages(plan, configuration.other_stages, estimator=estimator)
-    return plan.model_copy(update={"warnings": (*plan.warnings, *others)})
+    chosen, estimator, why_not = best_estimator() if method == "auto" else (method, estimator_by(method), None)
+
+    def planned_by(chosen: str, estimator: Estimator) -> Plan:
+        plan = make_plan(
+            workload,
+            card,
+            estimator,
+            method=chosen,
+            target=target,
+            margin=DEFAULT_MARGIN if margin is None else margin,
+            pins=read_pins(pins),
+            fills_card=target is None and not configuration.has_batch,
+        )
+        others = warn_of_other_stages(plan, configuration.other_stages, estimator=estimator)
+        return plan.model_copy(update={"warnings": (*plan.warnings, *others)})
+
+    if method != "auto":
+        with told_of_rehearsals(estimator_by(method)):
+            return planned_by(method, estimator_by(method))
+    chosen, estimator, why_not = best_estimator()
+    try:
+        with told_of_rehearsals(estimator):
+            plan = planned_by(chosen, estimator)
+    except (NotRehearsedError, MissingError) as error:
+        plan, why_not = planned_by("analytic", estimator_by("analytic")), error.message
+    formulas = (f"by formulas, since nothing was rehearsed: {why_not}",) if why_not else ()
+    return plan.model_copy(update={"warnings": (*plan.warnings, *formulas)})
 
 
 def _report(

@@ -6,6 +6,7 @@ from typing import Protocol
 
 from memplan.hardware.spec import GpuSpec
 from memplan.memory.estimate import MemoryEstimate
+from memplan.memory.requests import Replayed
 from memplan.workload.stage import Stage
 from memplan.workload.workload import Workload
 
@@ -22,3 +23,25 @@ def rough_of(estimator: Estimator) -> Estimator | None:
     """Return an estimator that says about the same in no time, so that a search can begin near its end; None where there is none."""
     rough: Estimator | None = getattr(estimator, "rough", None)
     return rough
+
+
+class Squeezer(Protocol):
+    """Tells how a step goes on a card that is too small for all that it would reserve."""
+
+    def __call__(
+        self, workload: Workload, gpu: GpuSpec, stage: Stage | None, *, capacity_bytes: int, settings: str | None = None
+    ) -> Replayed:
+        """Return how the step goes where the allocator can have *capacity_bytes*, with its own settings or others."""
+        ...
+
+
+def squeezer_of(estimator: Estimator) -> Squeezer | None:
+    """Return what tells so for the steps of *estimator*; None where it knows their peaks only."""
+    squeezed: Squeezer | None = getattr(estimator, "squeezed", None)
+    return squeezed
+
+
+def known_sizes(estimator: Estimator, workload: Workload, gpu: GpuSpec, stage: Stage | None) -> list[int]:
+    """Return the micro-batches for which *estimator* has its answer already."""
+    known = getattr(estimator, "known", None)
+    return list(known(workload, gpu, stage)) if known is not None else []

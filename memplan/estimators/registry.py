@@ -2,28 +2,33 @@
 
 from __future__ import annotations
 
+from memplan.errors import MissingError
 from memplan.estimators import analytic, guide
 from memplan.estimators.base import Estimator
-from memplan.hardware.spec import GpuSpec
-from memplan.memory.estimate import MemoryEstimate
-from memplan.workload.stage import Stage
-from memplan.workload.workload import Workload
+
+METHODS = ("auto", "analytic", "rehearsed", "guide")
 
 
-class _Rehearsed:
-    """The rehearsal of a workload, loaded when it is asked for: an analytic plan starts without it."""
+def estimator_by(method: str) -> Estimator:
+    """
+    Return the estimator of *method*; that of rehearsals is loaded when it is asked for: an analytic plan starts without it.
 
-    rough = staticmethod(analytic.estimate)
+    Raises MissingError for rehearsals where this machine has not what they need.
+    """
+    if method == "analytic":
+        return analytic.estimate
+    if method == "guide":
+        return guide.estimate
+    from memplan.estimators.workload_rehearsal import rehearsals  # noqa: PLC0415
+    from memplan.standin.build import find_torch  # noqa: PLC0415
 
-    def __call__(self, workload: Workload, gpu: GpuSpec, stage: Stage | None) -> MemoryEstimate:
-        from memplan.estimators.workload_rehearsal import estimate  # noqa: PLC0415
-
-        return estimate(workload, gpu, stage)
+    find_torch()
+    return rehearsals()
 
 
-ESTIMATORS: dict[str, Estimator] = {
-    "auto": analytic.estimate,  # the best that is there
-    "analytic": analytic.estimate,
-    "rehearsed": _Rehearsed(),
-    "guide": guide.estimate,
-}
+def best_estimator() -> tuple[str, Estimator, str | None]:
+    """Return the method that this machine allows, its estimator, and why it is not rehearsals, where it is not."""
+    try:
+        return "rehearsed", estimator_by("rehearsed"), None
+    except MissingError as error:
+        return "analytic", analytic.estimate, error.message

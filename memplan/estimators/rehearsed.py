@@ -38,9 +38,6 @@ MOST_STEPS = 10
 
 DEFAULT_TIMEOUT_SECONDS = 600.0
 
-UNLIMITED_BYTES = 2**46
-"""A card's memory without end: more than any program asks for, and less than the addresses that the device hands out."""
-
 REHEARSING = "MEMPLAN_REHEARSING"
 """Set in the process of a rehearsal: what runs there must not rehearse again."""
 

@@ -1,54 +1,223 @@
 """
 `--method rehearsed`: the step of a workload, built as torch modules (`programs/built_in.py`) and run on the stand-in device.
 
-The card of an estimate has memory without end, so that every size has a peak to compare with the budget. Near its real end the allocator
-would first give cached memory back; a step that fits only so is tight, and no plan relies on it.
+The card of an estimate has memory without end, so that every size has a peak to compare with the budget. On a real card the allocator does
+the same until that is full: a size whose peak is within the budget fits, without giving anything back. Beyond, cached memory is given back
+first; a step that fits only so is *tight*. Whether it does, the simulated allocator says (`squeezed`), and no plan relies on it.
 """
 
 from __future__ import annotations
 
 import atexit
 import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from functools import lru_cache
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from memplan.estimators.rehearsed import UNLIMITED_BYTES, Rehearser
-from memplan.estimators.target import Target
+from memplan.errors import NotRehearsedError, UsageError
+from memplan.estimators import analytic
+from memplan.estimators.kept import KeptRehearsals, family_of
 from memplan.hardware.catalog import of_some_kind
 from memplan.hardware.spec import GpuSpec
+from memplan.memory.estimate import MemoryEstimate, MemoryRange
 from memplan.memory.rehearsal import Rehearsal
+from memplan.memory.requests import Replayed, Requests, requests_of
+from memplan.memory.trace import MemoryTrace
+from memplan.standin.build import default_cache, find_torch
+from memplan.workload.model import TransformerModel
 from memplan.workload.stage import Stage
 from memplan.workload.workload import Workload
+
+if TYPE_CHECKING:
+    from memplan.estimators.rehearsed import Rehearser
+
+# A plan whose rehearsals are kept is there at once: what runs and simulates them is loaded where it is needed.
 
 MOST_MICRO_BATCHES = 2
 """Micro-batches of a step that are run: with the second the gradients are there, and each that follows is like it."""
 
 
-def estimate(workload: Workload, gpu: GpuSpec, stage: Stage | None) -> Rehearsal:
-    """
-    Return the memory of one step of *workload* in *stage* on *gpu*, by running it. The same step is run once.
+class Step(NamedTuple):
+    """A step to be rehearsed: what it has in common with other sizes, and its size."""
 
-    Raises UsageError where the step cannot be built (a package that it needs is missing), MissingError where this machine cannot rehearse.
+    family: str
+    """Equal for steps that differ in nothing but their micro-batch."""
+    micro_batch_size: int
+    workload: Mapping[str, object]
+    """Of one stage, as JSON."""
+    card: GpuSpec
+    """With memory without end."""
+
+
+class WorkloadRehearsals:
     """
+    Rehearses steps of workloads, each once: an Estimator.
+
+    *kept*: where they are kept from one command to the next; None: nowhere. *tells* is told of each rehearsal before it begins.
+    """
+
+    def __init__(self, kept: KeptRehearsals | None = None, tells: Callable[[Step], None] | None = None) -> None:
+        self._kept = kept
+        self.tells = tells
+        self._estimates: dict[tuple[str, int], Rehearsal] = {}
+        self._requests: dict[tuple[str, int], Requests] = {}
+        self._traces: dict[tuple[str, int], MemoryTrace] = {}
+
+    def __call__(self, workload: Workload, gpu: GpuSpec, stage: Stage | None) -> Rehearsal:
+        """
+        Return the memory of one step of *workload* in *stage* on *gpu*, by running it; without its trace.
+
+        Raises NotRehearsedError where the step cannot be built or run, MissingError where this machine cannot rehearse.
+        """
+        return self._rehearsal(_step_of(workload, gpu, stage))
+
+    def _rehearsal(self, step: Step) -> Rehearsal:
+        key = step.family, step.micro_batch_size
+        if key not in self._estimates:
+            found = self._kept.get(*key) if self._kept else None
+            self._estimates[key] = found or self._rehearsed(step)
+        return self._estimates[key].model_copy(update={"card": step.card.name})
+
+    def _rehearsed(self, step: Step) -> Rehearsal:
+        """Run *step*, and keep what was seen."""
+        if self.tells is not None:
+            self.tells(step)
+        training = step.workload["training"]
+        assert isinstance(training, dict)
+        settings = {"PYTORCH_CUDA_ALLOC_CONF": training["allocator_settings"]}
+        try:
+            rehearsal = _rehearser().rehearse(gpu=step.card, values={"workload": step.workload}, looks=False, environment=settings)
+        except UsageError as error:
+            raise NotRehearsedError(f"the step of this workload does not run: {error.message}", hint="use `--method analytic`") from error
+        rehearsal = rehearsal.model_copy(update={"values": {}})
+        if self._kept:
+            self._kept.put(step.family, step.micro_batch_size, rehearsal)
+        assert rehearsal.trace is not None
+        self._traces[step.family, step.micro_batch_size] = rehearsal.trace
+        return rehearsal.model_copy(update={"trace": None})
+
+    def trace(self, workload: Workload, gpu: GpuSpec, stage: Stage | None) -> MemoryTrace:
+        """Return every event of the allocator in that step."""
+        return self._trace(_step_of(workload, gpu, stage))
+
+    def _trace(self, step: Step) -> MemoryTrace:
+        key = step.family, step.micro_batch_size
+        if key not in self._traces:
+            found = self._kept.get_trace(*key) if self._kept else None
+            if found is not None:
+                self._traces[key] = found
+            else:
+                self._estimates[key] = self._rehearsed(step)
+        return self._traces[key]
+
+    def requests(self, workload: Workload, gpu: GpuSpec, stage: Stage | None) -> Requests:
+        """Return what that step asks of the allocator."""
+        return self._requests_of(_step_of(workload, gpu, stage))
+
+    def _requests_of(self, step: Step) -> Requests:
+        key = step.family, step.micro_batch_size
+        if key not in self._requests:
+            self._requests[key] = requests_of(self._trace(step))
+        return self._requests[key]
+
+    # without a rehearsal
+
+    def rough(self, workload: Workload, gpu: GpuSpec, stage: Stage | None) -> MemoryEstimate:
+        """
+        Return about what that step takes, without running it: a search begins with it, and nobody is told of it.
+
+        From the two sizes nearest to it that were run, as if the peak were a straight line; from the formulas where there is one or none,
+        corrected by how far they were off at the one.
+        """
+        step = _step_of(workload, gpu, stage)
+        known = {size: self._rehearsal(step._replace(micro_batch_size=size)) for size in self.known(workload, gpu, stage)}
+        size = step.micro_batch_size
+        if size in known:
+            return known[size]
+        formula = analytic.estimate(workload, gpu, stage)
+        nearest = sorted(known, key=lambda other: abs(other - size))[:2]
+        if not nearest:
+            return formula
+        high = [known[other].device_used.high_bytes for other in nearest]
+        if len(nearest) == 2:
+            guessed = high[0] + (high[1] - high[0]) * (size - nearest[0]) // (nearest[1] - nearest[0])
+        else:
+            there = analytic.estimate(workload.with_training(micro_batch_size=nearest[0]), gpu, stage)
+            guessed = formula.device_used.high_bytes * high[0] // there.device_used.high_bytes
+        guessed = max(0, guessed)
+        return formula.model_copy(update={"device_used": MemoryRange(low_bytes=guessed, expected_bytes=guessed, high_bytes=guessed)})
+
+    def known(self, workload: Workload, gpu: GpuSpec, stage: Stage | None) -> list[int]:
+        """Return the micro-batches with which that step has been run."""
+        family = _step_of(workload, gpu, stage).family
+        kept = self._kept.sizes(family) if self._kept else []
+        return sorted({*kept, *(size for other, size in self._estimates if other == family)})
+
+    def squeezed(
+        self, workload: Workload, gpu: GpuSpec, stage: Stage | None, *, capacity_bytes: int, settings: str | None = None
+    ) -> Replayed:
+        """
+        Return how that step goes where the allocator can have *capacity_bytes*, with its own settings or others.
+
+        By the simulated allocator, from one rehearsal of the step.
+        """
+        step = _step_of(workload, gpu, stage)
+        text = workload.training.allocator_settings if settings is None else settings
+        question = f"{capacity_bytes} of {gpu.total_memory_bytes} with {text!r}"
+        answers = self._kept.get_answers(step.family, step.micro_batch_size) if self._kept else {}
+        if question not in answers:
+            from memplan.allocator.config import read_settings  # noqa: PLC0415
+            from memplan.allocator.replay import replay  # noqa: PLC0415
+            from memplan.allocator.simulator import CachingAllocator, Card  # noqa: PLC0415
+
+            allocator = CachingAllocator(Card(gpu.total_memory_bytes, capacity_bytes), read_settings(text))
+            answers[question] = asdict(replay(self._requests_of(step), allocator))
+            if self._kept:
+                self._kept.put_answers(step.family, step.micro_batch_size, answers)
+        answer: dict[str, Any] = answers[question]
+        return Replayed(**answer)
+
+
+def _step_of(workload: Workload, gpu: GpuSpec, stage: Stage | None) -> Step:
+    """Return what of *workload*, *gpu* and *stage* decides a rehearsal."""
     micro_batches = min(workload.training.gradient_accumulation_steps, MOST_MICRO_BATCHES)
-    step = workload.with_training(gradient_accumulation_steps=micro_batches, target_effective_batch_size=None)
+    reduced = workload.with_training(gradient_accumulation_steps=micro_batches, target_effective_batch_size=None)
     anonymous = () if stage is None else (stage.model_copy(update={"name": "stage", "max_n_negatives": None}),)
-    step = step.model_copy(update={"name": "", "stages": anonymous})
-    kind = of_some_kind(gpu).model_copy(update={"total_memory_bytes": UNLIMITED_BYTES, "others_used_bytes": 0})
-    return _rehearsed(step.model_dump_json(), kind)
+    reduced = reduced.model_copy(update={"name": "", "stages": anonymous})
+    card = of_some_kind(gpu).endless()
+    alone = reduced.with_training(micro_batch_size=1)
+    family = _family(alone.model_dump_json(), card, _needs_transformers(workload))
+    return Step(family, workload.training.micro_batch_size, json.loads(reduced.model_dump_json()), card)
 
 
-@lru_cache(maxsize=1024)
-def _rehearsed(step: str, kind: GpuSpec) -> Rehearsal:
-    """Run *step* (a workload of one stage, as JSON) on *kind*."""
-    workload = json.loads(step)
-    settings = {"PYTORCH_CUDA_ALLOC_CONF": workload["training"]["allocator_settings"]}
-    rehearsal = _rehearser().rehearse(gpu=kind, values={"workload": workload}, looks=False, environment=settings)
-    return rehearsal.model_copy(update={"trace": None})  # a plan asks for hundreds of sizes, and compares their peaks
+@lru_cache(maxsize=4096)
+def _family(step: str, card: GpuSpec, needs_transformers: bool) -> str:
+    kind = {name: getattr(card, name) for name in ("compute_capability", "multiprocessors")}
+    packages: dict[str, object] = {"torch": find_torch()[:3]}
+    if needs_transformers:
+        from importlib import metadata  # noqa: PLC0415
+
+        packages["transformers"] = metadata.version("transformers")
+    return family_of({"step": step, "card": kind, "packages": packages})
+
+
+def _needs_transformers(workload: Workload) -> bool:
+    return isinstance(workload.model, TransformerModel) and workload.model.huggingface_config is not None
 
 
 @lru_cache(maxsize=1)
 def _rehearser() -> Rehearser:
     """Return the process that rehearses workloads; it lives as long as this one."""
+    from memplan.estimators.rehearsed import Rehearser  # noqa: PLC0415
+    from memplan.estimators.target import Target  # noqa: PLC0415
+
     rehearser = Rehearser(Target("memplan.programs.built_in", "build"))
     atexit.register(rehearser.close)
     return rehearser
+
+
+@lru_cache(maxsize=1)
+def rehearsals() -> WorkloadRehearsals:
+    """Return the one that commands share, which keeps what it ran."""
+    return WorkloadRehearsals(KeptRehearsals(default_cache()))

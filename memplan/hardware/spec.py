@@ -4,6 +4,9 @@ from pydantic import NonNegativeInt, PositiveInt
 
 from memplan.description import Description
 
+UNLIMITED_BYTES = 2**46
+"""Memory without end: more than any program asks for, and less than the addresses that the stand-in device hands out."""
+
 
 class GpuSpec(Description):
     """One GPU, or one MIG instance."""
@@ -36,3 +39,7 @@ class GpuSpec(Description):
     def free_memory_bytes(self) -> int:
         """Return what is left for this program, its CUDA context included."""
         return max(0, self.total_memory_bytes - self.others_used_bytes)
+
+    def endless(self) -> "GpuSpec":
+        """Return this kind of card with memory without end, all of it free."""
+        return self.model_copy(update={"total_memory_bytes": UNLIMITED_BYTES, "others_used_bytes": 0})

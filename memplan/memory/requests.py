@@ -65,6 +65,24 @@ class Requests:
         return most
 
 
+@dataclass(frozen=True)
+class Replayed:
+    """How it went when requests were put to an allocator."""
+
+    peak_allocated_bytes: int
+    peak_reserved_bytes: int
+    num_alloc_retries: int
+    gave_back: bool
+    """Whether cached segments had to be given back before the program could go on: it is tight."""
+    out_of_memory_at: int | None
+    """The allocation (from 1) that could not be had, where the replay ended; None: it went through."""
+
+    @property
+    def fits(self) -> bool:
+        """Say whether memory never ran out."""
+        return self.out_of_memory_at is None
+
+
 def requests_of(trace: MemoryTrace, *, live_before: Mapping[int, int] = MappingProxyType({})) -> Requests:
     """
     Return what was asked for in *trace*.

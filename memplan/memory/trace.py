@@ -7,6 +7,8 @@ allocations". Here, with the whole trace at hand, a note finds its allocation: t
 from __future__ import annotations
 
 import bisect
+import json
+import zlib
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -27,6 +29,9 @@ ACTIONS = {
     "oom": OOM,
 }
 """PyTorch's names of the events to the letters of a trace."""
+
+FORMAT = 1
+"""Of a trace in a file."""
 
 ROUNDING = 512
 """Blocks are multiples of this many bytes (kMinBlockSize of c10/cuda/CUDACachingAllocator)."""
@@ -77,6 +82,30 @@ class MemoryTrace:
     purposes: bytes
     """Of each allocation (in their order) the index of its category."""
     marks: tuple[Mark, ...]
+
+    def to_bytes(self) -> bytes:
+        """Return the trace as a file holds it: a line of JSON, then the columns, compressed."""
+        marks = [tuple(mark) for mark in self.marks]
+        header = json.dumps({"format": FORMAT, "events": len(self.actions), "purposes": len(self.purposes), "marks": marks})
+        columns = (self.actions.encode(), *(array("Q", column).tobytes() for column in (self.addresses, self.sizes, self.streams)))
+        return header.encode() + b"\n" + zlib.compress(b"".join((*columns, self.purposes)), level=1)
+
+    @classmethod
+    def from_bytes(cls, content: bytes) -> MemoryTrace:
+        """Return the trace that `to_bytes` wrote. Raises ValueError for anything else."""
+        header, _, columns = content.partition(b"\n")
+        try:
+            told = json.loads(header)
+            if told["format"] != FORMAT:
+                raise ValueError(f"format {told['format']} instead of {FORMAT}")
+            count, rest = told["events"], zlib.decompress(columns)
+        except (KeyError, TypeError, zlib.error) as error:
+            raise ValueError(f"no trace: {error}") from error
+        if len(rest) != count * (1 + 3 * 8) + told["purposes"]:
+            raise ValueError("a trace that is cut off")
+        addresses, sizes, streams = (array("Q", rest[at : at + 8 * count]) for at in (count, 9 * count, 17 * count))
+        marks = tuple(Mark(*mark) for mark in told["marks"])
+        return cls(rest[:count].decode(), addresses, sizes, streams, purposes=rest[25 * count :], marks=marks)
 
     def phase_at(self, position: int) -> Mark:
         """Return the mark that holds at event *position*."""

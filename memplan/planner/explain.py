@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from memplan.estimators.activations import attention_kernel
-from memplan.estimators.base import Estimator, rough_of
+from memplan.estimators.base import Estimator
 from memplan.memory.estimate import MemoryEstimate
 from memplan.planner.batch import choose_batch
+from memplan.planner.fitting import heaviest_stage, is_tight, largest_micro_batch
 from memplan.planner.levers import in_training_mode
 from memplan.planner.pins import Pins, pin
 from memplan.planner.plan import Plan, StagePlan
-from memplan.planner.search import Fits, largest_fitting
 from memplan.units import format_bytes
 from memplan.workload.model import encoder_of
 from memplan.workload.stage import Stage
@@ -89,12 +89,14 @@ def _why_not_more(plan: Plan, pinned: Workload, largest: int, estimator: Estimat
     if largest >= most:
         return f"The whole target of {plan.target_effective_batch_size} fits at once"
     over = pinned.with_training(micro_batch_size=largest + 1, gradient_accumulation_steps=2)
-    excess = {stage: plan.budget.missing_bytes(estimator(over, plan.gpu, stage).device_used) for stage in over.stages or (None,)}
-    worst = max(excess, key=lambda stage: excess[stage])
-    if not excess[worst]:
+    worst = heaviest_stage(over, plan.gpu, estimator)
+    excess_bytes = plan.budget.missing_bytes(estimator(over, plan.gpu, worst).device_used)
+    if not excess_bytes:
         return f"{largest} would fit, and no larger one was tried"
     where = f" in {worst.name}" if worst is not None else ""
-    return f"{largest} would fit, {largest + 1} would be {format_bytes(excess[worst])} over the budget{where}"
+    if is_tight(over, plan.gpu, worst, estimator, plan.budget):
+        where += ", and would run only by giving cached memory back in every step (tight)"
+    return f"{largest} would fit, {largest + 1} would be {format_bytes(excess_bytes)} over the budget{where}"
 
 
 def _tightest(plan: Plan) -> StagePlan:
@@ -163,17 +165,8 @@ def _checkpointing_without_effect(plan: Plan, estimator: Estimator) -> Iterator[
 
 def _would_allow(plan: Plan, repaired: Workload, estimator: Estimator) -> str:
     """Say which micro-batch the repaired workload would allow."""
-
-    def fits_by(judge: Estimator) -> Fits:
-        def fits(micro_batch_size: int) -> bool:
-            tried = repaired.with_training(micro_batch_size=micro_batch_size)
-            return all(plan.budget.fits(judge(tried, plan.gpu, stage).device_used) for stage in tried.stages or (None,))
-
-        return fits
-
     most = max(1, -(-plan.target_effective_batch_size // repaired.parallelism.data_parallel_size))
-    rough = rough_of(estimator)
-    largest = largest_fitting(fits_by(estimator), low=1, high=most, rough=fits_by(rough) if rough else None)
+    largest = largest_micro_batch(lambda size: repaired.with_training(micro_batch_size=size), plan.gpu, estimator, plan.budget, most=most)
     if largest is None:
         return ""
     choice = choose_batch(

@@ -8,8 +8,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from memplan.errors import UsageError
 from memplan.estimators import guide
 from memplan.estimators.base import Estimator, rough_of
@@ -17,11 +15,11 @@ from memplan.hardware.spec import GpuSpec
 from memplan.memory.budget import DEFAULT_MARGIN, MemoryBudget
 from memplan.planner.batch import BatchChoice, choose_batch
 from memplan.planner.explain import explain_guide, explain_misfit, explain_plan, warn
+from memplan.planner.fitting import all_stages_fit, largest_micro_batch, near_misses, stages_of
 from memplan.planner.levers import find_levers
 from memplan.planner.negatives import grow, limit_of
 from memplan.planner.pins import Pins, pin
 from memplan.planner.plan import Plan, StagePlan, StageValues
-from memplan.planner.search import Fits, largest_fitting
 from memplan.units import GIB
 from memplan.workload.stage import Stage
 from memplan.workload.workload import Workload
@@ -64,16 +62,11 @@ def make_plan(
             f"a target effective batch of {target} is below one micro-batch of {least // ranks} on each of {ranks} GPU(s)",
             hint=f"ask for {least} or more with `--target-effective-batch`, or pin a smaller micro-batch",
         )
-    largest = _largest_micro_batch(pinned, gpu, estimator, budget=budget, most=_most_useful(target, ranks), pins=pins)
-    if largest is None:
+    choosing = _Choosing(pinned, gpu, estimator, budget=budget, target=target, pins=pins)
+    largest = choosing.largest()
+    choice = choosing.choose(largest) if largest is not None else None
+    if largest is None or choice is None:
         return _misfit(workload, pinned, gpu, estimator, budget=budget, target=target, pins=pins, method=method)
-    choice = choose_batch(
-        largest=largest,
-        target=target,
-        data_parallel_size=ranks,
-        pinned_micro_batch=pinned.training.micro_batch_size if pins.pins("micro_batch_size") else None,
-        pinned_accumulation=pinned.training.gradient_accumulation_steps if pins.pins("gradient_accumulation_steps") else None,
-    )
     after = _with_choice(pinned, choice)
     after = after.model_copy(update={"stages": tuple(_grown(stage, after, gpu, estimator, budget, pins) for stage in after.stages)})
     stages = tuple(_stage_plan(workload, after, number, gpu, estimator, budget) for number in range(max(1, len(after.stages))))
@@ -98,12 +91,7 @@ def make_plan(
 def _filling(pinned: Workload, gpu: GpuSpec, estimator: Estimator, budget: MemoryBudget) -> int | None:
     """Return the largest micro-batch with which every stage fits without accumulation."""
     once = pinned.with_training(gradient_accumulation_steps=1)
-
-    def fits_by(judge: Estimator) -> Fits:
-        return lambda size: _all_stages_fit(once.with_training(micro_batch_size=size), gpu, judge, budget)
-
-    rough = rough_of(estimator)
-    return largest_fitting(fits_by(estimator), low=1, high=LARGEST_MICRO_BATCH, rough=fits_by(rough) if rough else None)
+    return largest_micro_batch(lambda size: once.with_training(micro_batch_size=size), gpu, estimator, budget, most=LARGEST_MICRO_BATCH)
 
 
 def _present_batch(workload: Workload, pinned: Workload) -> int:
@@ -117,35 +105,70 @@ def _most_useful(target: int, ranks: int) -> int:
     return max(1, min(LARGEST_MICRO_BATCH, -(-target // ranks)))
 
 
-def _stages_of(workload: Workload) -> Sequence[Stage | None]:
-    return workload.stages or (None,)
+class _Choosing:
+    """Finds the micro-batch and the accumulation of a plan."""
 
+    def __init__(self, pinned: Workload, gpu: GpuSpec, estimator: Estimator, *, budget: MemoryBudget, target: int, pins: Pins) -> None:
+        self.pinned, self.gpu, self.estimator, self.budget, self.target = pinned, gpu, estimator, budget, target
+        self.ranks = pinned.parallelism.data_parallel_size
+        self.most = _most_useful(target, self.ranks)
+        self.micro_batch_size = pinned.training.micro_batch_size if pins.pins("micro_batch_size") else None
+        self.accumulation = pinned.training.gradient_accumulation_steps if pins.pins("gradient_accumulation_steps") else None
 
-def _all_stages_fit(workload: Workload, gpu: GpuSpec, estimator: Estimator, budget: MemoryBudget) -> bool:
-    return all(budget.fits(estimator(workload, gpu, stage).device_used) for stage in _stages_of(workload))
+    def of_size(self, micro_batch_size: int) -> Workload:
+        """
+        Return the workload with that micro-batch.
 
+        With accumulation the gradients stay through every micro-batch but the first; only a batch of the whole target is without it.
+        """
+        steps = self.accumulation or (1 if micro_batch_size >= self.most else 2)
+        return self.pinned.with_training(micro_batch_size=micro_batch_size, gradient_accumulation_steps=steps)
 
-def _largest_micro_batch(
-    pinned: Workload, gpu: GpuSpec, estimator: Estimator, *, budget: MemoryBudget, most: int, pins: Pins
-) -> int | None:
-    """Return the largest micro-batch with which every stage fits, or None; what is pinned is the only one tried."""
-    # With accumulation the gradients stay through every micro-batch but the first; only a batch of the whole target is without it.
-    accumulates = pinned.training.gradient_accumulation_steps if pins.pins("gradient_accumulation_steps") else None
+    def fits(self, micro_batch_size: int) -> bool:
+        """Say whether every stage fits with that micro-batch."""
+        return all_stages_fit(self.of_size(micro_batch_size), self.gpu, self.estimator, self.budget)
 
-    def fits_by(judge: Estimator) -> Fits:
-        def fits(micro_batch_size: int) -> bool:
-            steps = accumulates or (1 if micro_batch_size >= most else 2)
-            tried = pinned.with_training(micro_batch_size=micro_batch_size, gradient_accumulation_steps=steps)
-            return _all_stages_fit(tried, gpu, judge, budget)
+    def largest(self) -> int | None:
+        """Return the largest micro-batch with which every stage fits, or None; what is pinned is the only one tried."""
+        if self.micro_batch_size is not None:
+            return self.micro_batch_size if self.fits(self.micro_batch_size) else None
+        # The largest is tried first: without accumulation it can fit where a smaller one with it does not.
+        rough = rough_of(self.estimator)
+        if (rough is None or all_stages_fit(self.of_size(self.most), self.gpu, rough, self.budget)) and self.fits(self.most):
+            return self.most
+        if self.most == 1:
+            return None
+        return largest_micro_batch(self.of_size, self.gpu, self.estimator, self.budget, most=self.most - 1)
 
-        return fits
+    def choose(self, largest: int) -> BatchChoice | None:
+        """
+        Return what the rule of `batch.py` makes of sizes up to *largest*, tried at exactly those values; None where nothing fits.
 
-    fits, rough = fits_by(estimator), rough_of(estimator)
-    if pins.pins("micro_batch_size"):
-        size = pinned.training.micro_batch_size
-        return size if fits(size) else None
-    # The largest is tried first: without accumulation it can fit where a smaller one with it does not.
-    return most if fits(most) else largest_fitting(fits, low=1, high=most - 1, rough=fits_by(rough) if rough else None)
+        Memory is not strictly monotone: a smaller size may not fit, and then the rule's next is taken; one that is hardly above may.
+        """
+        choice = self._by_rule(largest)
+        near = near_misses(self.of_size, self.gpu, self.estimator, self.budget, largest=largest, most=self.most)
+        if near and self.micro_batch_size is None:
+            beyond = self._by_rule(near[-1])
+            if beyond.micro_batch_size in near and self._fits(beyond):
+                return beyond
+        while not self._fits(choice):
+            if choice.micro_batch_size == 1 or self.micro_batch_size is not None:
+                return None
+            choice = self._by_rule(choice.micro_batch_size - 1)
+        return choice
+
+    def _by_rule(self, largest: int) -> BatchChoice:
+        return choose_batch(
+            largest=largest,
+            target=self.target,
+            data_parallel_size=self.ranks,
+            pinned_micro_batch=self.micro_batch_size,
+            pinned_accumulation=self.accumulation,
+        )
+
+    def _fits(self, choice: BatchChoice) -> bool:
+        return all_stages_fit(_with_choice(self.pinned, choice), self.gpu, self.estimator, self.budget)
 
 
 def _with_choice(workload: Workload, choice: BatchChoice) -> Workload:
@@ -181,7 +204,7 @@ def _values(workload: Workload, stage: Stage | None) -> StageValues:
 
 def _stage_plan(before: Workload, after: Workload, number: int, gpu: GpuSpec, estimator: Estimator, budget: MemoryBudget) -> StagePlan:
     """Return the plan of stage *number* (the workload itself where it has none)."""
-    old, new = _stages_of(before)[number], _stages_of(after)[number]
+    old, new = stages_of(before)[number], stages_of(after)[number]
     present, planned = estimator(before, gpu, old), estimator(after, gpu, new)
     return StagePlan(
         name=new.name if new else after.name,
@@ -230,7 +253,7 @@ def make_guide_plan(workload: Workload, gpu: GpuSpec, *, memory_gib: float) -> P
     Raises UsageError for a workload that is not the guide's kind.
     """
     budget = MemoryBudget(total_bytes=int(memory_gib * GIB), margin=1 - guide.USABLE_SHARE)
-    guide.estimate(workload, gpu, _stages_of(workload)[0])  # refuses what is not the guide's kind
+    guide.estimate(workload, gpu, stages_of(workload)[0])  # refuses what is not the guide's kind
     stages = tuple(_guide_stage(workload, number, gpu, memory_gib, budget) for number in range(len(workload.stages)))
     return Plan(
         fits=all(stage.fits for stage in stages),

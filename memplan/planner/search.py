@@ -2,42 +2,59 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 Fits = Callable[[int], bool]
 
 
-def largest_fitting(fits: Fits, *, low: int, high: int, rough: Fits | None = None) -> int | None:
+def largest_fitting(fits: Fits, *, low: int, high: int, rough: Fits | None = None, known: Iterable[int] = ()) -> int | None:
     """
     Return the largest value in ``[low, high]`` that fits, or None.
 
-    *fits* must be monotone: once a value does not fit, no larger one does. Asks about 2 log2 of the answer: cheap where small values
-    decide, and never far above what fits. *rough* asks something cheap that mostly says the same: the search begins at its answer, and asks
-    *fits* about 2 log2 of how far that was off.
+    *fits* should be monotone: once a value does not fit, no larger one does; where it is not, the answer is a value that fits, below one
+    that does not. Asks about 2 log2 of the answer: cheap where small values decide, and never far above what fits.
+
+    *rough* asks something cheap that mostly says the same, and may learn from what *fits* has said: each next value is where it thinks that
+    the end is. *known* are values for which *fits* costs nothing: they are asked first.
     """
     if low > high:
         return None
-    begin = low if rough is None else largest_fitting(rough, low=low, high=high) or low
-    if not fits(begin):
-        return None if begin == low else _below(fits, low, begin)
-    good, step = begin, 1
+    if rough is None:
+        return _doubled(fits, low, high)
+    good, bad = low - 1, high + 1
+    for value in sorted(known):
+        if good < value < bad:
+            good, bad = (value, bad) if fits(value) else (good, value)
+    above = below = 0  # how often in a row the guide was too low, or too high: then the way is doubled
+    while bad - good > 1:
+        tried = _end_of(rough, good + 1, bad - 1)
+        if tried == good + 1:
+            tried = min(bad - 1, good + 2**above)
+        elif tried == bad - 1:
+            tried = max(good + 1, bad - 2**below)
+        if fits(tried):
+            good, above, below = tried, above + 1, 0
+        else:
+            bad, above, below = tried, 0, below + 1
+    return good if good >= low else None
+
+
+def _end_of(rough: Fits, low: int, high: int) -> int:
+    """Return where *rough* thinks that the end is in ``[low, high]``: the largest value that fits, or the smallest where none does."""
+    return (_doubled(rough, low, high) or low) if not rough(high) else high
+
+
+def _doubled(fits: Fits, low: int, high: int) -> int | None:
+    """Return the largest value that fits, with steps that double."""
+    if not fits(low):
+        return None
+    good, step = low, 1
     while good < high:
         tried = min(high, good + step)
         if not fits(tried):
             return _between(fits, good, tried)
         good, step = tried, step * 2
     return good
-
-
-def _below(fits: Fits, low: int, bad: int) -> int | None:
-    """Return the largest value from *low* on, below *bad*, that fits."""
-    step = 1
-    while bad > low:
-        tried = max(low, bad - step)
-        if fits(tried):
-            return _between(fits, tried, bad)
-        bad, step = tried, step * 2
-    return None
 
 
 def _between(fits: Fits, good: int, bad: int) -> int:

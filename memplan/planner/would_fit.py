@@ -9,7 +9,6 @@ from pydantic import NonNegativeInt
 
 from memplan.description import Description
 from memplan.errors import UsageError
-from memplan.estimators.rehearsed import UNLIMITED_BYTES
 from memplan.hardware.catalog import cards
 from memplan.hardware.spec import GpuSpec
 from memplan.memory.rehearsal import Rehearsal
@@ -61,7 +60,7 @@ def what_would_fit(run: Callable[[GpuSpec, Mapping[str, Any]], Rehearsal], *, gp
     A program that fails for another reason with more memory, or with a smaller batch, does not fit there: what is known of it stands.
     """
     try:
-        whole = run(gpu.model_copy(update={"total_memory_bytes": UNLIMITED_BYTES}), values)
+        whole = run(gpu.endless(), values)
         needed, known = _least(run, gpu, values, whole.device_used_bytes) if whole.fits else None, whole.values
     except UsageError:
         needed, known = None, dict(values)

@@ -17,13 +17,11 @@ import sys
 import sysconfig
 import tempfile
 from collections.abc import Iterable
-from importlib import metadata
 from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import NamedTuple
 
 from memplan.errors import MissingError
-from memplan.standin.symbols import driver_functions, functions_in_sources, runtime_functions
 
 SOURCES = Path(__file__).with_name("csrc")
 RUNTIME, DRIVER, NVML, NVRTC = "libstandin.so", "libcuda.so.1", "libnvidia-ml.so.1", "libnvrtc.so"
@@ -86,7 +84,7 @@ def find_torch() -> TorchBuild:
     numbers = tuple(map(int, re.findall(r"\d+", version or "0")[:2]))
     if numbers < (2, 6):
         raise MissingError(f"PyTorch {version} is older than 2.6", hint="rehearsals run with PyTorch 2.6 or later")
-    return TorchBuild(version or "", int(cuda.split(".")[0]), _cudnn_version(), folder / "lib")
+    return TorchBuild(version or "", int(cuda.split(".")[0]), _cudnn_version(folder.parent), folder / "lib")
 
 
 _INSTALL = "install PyTorch's CUDA build (it runs without a GPU): `pip install torch===2.13.0`"
@@ -97,15 +95,24 @@ def _assigned(name: str, text: str) -> str | None:
     return match[1] if match else None
 
 
-def _cudnn_version() -> int:
-    """Return cuDNN's number, as 92000 for 9.20.0, from the package that PyTorch depends on."""
+def _cudnn_version(packages: Path) -> int:
+    """Return cuDNN's number, as 92000 for 9.20.0, from the package that PyTorch depends on and that mostly lies beside it."""
     for name in ("nvidia-cudnn-cu13", "nvidia-cudnn-cu12"):
-        try:
-            major, minor, patch = metadata.version(name).split(".")[:3]
-        except metadata.PackageNotFoundError:
-            continue
-        return int(major) * 10000 + int(minor) * 100 + int(patch)
+        beside = next(packages.glob(f"{name.replace('-', '_')}-*.dist-info"), None)
+        version = beside.name.removesuffix(".dist-info").rpartition("-")[2] if beside else _version_of(name)
+        if version is not None:
+            major, minor, patch = version.split(".")[:3]
+            return int(major) * 10000 + int(minor) * 100 + int(patch)
     return 90000
+
+
+def _version_of(package: str) -> str | None:
+    from importlib import metadata  # noqa: PLC0415  (takes longer to load than all the rest of a plan that is kept)
+
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
 
 
 def build(torch: TorchBuild, cache: Path | None = None) -> Path:
@@ -160,6 +167,8 @@ def _compiler() -> str:
 
 
 def _compile_all(torch: TorchBuild, compiler: str, folder: Path) -> None:
+    from memplan.standin.symbols import runtime_functions  # noqa: PLC0415  (a reader of libraries, which nobody else needs)
+
     callers = [torch.libraries / name for name in _CALLERS if (torch.libraries / name).exists()] + _extensions(torch)
     sources = {library: [SOURCES / name for name in names] for library, names in _PARTS.items()}
     served = {library: _defined(paths) for library, paths in sources.items()}
@@ -183,6 +192,8 @@ def _extensions(torch: TorchBuild) -> list[Path]:
 
 
 def _driver_functions(torch: TorchBuild, callers: list[Path]) -> set[str]:
+    from memplan.standin.symbols import driver_functions, functions_in_sources  # noqa: PLC0415
+
     triton = torch.libraries.parents[1] / "triton" / "backends" / "nvidia"
     return driver_functions(callers) | functions_in_sources(sorted(triton.glob("*.c")))
 

@@ -12,9 +12,10 @@ import pytest
 from memplan.allocator.config import AllocatorSettings, read_settings
 from memplan.allocator.replay import replay, replay_recorded
 from memplan.allocator.simulator import CachingAllocator, Card
-from memplan.estimators.rehearsed import UNLIMITED_BYTES, Rehearser
+from memplan.estimators.rehearsed import Rehearser
 from memplan.estimators.target import target_from
 from memplan.hardware.catalog import find_card
+from memplan.hardware.spec import UNLIMITED_BYTES
 from memplan.memory.requests import Requests, requests_of
 from memplan.memory.snapshot import Segment, Snapshot
 from memplan.memory.trace import ACTIONS, MemoryTrace

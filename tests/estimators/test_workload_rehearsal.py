@@ -1,26 +1,34 @@
-"""`--method rehearsed`: plans whose every size was run."""
+"""Plans whose every size was run, and kept."""
 
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
 
-from memplan.estimators import analytic
-from memplan.estimators.registry import ESTIMATORS
-from memplan.estimators.workload_rehearsal import estimate
+from memplan.errors import NotRehearsedError
+from memplan.estimators import analytic, workload_rehearsal
+from memplan.estimators.kept import KeptRehearsals
+from memplan.estimators.rehearsed import rehearse
+from memplan.estimators.workload_rehearsal import WorkloadRehearsals
 from memplan.hardware.catalog import card_of_size, find_card
+from memplan.hardware.spec import GpuSpec
+from memplan.memory.estimate import MemoryEstimate, MemoryRange
+from memplan.memory.requests import requests_of
 from memplan.planner.planner import make_plan
 from memplan.standin.build import TorchBuild
-from memplan.units import GIB, parse_size
+from memplan.units import GIB, MIB, parse_size
 from memplan.workload.reader import workload_from
+from memplan.workload.stage import Stage
 from memplan.workload.workload import Workload
 from tests.conftest import Run
 from tests.standin.conftest import torch_build
 
 __all__ = ["torch_build"]
 
+STEPS = Path(__file__).parents[1] / "programs" / "steps.py"
 MODEL = {
     "kind": "transformer", "architecture": "decoder", "num_layers": 4, "hidden_size": 512, "num_attention_heads": 8,
     "intermediate_size": 2048, "vocab_size": 16000, "num_positions": 512, "head": "language_model",
@@ -34,48 +42,213 @@ def workload(**training: object) -> Workload:
     )
 
 
-def test_a_plan_recommends_what_was_run_and_the_next_size_does_not_fit(torch_build: TorchBuild) -> None:
-    """The largest micro-batch within the budget, by the same estimator; the search began at the formulas' answer."""
+@pytest.fixture(scope="module")
+def rehearsals(torch_build: TorchBuild) -> WorkloadRehearsals:
+    """Shared by the tests here: the same step is run once."""
+    return WorkloadRehearsals()
+
+
+def test_a_plan_recommends_what_was_run_and_the_next_size_does_not_fit(rehearsals: WorkloadRehearsals) -> None:
+    """The largest micro-batch within the budget, in a handful of rehearsals: the search begins at the formulas' answer and learns."""
     gpu = find_card("t4")
-    plan = make_plan(workload(), gpu, ESTIMATORS["rehearsed"], method="rehearsed", fills_card=True)
+    told: list[int] = []
+    rehearsals.tells = lambda step: told.append(step.micro_batch_size)
+    plan = make_plan(workload(), gpu, rehearsals, method="rehearsed", fills_card=True)
+    rehearsals.tells = None
 
     size = plan.after.training.micro_batch_size
-    fits = [plan.budget.fits(estimate(workload(micro_batch_size=tried), gpu, None).device_used) for tried in (size, size + 1)]
+    fits = [plan.budget.fits(rehearsals(workload(micro_batch_size=tried), gpu, None).device_used) for tried in (size, size + 1)]
     assert plan.fits
     assert fits == [True, False]
     assert plan.stages[0].estimate.method == "rehearsed"
+    assert size in told
+    assert len(told) <= 8
 
 
-def test_accumulation_is_run_as_two_micro_batches(torch_build: TorchBuild) -> None:
+def test_accumulation_is_run_as_two_micro_batches(rehearsals: WorkloadRehearsals) -> None:
     """All that follow are like the second; the same step is run once."""
-    gpu = find_card("t4")
-    few, many = (estimate(workload(gradient_accumulation_steps=count), gpu, None) for count in (2, 64))
+    told: list[int] = []
+    rehearsals.tells = lambda step: told.append(step.micro_batch_size)
+    few, many = (rehearsals(workload(gradient_accumulation_steps=count, micro_batch_size=3), find_card("t4"), None) for count in (2, 64))
+    rehearsals.tells = None
 
-    assert few is many
+    assert few == many
+    assert told == [3]
 
 
-def test_a_size_that_no_card_has_is_measured_all_the_same(torch_build: TorchBuild) -> None:
+def test_a_size_that_no_card_has_is_measured_all_the_same(rehearsals: WorkloadRehearsals) -> None:
     """The card has memory without end, so that there is a peak to compare; one of which only the size is known gets a kind."""
     size = card_of_size(parse_size("2GiB"))
 
-    seen = estimate(workload(micro_batch_size=256), size, None)
+    seen = rehearsals(workload(micro_batch_size=256), size, None)
 
     assert seen.fits
     assert seen.peak_reserved_bytes > 2 * GIB
 
 
-def test_the_formulas_are_near(torch_build: TorchBuild) -> None:
+def test_the_formulas_are_near(rehearsals: WorkloadRehearsals) -> None:
     """Peak allocated, by formula and by rehearsal, on two cards: within 5%."""
     for name in ("t4", "a100-80"):
-        formula, seen = (by(workload(micro_batch_size=32), find_card(name), None) for by in (analytic.estimate, estimate))
+        formula, seen = (by(workload(micro_batch_size=32), find_card(name), None) for by in (analytic.estimate, rehearsals))
         assert formula.peak_allocated_bytes == pytest.approx(seen.peak_allocated_bytes, rel=0.05)
 
 
-def test_the_command_says_how_it_found_out(run_memplan: Run, torch_build: TorchBuild, tmp_path: Path) -> None:
-    """--profile on a machine without a GPU rehearses, and says so; --method analytic contradicts it."""
+def test_what_was_run_is_kept_for_the_next_command(torch_build: TorchBuild, tmp_path: Path) -> None:
+    """The second is told of no rehearsal, and says the same, with the same trace; another card's kind is another rehearsal."""
+    told: list[str] = []
+    small, seen = workload(micro_batch_size=2), []
+    for gpu in (find_card("t4"), find_card("t4"), find_card("a100-40")):
+        rehearsals = WorkloadRehearsals(KeptRehearsals(tmp_path), tells=lambda step: told.append(step.card.name))
+        seen.append((rehearsals(small, gpu, None), rehearsals.trace(small, gpu, None)))
+        assert rehearsals.known(small, gpu, None) == [2]
+
+    assert told == ["Tesla T4", "NVIDIA A100-SXM4-40GB"]
+    assert seen[0] == seen[1]
+    assert seen[0] != seen[2]
+
+
+def test_two_cards_of_one_kind_share_a_rehearsal_and_keep_their_names(rehearsals: WorkloadRehearsals) -> None:
+    """An A100 with 40 GB and one with 80 have the same multiprocessors."""
+    names = [rehearsals(workload(micro_batch_size=2), find_card(name), None).card for name in ("a100-40", "a100-80")]
+
+    assert names == ["NVIDIA A100-SXM4-40GB", "NVIDIA A100-SXM4-80GB"]
+    assert rehearsals.known(workload(), find_card("a100-40"), None) == rehearsals.known(workload(), find_card("a100-80"), None)
+
+
+@pytest.mark.parametrize("variable", ["CUBLAS_WORKSPACE_CONFIG", "PYTORCH_NO_CUDA_MEMORY_CACHING"])
+def test_another_environment_is_another_rehearsal(
+    torch_build: TorchBuild, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str
+) -> None:
+    """What PyTorch and CUDA read from the environment is part of what a rehearsal depends on."""
+    told: list[int] = []
+    kept = KeptRehearsals(tmp_path)
+    WorkloadRehearsals(kept)(workload(micro_batch_size=1), find_card("t4"), None)
+    workload_rehearsal._family.cache_clear()
+    monkeypatch.setenv(variable, ":16:8" if variable.startswith("CUBLAS") else "0")
+
+    WorkloadRehearsals(kept, tells=lambda step: told.append(step.micro_batch_size))(workload(micro_batch_size=1), find_card("t4"), None)
+
+    workload_rehearsal._family.cache_clear()
+    assert told == [1]
+
+
+def test_files_that_are_broken_are_made_anew(torch_build: TorchBuild, tmp_path: Path) -> None:
+    """Cut off, or somebody else's: as if they were not there."""
+    small, gpu = workload(micro_batch_size=1), find_card("t4")
+    first = WorkloadRehearsals(KeptRehearsals(tmp_path))
+    expected, trace = first(small, gpu, None), first.trace(small, gpu, None)
+    for path in tmp_path.rglob("1.*"):
+        path.write_bytes(path.read_bytes()[:-40])
+
+    again = WorkloadRehearsals(KeptRehearsals(tmp_path))
+
+    assert requests_of(again.trace(small, gpu, None)).sequence == requests_of(trace).sequence
+    assert again(small, gpu, None) == expected
+
+
+def test_a_cache_that_cannot_be_written_is_done_without(torch_build: TorchBuild, tmp_path: Path) -> None:
+    """A file where the folder should be."""
+    (tmp_path / "rehearsals").write_text("")
+    rehearsals = WorkloadRehearsals(KeptRehearsals(tmp_path))
+
+    assert rehearsals(workload(micro_batch_size=1), find_card("t4"), None).fits
+    assert rehearsals.known(workload(), find_card("t4"), None) == [1]
+
+
+def test_the_oldest_files_go_when_there_are_too_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rehearsal = rehearse(f"{STEPS}:mlp", gpu=find_card("t4"))
+    kept = KeptRehearsals(tmp_path)
+    for size in range(1, 5):
+        kept.put("family", size, rehearsal)
+        for path in (tmp_path / "rehearsals" / "family").glob(f"{size}.*"):
+            os.utime(path, (size, size))
+    monkeypatch.setattr("memplan.estimators.kept.MOST_BYTES", 2 * sum(path.stat().st_size for path in tmp_path.rglob("1.*")))
+
+    kept.put("other", 1, rehearsal)
+
+    assert kept.sizes("family") == [4]
+    assert kept.sizes("other") == [1]
+
+
+def test_what_does_not_run_says_so(torch_build: TorchBuild) -> None:
+    """A Hugging Face model that transformers does not know: the formulas may tell of it, a rehearsal cannot."""
+    config = json.dumps({"model_type": "no_such_model", "architectures": ["NoSuchModel"]})
+    model = workload().model.model_copy(update={"huggingface_config": config})
+
+    with pytest.raises(NotRehearsedError, match="does not run"):
+        WorkloadRehearsals()(workload().model_copy(update={"model": model}), find_card("t4"), None)
+
+
+def test_a_step_is_tight_where_it_runs_by_giving_cached_memory_back(rehearsals: WorkloadRehearsals) -> None:
+    """Just below its peak it goes on with a retry; the real allocator on such a card says the same."""
+    gpu, step = find_card("t4"), workload(micro_batch_size=32)
+    peak = rehearsals(step, gpu, None).peak_reserved_bytes
+    squeezed = [rehearsals.squeezed(step, gpu, None, capacity_bytes=capacity) for capacity in (peak, peak - 4 * MIB, peak // 2)]
+
+    assert [(seen.fits, seen.gave_back) for seen in squeezed] == [(True, False), (True, True), (False, True)]
+
+
+def test_a_rough_answer_learns_from_what_was_run(rehearsals: WorkloadRehearsals) -> None:
+    """From the formulas' figure to the line through the two nearest sizes: within a percent of what a rehearsal says."""
+    gpu = find_card("rtx4090")
+    formula = rehearsals.rough(workload(micro_batch_size=48), gpu, None)
+    for size in (32, 64):
+        rehearsals(workload(micro_batch_size=size), gpu, None)
+    guess = rehearsals.rough(workload(micro_batch_size=48), gpu, None)
+
+    seen = rehearsals(workload(micro_batch_size=48), gpu, None)
+    assert formula == analytic.estimate(workload(micro_batch_size=48), gpu, None)
+    assert guess.device_used.high_bytes == pytest.approx(seen.device_used.high_bytes, rel=0.01)
+    assert rehearsals.rough(workload(micro_batch_size=48), gpu, None) == seen
+
+
+def test_memory_that_is_not_monotone_is_searched_accordingly(rehearsals: WorkloadRehearsals, built_in: Workload) -> None:
+    """An estimator by which 6 takes more than the card has and 8 does not: 8, which the rule prefers, is found and recommended."""
+
+    def bumpy(workload: Workload, gpu: GpuSpec, stage: Stage | None) -> MemoryEstimate:
+        micro = workload.training.micro_batch_size
+        used = {6: 20.2, 7: 20.2}.get(micro, 14 if micro <= 8 else 30) * GIB
+        found = analytic.estimate(workload, gpu, stage)
+        return found.model_copy(update={"device_used": MemoryRange(low_bytes=int(used), expected_bytes=int(used), high_bytes=int(used))})
+
+    bumpy.rough = bumpy  # type: ignore[attr-defined]
+    card = card_of_size(parse_size("21GiB"))
+
+    plan = make_plan(built_in, card, bumpy, method="analytic")
+
+    assert plan.after.training.micro_batch_size == 8
+
+
+@pytest.fixture
+def small_workload(tmp_path: Path) -> Path:
     file = tmp_path / "workload.json"
     file.write_text(json.dumps({"model": MODEL, "training": {"sequence_length": 256}}))
-    arguments = ["--gpu", "t4", "--config-path", file, "--profile", "--target-effective-batch", "64"]
+    return file
+
+
+def test_auto_rehearses_where_it_can(run_memplan: Run, torch_build: TorchBuild, tmp_path: Path, small_workload: Path) -> None:
+    """It is the default; the second plan comes from what was kept."""
+    arguments = ["--gpu", "t4", "--config-path", small_workload, "--target-effective-batch", "64", "--format", "json"]
+    first, second = (run_memplan(*arguments, MEMPLAN_METHOD="auto", XDG_CACHE_HOME=str(tmp_path / "cache")) for _ in range(2))
+
+    plan = json.loads(first.stdout)
+    assert (plan["method"], plan["fits"]) == ("rehearsed", True)
+    assert first.stdout == second.stdout
+
+
+def test_auto_takes_the_formulas_elsewhere_and_says_why(run_memplan: Run, tmp_path: Path, small_workload: Path) -> None:
+    """Without a compiler there is no stand-in device; without PyTorch for CUDA no rehearsal."""
+    arguments = ["--gpu", "t4", "--config-path", small_workload]
+    result = run_memplan(*arguments, MEMPLAN_METHOD="auto", XDG_CACHE_HOME=str(tmp_path / "cache"), PATH="", CC="")
+
+    assert result.returncode == 0, result.stderr
+    assert "analytic" in result.stdout
+    assert "by formulas, since nothing was rehearsed: there is no C compiler" in " ".join(result.stdout.split())
+
+
+def test_the_command_says_how_it_found_out(run_memplan: Run, torch_build: TorchBuild, small_workload: Path) -> None:
+    """--profile on a machine without a GPU rehearses, and says so; --method analytic contradicts it."""
+    arguments = ["--gpu", "t4", "--config-path", small_workload, "--profile", "--target-effective-batch", "64"]
 
     result, answer, wrong = (run_memplan(*arguments, *more) for more in ([], ["--format", "json"], ["--method", "analytic"]))
 

@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 
 from memplan.allocator.replay import replay
 from memplan.allocator.simulator import CachingAllocator, Card
-from memplan.estimators.rehearsed import UNLIMITED_BYTES, Rehearser
+from memplan.estimators.rehearsed import Rehearser
 from memplan.estimators.target import target_from
 from memplan.hardware.catalog import find_card
+from memplan.hardware.spec import UNLIMITED_BYTES
 from memplan.memory.parametric import Sweep, fit
 from memplan.memory.requests import Requests, requests_of
 from memplan.standin.build import TorchBuild

@@ -12,11 +12,11 @@ from memplan.errors import UsageError
 from memplan.estimators.rehearsed import Rehearser
 from memplan.estimators.target import target_from
 from memplan.hardware.catalog import cards, find_card
-from memplan.hardware.spec import GpuSpec
+from memplan.hardware.spec import UNLIMITED_BYTES, GpuSpec
 from memplan.memory.breakdown import MemoryBreakdown
 from memplan.memory.estimate import MemoryRange
 from memplan.memory.rehearsal import Rehearsal
-from memplan.planner.would_fit import MOST_CARDS, UNLIMITED_BYTES, what_would_fit
+from memplan.planner.would_fit import MOST_CARDS, what_would_fit
 from memplan.standin.build import TorchBuild
 from memplan.units import GIB
 from tests.standin.conftest import torch_build

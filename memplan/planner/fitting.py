@@ -1,0 +1,73 @@
+"""What fits: a workload with all its stages, on a budget, by an estimator; and the largest micro-batch that does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from memplan.estimators.analytic import CONTEXT_HIGH_BYTES
+from memplan.estimators.base import Estimator, known_sizes, rough_of, squeezer_of
+from memplan.hardware.spec import GpuSpec
+from memplan.memory.budget import MemoryBudget
+from memplan.planner.search import Fits, largest_fitting
+from memplan.workload.stage import Stage
+from memplan.workload.workload import Workload
+
+NEAR = 1.03
+"""Memory is not strictly monotone in the batch: a size that seems to be over the budget by less than this is tried all the same."""
+
+
+def stages_of(workload: Workload) -> Sequence[Stage | None]:
+    """Return the stages; None for a workload without any."""
+    return workload.stages or (None,)
+
+
+def all_stages_fit(workload: Workload, gpu: GpuSpec, estimator: Estimator, budget: MemoryBudget) -> bool:
+    """Say whether every stage is within the budget, without giving anything back."""
+    return all(budget.fits(estimator(workload, gpu, stage).device_used) for stage in stages_of(workload))
+
+
+def heaviest_stage(workload: Workload, gpu: GpuSpec, estimator: Estimator) -> Stage | None:
+    """Return the stage that takes most, as far as it is known without running any."""
+    judge = rough_of(estimator) or estimator
+    return max(stages_of(workload), key=lambda stage: judge(workload, gpu, stage).device_used.high_bytes)
+
+
+def largest_micro_batch(
+    of_size: Callable[[int], Workload], gpu: GpuSpec, estimator: Estimator, budget: MemoryBudget, *, most: int
+) -> int | None:
+    """
+    Return the largest size up to *most* with which the heaviest stage of *of_size* fits, or None.
+
+    Whether the others do is for the plan to see, at the size that it chooses.
+    """
+    stage = heaviest_stage(of_size(1), gpu, estimator)
+
+    def fits_by(judge: Estimator) -> Fits:
+        return lambda size: budget.fits(judge(of_size(size), gpu, stage).device_used)
+
+    rough = rough_of(estimator)
+    known = known_sizes(estimator, of_size(1), gpu, stage)
+    return largest_fitting(fits_by(estimator), low=1, high=most, rough=fits_by(rough) if rough else None, known=known)
+
+
+def near_misses(
+    of_size: Callable[[int], Workload], gpu: GpuSpec, estimator: Estimator, budget: MemoryBudget, *, largest: int, most: int
+) -> list[int]:
+    """Return the sizes above *largest* + 1 that may fit for all that is known: they seem to be hardly over the budget."""
+    rough = rough_of(estimator)
+    if rough is None:
+        return []
+    wider = budget.model_copy(update={"margin": 1 - (1 - budget.margin) * NEAR})
+    near = []
+    for size in range(largest + 2, most + 1):
+        if not all_stages_fit(of_size(size), gpu, rough, wider):
+            break
+        near.append(size)
+    return near
+
+
+def is_tight(workload: Workload, gpu: GpuSpec, stage: Stage | None, estimator: Estimator, budget: MemoryBudget) -> bool:
+    """Say whether *stage*, which does not fit, runs within the budget all the same, by giving cached memory back."""
+    squeezed = squeezer_of(estimator)
+    capacity_bytes = max(0, budget.budget_bytes - CONTEXT_HIGH_BYTES)
+    return squeezed is not None and squeezed(workload, gpu, stage, capacity_bytes=capacity_bytes).fits

@@ -13,6 +13,7 @@ import sys
 import click
 
 from memplan import __version__
+from memplan.cli.compare import compare
 from memplan.cli.gpus import gpus
 from memplan.cli.plan import plan_command
 from memplan.cli.rehearse import rehearse
@@ -20,6 +21,7 @@ from memplan.cli.undo import undo
 from memplan.errors import MemplanError
 
 cli = plan_command
+cli.add_command(compare)
 cli.add_command(gpus)
 cli.add_command(rehearse)
 cli.add_command(undo)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any, TypeVar
 
 import click
+
+Command = TypeVar("Command", bound=Callable[..., Any])
 
 format_option = click.option(
     "--format",
@@ -21,3 +25,37 @@ config_path_option = click.option(
     help="A configuration tree (its folder, the project's, or its main file), a workload.yaml, or a Hugging Face config.json. Default: the "
     "tree in this folder, else the built-in workload.",
 )
+
+target_option = click.option(
+    "--target-effective-batch",
+    "target",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Samples an optimizer step should see. Default: the workload's own target, else as many as now.",
+)
+
+margin_option = click.option(
+    "--margin", type=click.FloatRange(0, 1, max_open=True), metavar="F", help="Share of the free memory that stays free.  [default: 0.05]"
+)
+
+pin_option = click.option(
+    "--pin",
+    "pins",
+    multiple=True,
+    metavar="FIELD=VALUE",
+    help="Keep a value whatever the plan: micro_batch_size=8, 01_stage.n_negatives=16.",
+)
+
+
+def method_option(methods: Sequence[str]) -> Callable[[Command], Command]:
+    """Return the option that says how memory is found out, of *methods*."""
+    return click.option(
+        "--method",
+        type=click.Choice(methods),
+        default="auto",
+        show_default=True,
+        envvar="MEMPLAN_METHOD",
+        show_envvar=True,
+        help="How the memory is found out. auto: rehearsed where this machine can, else analytic. rehearsed: the workload's real step is "
+        "run on a card that is not there, in seconds a size, and kept. analytic: closed formulas, at once.",
+    )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from memplan.cli.options import config_path_option, format_option
+from memplan.cli.options import config_path_option, format_option, margin_option, method_option, pin_option, target_option
 from memplan.errors import UsageError
 
 if TYPE_CHECKING:
@@ -45,36 +45,13 @@ Examples:
     help="Plan for a size: 24 is what is on the box, 23.5GiB is exact. With --gpu: that kind of card in another size.",
 )
 @config_path_option
-@click.option(
-    "--target-effective-batch",
-    "target",
-    type=click.IntRange(min=1),
-    metavar="N",
-    help="Samples an optimizer step should see. Default: the workload's own target, else as many as now.",
-)
+@target_option
 @click.option("--apply", "apply_plan", is_flag=True, help="Write the plan into the configuration: show the diff, back up, write, verify.")
 @click.option("--dry-run", is_flag=True, help="Show the diff that --apply would make, and write nothing.")
-@click.option(
-    "--method",
-    type=click.Choice(["auto", "analytic", "rehearsed", "guide"]),
-    default="auto",
-    show_default=True,
-    envvar="MEMPLAN_METHOD",
-    show_envvar=True,
-    help="How the memory is found out. auto: rehearsed where this machine can, else analytic. rehearsed: the workload's real step is run "
-    "on a card that is not there, in seconds a size, and kept. analytic: closed formulas, at once.",
-)
+@method_option(["auto", "analytic", "rehearsed", "guide"])
 @click.option("--profile", is_flag=True, help="Run the workload's real step; on a stand-in card (--method rehearsed), as the report says.")
-@click.option(
-    "--margin", type=click.FloatRange(0, 1, max_open=True), metavar="F", help="Share of the free memory that stays free.  [default: 0.05]"
-)
-@click.option(
-    "--pin",
-    "pins",
-    multiple=True,
-    metavar="FIELD=VALUE",
-    help="Keep a value whatever the plan: micro_batch_size=8, 01_stage.n_negatives=16.",
-)
+@margin_option
+@pin_option
 @format_option
 @click.pass_context
 def plan_command(

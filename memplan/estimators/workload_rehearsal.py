@@ -44,6 +44,8 @@ class Step(NamedTuple):
     family: str
     """Equal for steps that differ in nothing but their micro-batch."""
     micro_batch_size: int
+    likeness: str
+    """Equal for steps that differ in nothing but their micro-batch and the kind of card."""
     workload: Mapping[str, object]
     """Of one stage, as JSON."""
     card: GpuSpec
@@ -61,6 +63,7 @@ class WorkloadRehearsals:
         self._kept = kept
         self.tells = tells
         self._estimates: dict[tuple[str, int], Rehearsal] = {}
+        self._cards: dict[str, dict[str, GpuSpec]] = {}
         self._requests: dict[tuple[str, int], Requests] = {}
         self._traces: dict[tuple[str, int], MemoryTrace] = {}
 
@@ -77,6 +80,7 @@ class WorkloadRehearsals:
         if key not in self._estimates:
             found = self._kept.get(*key) if self._kept else None
             self._estimates[key] = found or self._rehearsed(step)
+            self._cards.setdefault(step.likeness, {})[step.family] = step.card
         return self._estimates[key].model_copy(update={"card": step.card.name})
 
     def _rehearsed(self, step: Step) -> Rehearsal:
@@ -127,14 +131,15 @@ class WorkloadRehearsals:
         """
         Return about what that step takes, without running it: a search begins with it, and nobody is told of it.
 
-        From the two sizes nearest to it that were run, as if the peak were a straight line; from the formulas where there is one or none,
-        corrected by how far they were off at the one.
+        From the two sizes nearest to it that were run, as if the peak were a straight line, or else those that were run on the card that
+        is most like it; from the formulas where there is one or none, corrected by how far they were off at the one.
         """
         step = _step_of(workload, gpu, stage)
-        known = {size: self._rehearsal(step._replace(micro_batch_size=size)) for size in self.known(workload, gpu, stage)}
         size = step.micro_batch_size
+        known = {other: self._rehearsal(step._replace(micro_batch_size=other)) for other in self.known(workload, gpu, stage)}
         if size in known:
             return known[size]
+        known = known or self._of_likest_card(step)
         formula = analytic.estimate(workload, gpu, stage)
         nearest = sorted(known, key=lambda other: abs(other - size))[:2]
         if not nearest:
@@ -147,6 +152,14 @@ class WorkloadRehearsals:
             guessed = formula.device_used.high_bytes * high[0] // there.device_used.high_bytes
         guessed = max(0, guessed)
         return formula.model_copy(update={"device_used": MemoryRange(low_bytes=guessed, expected_bytes=guessed, high_bytes=guessed)})
+
+    def _of_likest_card(self, step: Step) -> dict[int, Rehearsal]:
+        """Return what was run of *step* here on the card with the nearest capability and number of multiprocessors, by size."""
+        cards = self._cards.get(step.likeness, {})
+        if not cards:
+            return {}
+        likest = min(cards, key=lambda family: _unlikeness(cards[family], step.card))
+        return {size: rehearsal for (family, size), rehearsal in self._estimates.items() if family == likest}
 
     def known(self, workload: Workload, gpu: GpuSpec, stage: Stage | None) -> list[int]:
         """Return the micro-batches with which that step has been run."""
@@ -187,8 +200,15 @@ def _step_of(workload: Workload, gpu: GpuSpec, stage: Stage | None) -> Step:
     reduced = reduced.model_copy(update={"name": "", "stages": anonymous})
     card = of_some_kind(gpu).endless()
     alone = reduced.with_training(micro_batch_size=1)
-    family = _family(alone.model_dump_json(), card, _needs_transformers(workload))
-    return Step(family, workload.training.micro_batch_size, json.loads(reduced.model_dump_json()), card)
+    likeness = alone.model_dump_json()
+    family = _family(likeness, card, _needs_transformers(workload))
+    return Step(family, workload.training.micro_batch_size, likeness, json.loads(reduced.model_dump_json()), card)
+
+
+def _unlikeness(card: GpuSpec, other: GpuSpec) -> tuple[int, int]:
+    """Return how far two kinds of card are apart: by capability, then by multiprocessors."""
+    (major, minor), (other_major, other_minor) = (kind.compute_capability or (8, 0) for kind in (card, other))
+    return abs(10 * major + minor - 10 * other_major - other_minor), abs((card.multiprocessors or 0) - (other.multiprocessors or 0))
 
 
 @lru_cache(maxsize=4096)

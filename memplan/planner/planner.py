@@ -8,6 +8,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import NamedTuple, TypedDict
+
+from typing_extensions import Unpack
+
 from memplan.errors import UsageError
 from memplan.estimators import guide
 from memplan.estimators.base import Estimator, rough_of
@@ -15,7 +20,7 @@ from memplan.hardware.spec import GpuSpec
 from memplan.memory.budget import DEFAULT_MARGIN, MemoryBudget
 from memplan.planner.batch import BatchChoice, choose_batch
 from memplan.planner.explain import explain_guide, explain_misfit, explain_plan, warn
-from memplan.planner.fitting import all_stages_fit, largest_micro_batch, near_misses, stages_of
+from memplan.planner.fitting import all_stages_fit, heaviest_stage, largest_micro_batch, near_misses, stages_of
 from memplan.planner.levers import find_levers
 from memplan.planner.negatives import grow, limit_of
 from memplan.planner.pins import Pins, pin
@@ -26,27 +31,50 @@ from memplan.workload.workload import Workload
 
 NO_PINS = Pins()
 
+
+class DecisionOptions(TypedDict, total=False):
+    """What `decide` can be told besides."""
+
+    target: int | None
+    margin: float
+    fills_card: bool
+
+
 LARGEST_MICRO_BATCH = 65_536
 """Where trying ends: a model without activations would never fill a card."""
 
 
-def make_plan(
+class Decision(NamedTuple):
+    """What a plan decides, before anything is explained."""
+
+    pinned: Workload
+    """The workload with its pins, before any choice."""
+    budget: MemoryBudget
+    target: int
+    """The effective batch that is aimed at."""
+    largest: int | None = None
+    """The largest micro-batch that fits; None where nothing does."""
+    choice: BatchChoice | None = None
+    """The micro-batch and accumulation; None where nothing fits."""
+    after: Workload | None = None
+    """The workload as planned."""
+
+
+def decide(
     workload: Workload,
     gpu: GpuSpec,
     estimator: Estimator,
     *,
-    method: str,
     target: int | None = None,
     margin: float = DEFAULT_MARGIN,
     pins: Pins = NO_PINS,
     fills_card: bool = False,
-) -> Plan:
+) -> Decision:
     """
-    Return the plan of *workload* for *gpu*.
+    Return what to use for *workload* on *gpu*.
 
     *target*: the effective batch to reach; else the workload's own, else the one it has now; with *fills_card* the largest micro-batch that
-    fits, without accumulation. A plan that does not fit is returned too: it says so, and what is missing. Raises UsageError for pins that
-    make no sense, or a target below one micro-batch on each rank.
+    fits, without accumulation. Raises UsageError for pins that make no sense, or a target below one micro-batch on each rank.
     """
     pinned = pin(workload, pins)
     if target is not None and pins.pins("target_effective_batch_size"):
@@ -64,11 +92,26 @@ def make_plan(
         )
     choosing = _Choosing(pinned, gpu, estimator, budget=budget, target=target, pins=pins)
     largest = choosing.largest()
-    choice = choosing.choose(largest) if largest is not None else None
-    if largest is None or choice is None:
-        return _misfit(workload, pinned, gpu, estimator, budget=budget, target=target, pins=pins, method=method)
-    after = _with_choice(pinned, choice)
-    after = after.model_copy(update={"stages": tuple(_grown(stage, after, gpu, estimator, budget, pins) for stage in after.stages)})
+    for choice in choosing.by_preference(largest) if largest is not None else ():
+        after = _with_choice(pinned, choice)
+        after = after.model_copy(update={"stages": tuple(_grown(stage, after, gpu, estimator, budget, pins) for stage in after.stages)})
+        if all_stages_fit(after, gpu, estimator, budget):
+            return Decision(pinned, budget, target, largest, choice, after)
+    return Decision(pinned, budget, target)
+
+
+def make_plan(
+    workload: Workload, gpu: GpuSpec, estimator: Estimator, *, method: str, pins: Pins = NO_PINS, **options: Unpack[DecisionOptions]
+) -> Plan:
+    """
+    Return the plan of *workload* for *gpu*: what `decide` decides with the same *options*, what it takes, why, and what to mind.
+
+    A plan that does not fit is returned too: it says so, and what is missing.
+    """
+    decision = decide(workload, gpu, estimator, pins=pins, **options)
+    if decision.after is None or decision.choice is None or decision.largest is None:
+        return _misfit(workload, decision, gpu, estimator, pins=pins, method=method)
+    after, budget = decision.after, decision.budget
     stages = tuple(_stage_plan(workload, after, number, gpu, estimator, budget) for number in range(max(1, len(after.stages))))
     plan = Plan(
         fits=True,
@@ -76,15 +119,15 @@ def make_plan(
         gpu=gpu,
         budget=budget,
         budget_bytes=budget.budget_bytes,
-        target_effective_batch_size=target,
+        target_effective_batch_size=decision.target,
         effective_batch_size=after.effective_batch_size,
         stages=stages,
-        rule=choice.rule,
+        rule=decision.choice.rule,
         before=workload,
         after=after,
     )
-    reasons = explain_plan(plan, pinned=pinned, largest=largest, pins=pins, estimator=estimator)
-    warnings = warn(plan, estimator=estimator, largest=None if pins.pins("micro_batch_size") else largest)
+    reasons = explain_plan(plan, pinned=decision.pinned, largest=decision.largest, pins=pins, estimator=estimator)
+    warnings = warn(plan, estimator=estimator, largest=None if pins.pins("micro_batch_size") else decision.largest)
     return plan.model_copy(update={"reasons": reasons, "warnings": warnings})
 
 
@@ -125,11 +168,13 @@ class _Choosing:
         return self.pinned.with_training(micro_batch_size=micro_batch_size, gradient_accumulation_steps=steps)
 
     def fits(self, micro_batch_size: int) -> bool:
-        """Say whether every stage fits with that micro-batch."""
-        return all_stages_fit(self.of_size(micro_batch_size), self.gpu, self.estimator, self.budget)
+        """Say whether the heaviest stage fits with that micro-batch."""
+        workload = self.of_size(micro_batch_size)
+        stage = heaviest_stage(workload, self.gpu, self.estimator)
+        return self.budget.fits(self.estimator(workload, self.gpu, stage).device_used)
 
     def largest(self) -> int | None:
-        """Return the largest micro-batch with which every stage fits, or None; what is pinned is the only one tried."""
+        """Return the largest micro-batch with which the heaviest stage fits, or None; what is pinned is the only one tried."""
         if self.micro_batch_size is not None:
             return self.micro_batch_size if self.fits(self.micro_batch_size) else None
         # The largest is tried first: without accumulation it can fit where a smaller one with it does not.
@@ -140,23 +185,22 @@ class _Choosing:
             return None
         return largest_micro_batch(self.of_size, self.gpu, self.estimator, self.budget, most=self.most - 1)
 
-    def choose(self, largest: int) -> BatchChoice | None:
+    def by_preference(self, largest: int) -> Iterator[BatchChoice]:
         """
-        Return what the rule of `batch.py` makes of sizes up to *largest*, tried at exactly those values; None where nothing fits.
+        Yield what the rule of `batch.py` makes of sizes up to *largest*, the best first; whether it fits is to be seen at its values.
 
-        Memory is not strictly monotone: a smaller size may not fit, and then the rule's next is taken; one that is hardly above may.
+        Memory is not strictly monotone: one that seems to be hardly over the budget may fit, and a smaller one may not.
         """
-        choice = self._by_rule(largest)
         near = near_misses(self.of_size, self.gpu, self.estimator, self.budget, largest=largest, most=self.most)
         if near and self.micro_batch_size is None:
             beyond = self._by_rule(near[-1])
-            if beyond.micro_batch_size in near and self._fits(beyond):
-                return beyond
-        while not self._fits(choice):
-            if choice.micro_batch_size == 1 or self.micro_batch_size is not None:
-                return None
+            if beyond.micro_batch_size in near:
+                yield beyond
+        choice = self._by_rule(largest)
+        yield choice
+        while choice.micro_batch_size > 1 and self.micro_batch_size is None:
             choice = self._by_rule(choice.micro_batch_size - 1)
-        return choice
+            yield choice
 
     def _by_rule(self, largest: int) -> BatchChoice:
         return choose_batch(
@@ -166,9 +210,6 @@ class _Choosing:
             pinned_micro_batch=self.micro_batch_size,
             pinned_accumulation=self.accumulation,
         )
-
-    def _fits(self, choice: BatchChoice) -> bool:
-        return all_stages_fit(_with_choice(self.pinned, choice), self.gpu, self.estimator, self.budget)
 
 
 def _with_choice(workload: Workload, choice: BatchChoice) -> Workload:
@@ -185,7 +226,8 @@ def _grown(stage: Stage, workload: Workload, gpu: GpuSpec, estimator: Estimator,
     )
 
 
-def _values(workload: Workload, stage: Stage | None) -> StageValues:
+def values_of(workload: Workload, stage: Stage | None) -> StageValues:
+    """Return what a plan of *workload* decides for *stage*."""
     training = workload.training
     seen = None
     if workload.contrastive is not None and stage is not None:
@@ -208,23 +250,26 @@ def _stage_plan(before: Workload, after: Workload, number: int, gpu: GpuSpec, es
     present, planned = estimator(before, gpu, old), estimator(after, gpu, new)
     return StagePlan(
         name=new.name if new else after.name,
-        present=_values(before, old),
+        present=values_of(before, old),
         present_estimate=present,
         present_fits=budget.fits(present.device_used),
-        planned=_values(after, new),
+        planned=values_of(after, new),
         estimate=planned,
         fits=budget.fits(planned.device_used),
     )
 
 
-def _misfit(
-    workload: Workload, pinned: Workload, gpu: GpuSpec, estimator: Estimator, *, budget: MemoryBudget, target: int, pins: Pins, method: str
-) -> Plan:
-    """Return the plan that says that nothing fits: the smallest try, what it is over, and what would help."""
+def smallest_try(decision: Decision, pins: Pins) -> Workload:
+    """Return the least that is tried where nothing fits: micro-batches of 1, accumulated up to the target, but for what is pinned."""
+    pinned = decision.pinned
     smallest = pinned if pins.pins("micro_batch_size") else pinned.with_training(micro_batch_size=1)
-    steps = -(-target // (smallest.training.micro_batch_size * smallest.parallelism.data_parallel_size))
-    if not pins.pins("gradient_accumulation_steps"):
-        smallest = smallest.with_training(gradient_accumulation_steps=steps)
+    steps = -(-decision.target // (smallest.training.micro_batch_size * smallest.parallelism.data_parallel_size))
+    return smallest if pins.pins("gradient_accumulation_steps") else smallest.with_training(gradient_accumulation_steps=steps)
+
+
+def _misfit(workload: Workload, decision: Decision, gpu: GpuSpec, estimator: Estimator, *, pins: Pins, method: str) -> Plan:
+    """Return the plan that says that nothing fits: the smallest try, what it is over, and what would help."""
+    smallest, budget = smallest_try(decision, pins), decision.budget
     stages = tuple(_stage_plan(workload, smallest, number, gpu, estimator, budget) for number in range(max(1, len(smallest.stages))))
     worst = max(range(len(stages)), key=lambda number: stages[number].estimate.device_used.high_bytes)
     plan = Plan(
@@ -233,14 +278,14 @@ def _misfit(
         gpu=gpu,
         budget=budget,
         budget_bytes=budget.budget_bytes,
-        target_effective_batch_size=target,
+        target_effective_batch_size=decision.target,
         effective_batch_size=smallest.effective_batch_size,
         stages=stages,
         missing_bytes=budget.missing_bytes(stages[worst].estimate.device_used),
         rule="nothing fits",
         levers=find_levers(smallest, worst, gpu=gpu, budget=budget, estimator=estimator),
         before=workload,
-        after=pinned,
+        after=decision.pinned,
     )
     warnings = warn(plan.model_copy(update={"after": smallest}), estimator=estimator)
     return plan.model_copy(update={"reasons": explain_misfit(plan, stages[worst]), "warnings": warnings})

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from memplan.memory.rehearsal import Rehearsal
+from memplan.planner.comparison import ComparedCard
 from memplan.planner.plan import Plan
 from memplan.planner.would_fit import WouldFit
 
@@ -20,3 +21,9 @@ def rehearsal_as_json(rehearsal: Rehearsal, would_fit: WouldFit | None, notes: S
     """Return *rehearsal*, what would fit instead, and what the command noticed as one JSON object."""
     more = {"would_fit": would_fit and would_fit.model_dump(mode="json"), "notes": list(notes)}
     return json.dumps(rehearsal.model_dump(mode="json") | more, indent=2)
+
+
+def comparison_as_json(cards: Sequence[ComparedCard], *, method: str, source: str) -> str:
+    """Return the settings for each of *cards* as one JSON object."""
+    answer = {"schema_version": 1, "source": source, "method": method, "cards": [card.model_dump(mode="json") for card in cards]}
+    return json.dumps(answer, indent=2)

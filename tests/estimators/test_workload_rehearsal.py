@@ -188,9 +188,9 @@ def test_a_step_is_tight_where_it_runs_by_giving_cached_memory_back(rehearsals: 
     assert [(seen.fits, seen.gave_back) for seen in squeezed] == [(True, False), (True, True), (False, True)]
 
 
-def test_a_rough_answer_learns_from_what_was_run(rehearsals: WorkloadRehearsals) -> None:
-    """From the formulas' figure to the line through the two nearest sizes: within a percent of what a rehearsal says."""
-    gpu = find_card("rtx4090")
+def test_a_rough_answer_learns_from_what_was_run(torch_build: TorchBuild) -> None:
+    """From the formulas' figure to the line through the two nearest sizes: within a percent; another card begins with what this one had."""
+    gpu, rehearsals = find_card("rtx4090"), WorkloadRehearsals()
     formula = rehearsals.rough(workload(micro_batch_size=48), gpu, None)
     for size in (32, 64):
         rehearsals(workload(micro_batch_size=size), gpu, None)
@@ -200,6 +200,8 @@ def test_a_rough_answer_learns_from_what_was_run(rehearsals: WorkloadRehearsals)
     assert formula == analytic.estimate(workload(micro_batch_size=48), gpu, None)
     assert guess.device_used.high_bytes == pytest.approx(seen.device_used.high_bytes, rel=0.01)
     assert rehearsals.rough(workload(micro_batch_size=48), gpu, None) == seen
+    other = rehearsals.rough(workload(micro_batch_size=48), find_card("l4"), None)
+    assert other.device_used.high_bytes == pytest.approx(seen.device_used.high_bytes, rel=0.05)
 
 
 def test_memory_that_is_not_monotone_is_searched_accordingly(rehearsals: WorkloadRehearsals, built_in: Workload) -> None:

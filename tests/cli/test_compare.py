@@ -1,0 +1,85 @@
+"""`memplan compare`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from memplan.hardware.catalog import cards
+from memplan.standin.build import TorchBuild
+from tests.conftest import Run
+from tests.estimators.test_workload_rehearsal import small_workload
+from tests.standin.conftest import torch_build
+
+__all__ = ["small_workload", "torch_build"]
+
+
+def test_every_card_has_a_row(run_memplan: Run) -> None:
+    """The smallest first; MIG instances when they are asked for."""
+    answer = json.loads(run_memplan("compare", "--format", "json").stdout)
+    with_mig = json.loads(run_memplan("compare", "--format", "json", "--mig").stdout)
+
+    whole = [card for card in cards() if not card.is_mig]
+    totals = [row["gpu"]["total_memory_bytes"] for row in answer["cards"]]
+    assert len(totals) == len(whole)
+    assert totals == sorted(totals)
+    assert len(with_mig["cards"]) == len(cards())
+    assert answer["method"] == "analytic"
+
+
+def test_a_row_says_what_a_plan_says(run_memplan: Run) -> None:
+    row = json.loads(run_memplan("compare", "rtx4090", "--format", "json").stdout)["cards"][0]
+    plan = json.loads(run_memplan("--gpu", "rtx4090", "--format", "json").stdout)
+
+    assert [stage["planned"] for stage in row["stages"]] == [stage["planned"] for stage in plan["stages"]]
+    assert [stage["device_used_bytes"] for stage in row["stages"]] == [stage["estimate"]["device_used_bytes"] for stage in plan["stages"]]
+    assert (row["fits"], row["budget_bytes"]) == (plan["fits"], plan["budget_bytes"])
+
+
+def test_where_nothing_fits_it_says_what_is_missing(run_memplan: Run) -> None:
+    """Exit code 1 only where no card will do."""
+    mixed, none = run_memplan("compare", "rtx4060", "a100-80"), run_memplan("compare", "rtx4060")
+
+    assert "GeForce RTX 4060       7.89 GiB    none fits" in mixed.stdout
+    assert "missing" in mixed.stdout
+    assert (mixed.returncode, none.returncode) == (0, 1)
+
+
+def test_markdown_is_a_table(run_memplan: Run) -> None:
+    lines = run_memplan("compare", "t4", "h100", "--format", "markdown").stdout.splitlines()
+
+    assert lines[0] == "| card | for programs | micro-batch | accumulation | effective | n_negatives | memory | of card |"
+    assert lines[1] == "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |"
+    assert [line.split(" | ")[0] for line in lines[2:]] == ["| Tesla T4", "| H100 80GB HBM3"]
+
+
+@pytest.mark.parametrize(("arguments", "message"), [(["nocard"], "no card of the catalogue"), (["t4", "--margin", "nan"], "not a share")])
+def test_mistakes_are_told(run_memplan: Run, arguments: list[str], message: str) -> None:
+    result = run_memplan("compare", *arguments)
+
+    assert result.returncode == 2
+    assert message in result.stderr
+
+
+def test_cards_are_compared_by_rehearsal(run_memplan: Run, torch_build: TorchBuild, tmp_path: Path, small_workload: Path) -> None:
+    """Two of one kind share what was run; the second time nothing is."""
+    arguments = ["compare", "a100-40", "a100-80", "--config-path", small_workload, "--format", "json", "--target-effective-batch", "64"]
+    first, second = (run_memplan(*arguments, MEMPLAN_METHOD="auto", XDG_CACHE_HOME=str(tmp_path / "cache")) for _ in range(2))
+
+    answer = json.loads(first.stdout)
+    assert answer["method"] == "rehearsed"
+    assert [row["fits"] for row in answer["cards"]] == [True, True]
+    assert first.stdout == second.stdout
+    assert len(list((tmp_path / "cache" / "memplan" / "rehearsals").iterdir())) <= 2
+
+
+def test_formulas_are_taken_where_nothing_can_be_rehearsed(run_memplan: Run, tmp_path: Path, small_workload: Path) -> None:
+    """And it says why."""
+    result = run_memplan(
+        "compare", "t4", "--config-path", small_workload, MEMPLAN_METHOD="auto", XDG_CACHE_HOME=str(tmp_path / "cache"), PATH="", CC=""
+    )
+
+    assert result.returncode == 0
+    assert "by formulas, since nothing was rehearsed: there is no C compiler" in result.stderr

@@ -50,6 +50,7 @@ Examples:
 @click.option("--dry-run", is_flag=True, help="Show the diff that --apply would make, and write nothing.")
 @method_option(["auto", "analytic", "rehearsed", "guide"])
 @click.option("--profile", is_flag=True, help="Run the workload's real step; on a stand-in card (--method rehearsed), as the report says.")
+@click.option("--levers", "with_levers", is_flag=True, help="Say also of a plan that fits what changes would do: each is tried.")
 @margin_option
 @pin_option
 @format_option
@@ -66,6 +67,7 @@ def plan_command(
     dry_run: bool,
     method: str,
     profile: bool,
+    with_levers: bool,
     margin: float | None,
     pins: Sequence[str],
     output_format: str,
@@ -104,6 +106,7 @@ def plan_command(
         shows_diff=apply_plan or dry_run,
         method="rehearsed" if profile else method,
         profiles=profile,
+        with_levers=with_levers,
         margin=margin,
         pins=pins,
         output_format=output_format,
@@ -145,6 +148,7 @@ def _plan(
     shows_diff: bool,
     method: str,
     profiles: bool,
+    with_levers: bool,
     margin: float | None,
     pins: Sequence[str],
     output_format: str,
@@ -159,7 +163,10 @@ def _plan(
             f"there is nothing to apply to: planned was {configuration.source}",
             hint="only configuration trees are written: name one with `--config-path`, or run memplan in its project's folder",
         )
-    plans = [_make(configuration, card, typed_memory, target=target, method=method, margin=margin, pins=pins) for card in cards]
+    plans = [
+        _make(configuration, card, typed_memory, target=target, method=method, margin=margin, pins=pins, with_levers=with_levers)
+        for card in cards
+    ]
     plan = plans[0]
     changes: list[FileChange] = []
     if shows_diff and plan.fits and configuration.reading is not None:
@@ -216,6 +223,7 @@ def _make(
     method: str,
     margin: float | None,
     pins: Sequence[str],
+    with_levers: bool,
 ) -> Plan:
     from memplan.cli.progress import told_of_rehearsals
     from memplan.errors import MissingError, NotRehearsedError
@@ -228,8 +236,8 @@ def _make(
 
     workload = configuration.workload
     if method == "guide":
-        if target is not None or margin is not None or pins:
-            raise UsageError("the guide has its own target and margin, and pins nothing", hint="use `--method analytic` with them")
+        if target is not None or margin is not None or pins or with_levers:
+            raise UsageError("the guide has its own target and margin, pins nothing, and knows no levers", hint="use `--method analytic`")
         # The guide takes the size on the box for GiB.
         memory_gib = parse_size(typed_memory).size_bytes / GIB if typed_memory else card.total_memory_bytes / GIB
         return make_guide_plan(workload, card, memory_gib=memory_gib)
@@ -244,6 +252,7 @@ def _make(
             target=target,
             margin=DEFAULT_MARGIN if margin is None else margin,
             pins=read_pins(pins),
+            with_levers=with_levers,
             fills_card=target is None and not configuration.has_batch,
         )
         others = warn_of_other_stages(plan, configuration.other_stages, estimator=estimator)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 from memplan.hardware.spec import GpuSpec
@@ -39,6 +40,12 @@ def squeezer_of(estimator: Estimator) -> Squeezer | None:
     """Return what tells so for the steps of *estimator*; None where it knows their peaks only."""
     squeezed: Squeezer | None = getattr(estimator, "squeezed", None)
     return squeezed
+
+
+def settings_of(estimator: Estimator) -> Callable[[str], Estimator] | None:
+    """Return what gives the estimator of the same steps under other allocator settings; None where that makes no difference to it."""
+    under: Callable[[str], Estimator] | None = getattr(estimator, "under", None)
+    return under
 
 
 def known_sizes(estimator: Estimator, workload: Workload, gpu: GpuSpec, stage: Stage | None) -> list[int]:

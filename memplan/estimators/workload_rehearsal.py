@@ -19,7 +19,7 @@ from memplan.errors import NotRehearsedError, UsageError
 from memplan.estimators import analytic
 from memplan.estimators.kept import KeptRehearsals, family_of
 from memplan.hardware.catalog import of_some_kind
-from memplan.hardware.spec import GpuSpec
+from memplan.hardware.spec import UNLIMITED_BYTES, GpuSpec
 from memplan.memory.estimate import MemoryEstimate, MemoryRange
 from memplan.memory.rehearsal import Rehearsal
 from memplan.memory.requests import Replayed, Requests, requests_of
@@ -190,6 +190,44 @@ class WorkloadRehearsals:
                 self._kept.put_answers(step.family, step.micro_batch_size, answers)
         answer: dict[str, Any] = answers[question]
         return Replayed(**answer)
+
+    def under(self, settings: str) -> _Under:
+        """Return the estimator of the same steps under other allocator *settings*."""
+        return _Under(self, settings)
+
+
+class _Under:
+    """The same steps under other allocator settings: each rehearsed once, and its requests put to an allocator with those."""
+
+    def __init__(self, rehearsals: WorkloadRehearsals, settings: str) -> None:
+        self._rehearsals = rehearsals
+        self._settings = settings
+        self.known = rehearsals.known
+
+    def __call__(self, workload: Workload, gpu: GpuSpec, stage: Stage | None) -> MemoryEstimate:
+        """Return the memory of the step with these settings."""
+        usual = self._rehearsals(workload, gpu, stage)
+        seen = self._rehearsals.squeezed(workload, gpu, stage, capacity_bytes=UNLIMITED_BYTES, settings=self._settings)
+        return _with_reserved(usual, seen.peak_reserved_bytes)
+
+    def rough(self, workload: Workload, gpu: GpuSpec, stage: Stage | None) -> MemoryEstimate:
+        """Return about what it takes: what it takes without these settings."""
+        return self._rehearsals.rough(workload, gpu, stage)
+
+
+def _with_reserved(estimate: MemoryEstimate, reserved_bytes: int) -> MemoryEstimate:
+    """Return *estimate* with another reserved peak: what is more or less is slack."""
+    more = reserved_bytes - estimate.peak_reserved_bytes
+    used, slack = estimate.device_used, max(0, estimate.breakdown.allocator_slack_bytes + more)
+    return estimate.model_copy(
+        update={
+            "peak_reserved_bytes": reserved_bytes,
+            "breakdown": estimate.breakdown.model_copy(update={"allocator_slack_bytes": slack}),
+            "device_used": MemoryRange(
+                low_bytes=used.low_bytes + more, expected_bytes=used.expected_bytes + more, high_bytes=used.high_bytes + more
+            ),
+        }
+    )
 
 
 def _step_of(workload: Workload, gpu: GpuSpec, stage: Stage | None) -> Step:

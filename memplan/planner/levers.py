@@ -1,14 +1,18 @@
-"""Levers: changes that would save memory, each estimated by itself for the workload that does not fit."""
+"""Levers: changes to a workload, each found out about by itself: what it takes with it, and the batch that it allows."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
-from memplan.estimators.base import Estimator, rough_of
+from memplan.errors import NotRehearsedError
+from memplan.estimators import analytic
+from memplan.estimators.base import Estimator, rough_of, settings_of
 from memplan.hardware.catalog import cards
 from memplan.hardware.spec import GpuSpec
 from memplan.memory.budget import MemoryBudget
-from memplan.memory.estimate import MemoryRange
+from memplan.memory.estimate import MemoryEstimate
+from memplan.planner.fitting import all_stages_fit, heaviest_stage, largest_micro_batch
 from memplan.planner.negatives import with_negatives
 from memplan.planner.plan import Lever
 from memplan.planner.search import Fits, largest_fitting
@@ -17,53 +21,123 @@ from memplan.workload.model import ContrastiveEncoderModel, Lora, TransformerMod
 from memplan.workload.optimizer import Optimizer
 from memplan.workload.workload import Workload
 
+ALLOCATOR_SETTINGS = ("expandable_segments:True", "max_split_size_mb:256", "roundup_power2_divisions:8")
+"""What is tried of the allocator's settings; whether one helps depends on the program, and some make it worse."""
 
-def find_levers(workload: Workload, worst: int, *, gpu: GpuSpec, budget: MemoryBudget, estimator: Estimator) -> tuple[Lever, ...]:
-    """
-    Return the changes that would save memory, the largest saving first; cards that would do come last.
+CACHED_ITEMS = 16
+"""Items in memory at a time under the cached loss that is tried."""
 
-    The saving is that of stage number *worst*, which takes most; a lever fits when every stage does with it.
+LEAST_SHARE = 0.01
+"""A change of less than this is no help."""
+
+
+class Candidate(NamedTuple):
+    """A change that is to be tried."""
+
+    change: str
+    workload: Workload
+    settings: str | None = None
+    """Other allocator settings, which need no other rehearsal."""
+    is_trade: bool = False
+    """It costs memory and buys time."""
+
+
+def find_levers(
+    workload: Workload, *, gpu: GpuSpec, budget: MemoryBudget, estimator: Estimator, most: int, fits: bool = False
+) -> tuple[Lever, ...]:
     """
-    used = _used(workload, gpu, estimator)
+    Return the changes that would save memory, the largest saving first; of a workload that *fits* also what it may be worth to pay for;
+    of one that does not, last, a card that would do.
+
+    *most* is the largest micro-batch that is of use.
+    """
     found = []
-    for change, candidate in _candidates(workload, gpu=gpu, budget=budget, estimator=estimator):
-        after = _used(candidate, gpu, estimator)
-        saving_bytes = used[worst].high_bytes - after[worst].high_bytes
-        if saving_bytes * 100 > used[worst].high_bytes:  # less than a percent is no help
-            found.append(Lever(change=change, saving_bytes=saving_bytes, fits=all(map(budget.fits, after))))
+    for candidate in _candidates(workload, gpu=gpu, budget=budget, estimator=estimator, fits=fits):
+        lever = _tried(candidate, workload, gpu=gpu, budget=budget, estimator=estimator, most=most)
+        if candidate.is_trade or lever.saving_bytes > LEAST_SHARE * (lever.device_used_bytes + lever.saving_bytes):
+            found.append(lever)
     found.sort(key=lambda lever: -lever.saving_bytes)
-    return (*found, *_larger_card(workload, budget=budget, estimator=estimator))
+    return (*found, *(() if fits else _larger_card(workload, budget=budget, estimator=estimator)))
 
 
-def _used(workload: Workload, gpu: GpuSpec, estimator: Estimator) -> list[MemoryRange]:
-    """Return what each stage takes."""
-    return [estimator(workload, gpu, stage).device_used for stage in workload.stages or (None,)]
+def _tried(candidate: Candidate, before: Workload, *, gpu: GpuSpec, budget: MemoryBudget, estimator: Estimator, most: int) -> Lever:
+    """Return what *candidate* takes and allows; by formulas where it cannot be rehearsed (a package that it needs is missing)."""
+    judge = estimator
+    if candidate.settings is not None:
+        under = settings_of(estimator)
+        assert under is not None
+        judge = under(candidate.settings)
+    usual = _heaviest(before, gpu, estimator).device_used
+    try:
+        lever = _judged(candidate, gpu, budget, judge, most=most)
+        saving_bytes = usual.expected_bytes - lever.device_used_bytes
+    except NotRehearsedError:
+        lever = _judged(candidate, gpu, budget, analytic.estimate, most=most)
+        saving_bytes = _heaviest(before, gpu, analytic.estimate).device_used.expected_bytes - lever.device_used_bytes
+    return lever.model_copy(update={"saving_bytes": saving_bytes, "device_used_bytes": max(0, usual.expected_bytes - saving_bytes)})
 
 
-def _candidates(workload: Workload, *, gpu: GpuSpec, budget: MemoryBudget, estimator: Estimator) -> Iterator[tuple[str, Workload]]:
+def _heaviest(workload: Workload, gpu: GpuSpec, judge: Estimator) -> MemoryEstimate:
+    """Return what the heaviest stage takes."""
+    return judge(workload, gpu, heaviest_stage(workload, gpu, judge))
+
+
+def _judged(candidate: Candidate, gpu: GpuSpec, budget: MemoryBudget, judge: Estimator, *, most: int) -> Lever:
+    """Return what *judge* says of *candidate*, without a saving."""
+    workload = candidate.workload
+    used = _heaviest(workload, gpu, judge)
+    return Lever(
+        change=candidate.change,
+        method=used.method,
+        device_used_bytes=used.device_used.expected_bytes,
+        saving_bytes=0,
+        fits=budget.fits(used.device_used) and all_stages_fit(workload, gpu, judge, budget),
+        micro_batch_size=largest_micro_batch(lambda size: workload.with_training(micro_batch_size=size), gpu, judge, budget, most=most),
+    )
+
+
+def _candidates(workload: Workload, *, gpu: GpuSpec, budget: MemoryBudget, estimator: Estimator, fits: bool) -> Iterator[Candidate]:
     """Yield each change in words, and the workload with it."""
     training = workload.training
     encoder = encoder_of(workload.model)
     if encoder is not None and not training.activation_checkpointing and not encoder.is_in_eval_mode:
-        yield "turn activation checkpointing on", workload.with_training(activation_checkpointing=True)
+        yield Candidate("turn activation checkpointing on", workload.with_training(activation_checkpointing=True))
     if encoder is not None and encoder.is_in_eval_mode:
-        yield "put the encoders in training mode with checkpointing", in_training_mode(workload)
-    yield from ((change, workload.with_training(precision=precision)) for change, precision in _precisions(workload, gpu))
-    if workload.optimizer.name in ("adam", "adamw", "nadam", "radam"):
-        yield "use an 8-bit Adam", workload.model_copy(update={"optimizer": Optimizer(name="adam8bit")})
-        if workload.optimizer.implementation != "fused":
-            fused = workload.optimizer.model_copy(update={"implementation": "fused"})
-            yield "use the fused optimizer (fused=True)", workload.model_copy(update={"optimizer": fused})
+        yield Candidate("put the encoders in training mode with checkpointing", in_training_mode(workload))
+    if encoder is not None and training.activation_checkpointing and not encoder.is_in_eval_mode and fits:
+        yield Candidate(
+            "turn activation checkpointing off, which is faster", workload.with_training(activation_checkpointing=False), is_trade=True
+        )
+    for change, precision in _precisions(workload, gpu):
+        yield Candidate(change, workload.with_training(precision=precision))
+    yield from _optimizers(workload)
     if isinstance(workload.model, TransformerModel) and workload.model.lora is None:
         adapted = workload.model.model_copy(update={"lora": Lora(rank=8)})
-        yield "train LoRA adapters of rank 8 instead of all weights", workload.model_copy(update={"model": adapted})
+        yield Candidate("train LoRA adapters of rank 8 instead of all weights", workload.model_copy(update={"model": adapted}))
     if encoder is not None and training.sequence_length > 1:
         half = training.sequence_length // 2
-        yield f"halve the sequence length to {half}", workload.with_training(sequence_length=half)
-    if training.micro_batch_size > 1:
-        yield "use a micro-batch of 1", workload.with_training(micro_batch_size=1)
-    yield from _fewer_negatives(workload, gpu=gpu, budget=budget, estimator=estimator)
+        yield Candidate(f"halve the sequence length to {half}", workload.with_training(sequence_length=half))
+    if training.micro_batch_size > 1 and not fits:
+        yield Candidate("use a micro-batch of 1", workload.with_training(micro_batch_size=1))
+    if workload.contrastive is not None and workload.contrastive.cached_loss_mini_batch_size is None:
+        cached = workload.contrastive.model_copy(update={"cached_loss_mini_batch_size": CACHED_ITEMS})
+        change = f"use a cached contrastive loss (GradCache) with {CACHED_ITEMS} items at a time"
+        yield Candidate(change, workload.model_copy(update={"contrastive": cached}))
+    if settings_of(estimator) is not None and not training.allocator_settings:
+        for settings in ALLOCATOR_SETTINGS:
+            yield Candidate(f"run with PYTORCH_ALLOC_CONF={settings}", workload, settings)
+    yield from _fewer_negatives(workload, gpu=gpu, budget=budget, estimator=estimator, fits=fits)
     yield from _fewer_positives(workload)
+
+
+def _optimizers(workload: Workload) -> Iterator[Candidate]:
+    if workload.optimizer.name not in ("adam", "adamw", "nadam", "radam"):
+        return
+    for change, optimizer in (("use an 8-bit Adam", "adam8bit"), ("use Adafactor, whose second moments are factored", "adafactor")):
+        yield Candidate(change, workload.model_copy(update={"optimizer": Optimizer(name=optimizer)}))
+    if workload.optimizer.implementation != "fused":
+        fused = workload.optimizer.model_copy(update={"implementation": "fused"})
+        yield Candidate("use the fused optimizer (fused=True)", workload.model_copy(update={"optimizer": fused}))
 
 
 def _precisions(workload: Workload, gpu: GpuSpec) -> Iterator[tuple[str, str]]:
@@ -75,18 +149,24 @@ def _precisions(workload: Workload, gpu: GpuSpec) -> Iterator[tuple[str, str]]:
         yield "keep weights, gradients and optimizer state in bf16", "bf16"
 
 
-def _fewer_negatives(workload: Workload, *, gpu: GpuSpec, budget: MemoryBudget, estimator: Estimator) -> Iterator[tuple[str, Workload]]:
-    """Yield the most negatives with which every stage fits; one where even that is too much."""
+def _fewer_negatives(workload: Workload, *, gpu: GpuSpec, budget: MemoryBudget, estimator: Estimator, fits: bool) -> Iterator[Candidate]:
+    """Yield the most negatives with which the heaviest stage fits, one where even that is too much; half of them where all fit."""
     most = max((stage.n_negatives for stage in workload.stages), default=0)
     if most < 2:
         return
 
     def fits_by(judge: Estimator) -> Fits:
-        return lambda count: all(map(budget.fits, _used(_with_at_most(workload, count), gpu, judge)))
+        def fits_with(count: int) -> bool:
+            fewer = _with_at_most(workload, count)
+            return budget.fits(judge(fewer, gpu, heaviest_stage(fewer, gpu, judge)).device_used)
+
+        return fits_with
 
     rough = rough_of(estimator)
-    count = largest_fitting(fits_by(estimator), low=1, high=most - 1, rough=fits_by(rough) if rough else None) or 1
-    yield f"at most {count} negatives in every stage instead of {most}", _with_at_most(workload, count)
+    count = most // 2
+    if not fits:
+        count = largest_fitting(fits_by(estimator), low=1, high=most - 1, rough=fits_by(rough) if rough else None) or 1
+    yield Candidate(f"at most {count} negatives in every stage instead of {most}", _with_at_most(workload, count))
 
 
 def _with_at_most(workload: Workload, count: int) -> Workload:
@@ -94,24 +174,28 @@ def _with_at_most(workload: Workload, count: int) -> Workload:
     return workload.model_copy(update={"stages": stages})
 
 
-def _fewer_positives(workload: Workload) -> Iterator[tuple[str, Workload]]:
+def _fewer_positives(workload: Workload) -> Iterator[Candidate]:
     """Yield half the positives where they are encoded with their anchor: with pairs they cost nothing."""
     most = max((stage.n_positives for stage in workload.stages), default=1)
     if workload.contrastive is None or workload.contrastive.sampling == "pair" or most < 2:
         return
     stages = tuple(stage.model_copy(update={"n_positives": min(most // 2, stage.n_positives)}) for stage in workload.stages)
-    yield f"at most {most // 2} positives in every stage instead of {most}", workload.model_copy(update={"stages": stages})
+    yield Candidate(f"at most {most // 2} positives in every stage instead of {most}", workload.model_copy(update={"stages": stages}))
 
 
 def _larger_card(workload: Workload, *, budget: MemoryBudget, estimator: Estimator) -> Iterator[Lever]:
-    """Yield the smallest whole card of the catalogue on which every stage fits."""
+    """Yield the smallest whole card of the catalogue on which every stage fits; those that are far too small are not tried."""
     whole = (card.spec for card in cards() if not card.is_mig and not card.spec.unified_memory)
     larger = (spec for spec in whole if spec.total_memory_bytes > budget.total_bytes)
+    rough = rough_of(estimator)
     for spec in sorted(larger, key=lambda spec: spec.total_memory_bytes):
         card_budget = MemoryBudget(total_bytes=spec.total_memory_bytes, margin=budget.margin)
-        if all(map(card_budget.fits, _used(workload, spec, estimator))):
+        if rough is not None and not all_stages_fit(workload, spec, rough, card_budget):
+            continue
+        if all_stages_fit(workload, spec, estimator, card_budget):
+            used = estimator(workload, spec, heaviest_stage(workload, spec, estimator))
             change = f"use a card like {spec.name} ({format_bytes(spec.total_memory_bytes)})"
-            yield Lever(change=change, saving_bytes=0, fits=True)
+            yield Lever(change=change, method=used.method, device_used_bytes=used.device_used.expected_bytes, saving_bytes=0, fits=True)
             return
 
 

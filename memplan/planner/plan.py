@@ -59,16 +59,25 @@ class StagePlan(Description):
 
 
 class Lever(Description):
-    """A change that would save memory."""
+    """A change and what it does to memory."""
 
     change: str
     """What to do, in words."""
 
-    saving_bytes: NonNegativeInt
-    """What it saves of the device's memory."""
+    method: str
+    """How that was found out: rehearsed, or analytic where the change could not be rehearsed."""
+
+    device_used_bytes: NonNegativeInt
+    """What the heaviest stage takes with it, at the same micro-batch."""
+
+    saving_bytes: int
+    """What it saves of the device's memory there; less than 0 where it costs some."""
 
     fits: bool
-    """Whether it is enough by itself."""
+    """Whether every stage fits with it at that micro-batch."""
+
+    micro_batch_size: PositiveInt | None = None
+    """The largest that fits with it; None where none does, and for a change of card."""
 
 
 class Plan(Description):
@@ -114,7 +123,7 @@ class Plan(Description):
     """What to mind."""
 
     levers: tuple[Lever, ...] = ()
-    """What would make it fit."""
+    """What would make it fit, or more fit."""
 
     before: Workload
     """As configured."""

@@ -24,7 +24,7 @@ from memplan.planner.fitting import all_stages_fit, heaviest_stage, largest_micr
 from memplan.planner.levers import find_levers
 from memplan.planner.negatives import grow, limit_of
 from memplan.planner.pins import Pins, pin
-from memplan.planner.plan import Plan, StagePlan, StageValues
+from memplan.planner.plan import Lever, Plan, StagePlan, StageValues
 from memplan.units import GIB
 from memplan.workload.stage import Stage
 from memplan.workload.workload import Workload
@@ -101,10 +101,19 @@ def decide(
 
 
 def make_plan(
-    workload: Workload, gpu: GpuSpec, estimator: Estimator, *, method: str, pins: Pins = NO_PINS, **options: Unpack[DecisionOptions]
+    workload: Workload,
+    gpu: GpuSpec,
+    estimator: Estimator,
+    *,
+    method: str,
+    pins: Pins = NO_PINS,
+    with_levers: bool = False,
+    **options: Unpack[DecisionOptions],
 ) -> Plan:
     """
     Return the plan of *workload* for *gpu*: what `decide` decides with the same *options*, what it takes, why, and what to mind.
+
+    *with_levers*: also of a plan that fits, what changes would do.
 
     A plan that does not fit is returned too: it says so, and what is missing.
     """
@@ -128,7 +137,11 @@ def make_plan(
     )
     reasons = explain_plan(plan, pinned=decision.pinned, largest=decision.largest, pins=pins, estimator=estimator)
     warnings = warn(plan, estimator=estimator, largest=None if pins.pins("micro_batch_size") else decision.largest)
-    return plan.model_copy(update={"reasons": reasons, "warnings": warnings})
+    levers: tuple[Lever, ...] = ()
+    if with_levers:
+        most = _most_useful(decision.target, after.parallelism.data_parallel_size)
+        levers = find_levers(after, gpu=gpu, budget=budget, estimator=estimator, most=most, fits=True)
+    return plan.model_copy(update={"reasons": reasons, "warnings": warnings, "levers": levers})
 
 
 def _filling(pinned: Workload, gpu: GpuSpec, estimator: Estimator, budget: MemoryBudget) -> int | None:
@@ -283,7 +296,13 @@ def _misfit(workload: Workload, decision: Decision, gpu: GpuSpec, estimator: Est
         stages=stages,
         missing_bytes=budget.missing_bytes(stages[worst].estimate.device_used),
         rule="nothing fits",
-        levers=find_levers(smallest, worst, gpu=gpu, budget=budget, estimator=estimator),
+        levers=find_levers(
+            smallest,
+            gpu=gpu,
+            budget=budget,
+            estimator=estimator,
+            most=_most_useful(decision.target, smallest.parallelism.data_parallel_size),
+        ),
         before=workload,
         after=decision.pinned,
     )

@@ -7,7 +7,7 @@ from memplan.hardware.spec import GpuSpec
 from memplan.memory.breakdown import MemoryBreakdown
 from memplan.memory.rehearsal import Rehearsal
 from memplan.planner.comparison import ComparedCard
-from memplan.planner.plan import Plan, StagePlan
+from memplan.planner.plan import Lever, Plan, StagePlan
 from memplan.planner.would_fit import WouldFit
 from memplan.units import GIB, format_bytes
 
@@ -148,12 +148,22 @@ def _shares(breakdown: MemoryBreakdown, total_bytes: int) -> list[tuple[str, str
 
 
 def _levers(plan: Plan) -> list[str]:
-    lines = []
-    for lever in plan.levers:
-        verdict = "fits then" if lever.fits else "not enough alone"
-        saving = f"saves {format_bytes(lever.saving_bytes)}, " if lever.saving_bytes else ""
-        lines.append(f"{lever.change}: {saving}{verdict}")
-    return lines
+    return [f"{lever.change}: {', '.join(_lever_parts(plan, lever))}" for lever in plan.levers]
+
+
+def _lever_parts(plan: Plan, lever: Lever) -> Iterator[str]:
+    if lever.saving_bytes:
+        verb = "saves" if lever.saving_bytes > 0 else "takes"
+        more = "" if lever.saving_bytes > 0 else " more"
+        yield f"{verb} {format_bytes(abs(lever.saving_bytes))}{more} ({format_bytes(lever.device_used_bytes)} then)"
+    if not plan.fits:
+        yield "fits then" if lever.fits else "not enough alone"
+    elif not lever.fits:
+        yield "does not fit then"
+    if lever.micro_batch_size is not None:
+        yield f"up to micro-batch {lever.micro_batch_size}"
+    if lever.method != plan.method:
+        yield f"{lever.method}, since it could not be rehearsed here"
 
 
 class RehearsalView(NamedTuple):

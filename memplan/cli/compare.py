@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 import click
 
 from memplan.cli.options import config_path_option, margin_option, method_option, pin_option, target_option
-from memplan.errors import MissingError, NotRehearsedError
+from memplan.cli.planning import Asked, Found, by_method
 
 if TYPE_CHECKING:
     from memplan.cli.configuration import Configuration
+    from memplan.estimators.base import Estimator
     from memplan.hardware.spec import GpuSpec
     from memplan.planner.comparison import ComparedCard
 
@@ -62,9 +63,9 @@ def compare(
         raise click.BadParameter("nan is not a share", param_hint="--margin")
     configuration = read_configuration(config_path)
     cards = _cards(names, with_mig=with_mig)
-    chosen, compared, why_not = _compare(configuration, cards, method=method, target=target, margin=margin, pins=pins)
-    _show(configuration, compared, chosen, why_not, output_format)
-    return 0 if any(card.fits for card in compared) else 1
+    found = _compare(configuration, cards, Asked(method, target, margin, pins))
+    _show(configuration, found, output_format)
+    return 0 if any(card.fits for card in found.result) else 1
 
 
 def _cards(names: Sequence[str], *, with_mig: bool) -> list[GpuSpec]:
@@ -77,48 +78,25 @@ def _cards(names: Sequence[str], *, with_mig: bool) -> list[GpuSpec]:
     return sorted(known, key=lambda card: (card.total_memory_bytes, card.name))
 
 
-def _compare(
-    configuration: Configuration, cards: Sequence[GpuSpec], *, method: str, target: int | None, margin: float | None, pins: Sequence[str]
-) -> tuple[str, list[ComparedCard], str | None]:
-    """Return the method that was used, the rows, and why it was not rehearsals where they were wished for."""
-    from memplan.cli.progress import told_of_rehearsals
-    from memplan.estimators.registry import best_estimator, estimator_by
-    from memplan.memory.budget import DEFAULT_MARGIN
+def _compare(configuration: Configuration, cards: Sequence[GpuSpec], asked: Asked) -> Found:
     from memplan.planner.comparison import compare as compare_cards
     from memplan.planner.pins import read_pins
 
-    def compared_by(chosen: str) -> list[ComparedCard]:
-        estimator = estimator_by(chosen)
-        with told_of_rehearsals(estimator):
-            rows = compare_cards(
-                configuration.workload,
-                cards,
-                estimator,
-                target=target,
-                margin=DEFAULT_MARGIN if margin is None else margin,
-                pins=read_pins(pins),
-                fills_card=target is None and not configuration.has_batch,
-            )
-            return list(rows)
+    def find(_: str, estimator: Estimator) -> list[ComparedCard]:
+        return list(compare_cards(configuration.workload, cards, estimator, pins=read_pins(asked.pins), **asked.options(configuration)))
 
-    if method != "auto":
-        return method, compared_by(method), None
-    chosen, _, why_not = best_estimator()
-    try:
-        return chosen, compared_by(chosen), why_not
-    except (NotRehearsedError, MissingError) as error:
-        return "analytic", compared_by("analytic"), error.message
+    return by_method(asked.method, find)
 
 
-def _show(configuration: Configuration, compared: Sequence[ComparedCard], method: str, why_not: str | None, output_format: str) -> None:
+def _show(configuration: Configuration, found: Found, output_format: str) -> None:
     from memplan.reports.view import view_comparison
 
     if output_format == "json":
         from memplan.reports.json import comparison_as_json
 
-        click.echo(comparison_as_json(compared, method=method, source=configuration.source))
+        click.echo(comparison_as_json(found.result, method=found.method, source=configuration.source))
         return
-    view = view_comparison(compared)
+    view = view_comparison(found.result)
     if output_format == "markdown":
         from memplan.reports.markdown import markdown_table
 
@@ -127,6 +105,4 @@ def _show(configuration: Configuration, compared: Sequence[ComparedCard], method
         from memplan.reports.terminal import print_table
 
         print_table(view.columns, view.rows)
-    click.echo(f"\n{method}, planned: {configuration.source}", err=True)
-    if why_not:
-        click.echo(f"by formulas, since nothing was rehearsed: {why_not}", err=True)
+    click.echo("\n" + "\n".join((f"{found.method}, planned: {configuration.source}", *found.notes)), err=True)

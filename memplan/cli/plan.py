@@ -6,18 +6,20 @@ import math
 from collections.abc import Sequence
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
 from memplan.cli.options import config_path_option, format_option, margin_option, method_option, pin_option, target_option
-from memplan.errors import UsageError
+from memplan.cli.planning import Asked, by_method
+from memplan.errors import MissingError, UsageError
 
 if TYPE_CHECKING:
     from memplan.cli.configuration import Configuration
     from memplan.edits.apply import FileChange
     from memplan.estimators.base import Estimator
     from memplan.hardware.spec import GpuSpec
+    from memplan.planner.curves import Curve
     from memplan.planner.plan import Plan
 
 EXAMPLES = """
@@ -51,6 +53,19 @@ Examples:
 @method_option(["auto", "analytic", "rehearsed", "guide"])
 @click.option("--profile", is_flag=True, help="Run the workload's real step; on a stand-in card (--method rehearsed), as the report says.")
 @click.option("--levers", "with_levers", is_flag=True, help="Say also of a plan that fits what changes would do: each is tried.")
+@click.option("--curves", "with_curves", is_flag=True, help="Show memory against the micro-batch, and against the negatives.")
+@click.option(
+    "--report",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE.html",
+    help="Write the plan as one page: breakdown, memory over time of a step, curves.",
+)
+@click.option(
+    "--snapshot",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE.pickle",
+    help="Write the rehearsed step of the stage that takes most for PyTorch's memory visualizer (pytorch.org/memory_viz).",
+)
 @margin_option
 @pin_option
 @format_option
@@ -68,6 +83,9 @@ def plan_command(
     method: str,
     profile: bool,
     with_levers: bool,
+    with_curves: bool,
+    report: Path | None,
+    snapshot: Path | None,
     margin: float | None,
     pins: Sequence[str],
     output_format: str,
@@ -97,20 +115,34 @@ def plan_command(
         raise UsageError(f"--profile runs the step, and --method {method} does not", hint="leave one of them out")
     if (apply_plan or dry_run) and method == "guide":
         raise UsageError("the guide's numbers are never written", hint="leave `--method guide` out to apply a plan that fits")
-    return _plan(
-        cards=cards_for(auto=auto, name=gpu_name, memory=gpu_memory),
-        typed_memory=gpu_memory,
-        config_path=config_path,
-        target=target,
+    wanted = _Wanted(
         writes=apply_plan,
         shows_diff=apply_plan or dry_run,
-        method="rehearsed" if profile else method,
-        profiles=profile,
-        with_levers=with_levers,
-        margin=margin,
-        pins=pins,
-        output_format=output_format,
+        as_json=output_format == "json",
+        curves=with_curves,
+        report=report,
+        snapshot=snapshot,
     )
+    asked = Asked("rehearsed" if profile else method, target, margin, pins, with_levers)
+    return _plan(cards_for(auto=auto, name=gpu_name, memory=gpu_memory), gpu_memory, config_path, asked, wanted, profiles=profile)
+
+
+class _Wanted(NamedTuple):
+    """What is to come of a plan."""
+
+    writes: bool
+    shows_diff: bool
+    as_json: bool
+    curves: bool
+    report: Path | None
+    snapshot: Path | None
+
+
+class _Planned(NamedTuple):
+    """A plan, and what was drawn of it."""
+
+    plan: Plan
+    curves: Sequence[Curve] = ()
 
 
 def cards_for(*, auto: bool, name: str | None, memory: str | None) -> list[GpuSpec]:
@@ -139,58 +171,48 @@ def cards_for(*, auto: bool, name: str | None, memory: str | None) -> list[GpuSp
 
 
 def _plan(
-    *,
-    cards: list[GpuSpec],
-    typed_memory: str | None,
-    config_path: Path | None,
-    target: int | None,
-    writes: bool,
-    shows_diff: bool,
-    method: str,
-    profiles: bool,
-    with_levers: bool,
-    margin: float | None,
-    pins: Sequence[str],
-    output_format: str,
+    cards: list[GpuSpec], typed_memory: str | None, config_path: Path | None, asked: Asked, wanted: _Wanted, *, profiles: bool
 ) -> int:
     from memplan.cli.configuration import read_configuration
 
     configuration = read_configuration(config_path)
     if profiles:
         configuration = configuration.with_note(_how_profiled())
-    if shows_diff and configuration.reading is None:
+    if wanted.shows_diff and configuration.reading is None:
         raise UsageError(
             f"there is nothing to apply to: planned was {configuration.source}",
             hint="only configuration trees are written: name one with `--config-path`, or run memplan in its project's folder",
         )
-    plans = [
-        _make(configuration, card, typed_memory, target=target, method=method, margin=margin, pins=pins, with_levers=with_levers)
-        for card in cards
-    ]
+    planned = [_make(configuration, card, typed_memory, asked, wanted if card is cards[0] else None) for card in cards]
+    plans = [each.plan for each in planned]
     plan = plans[0]
-    changes: list[FileChange] = []
-    if shows_diff and plan.fits and configuration.reading is not None:
-        from memplan.edits.apply import prepare
-        from memplan.layouts.layout import edits_for, unwritable
-
-        lost = unwritable(configuration.reading, plan.after)
-        if lost:
-            raise UsageError(
-                f"the plan counts on {', '.join(lost)}, which these files have no key for",
-                hint="leave the pin out, or change it in the code",
-            )
-        changes = prepare(edits_for(configuration.reading, plan.after))
-    if output_format == "json":  # says what was done, and so comes after it
+    changes = _changes(configuration, plan) if wanted.shows_diff and plan.fits else []
+    if wanted.as_json:  # says what was done, and so comes after it
         from memplan.reports.json import plan_as_json
 
-        applied = writes and _write(configuration, changes)
-        click.echo(plan_as_json(plan, _extra(configuration, plans, changes, applied=applied)))
+        applied = wanted.writes and _write(configuration, changes)
+        click.echo(plan_as_json(plan, _extra(configuration, planned, changes, applied=applied)))
         return 0 if plan.fits else 1
     # A person sees the report and its diff first: what is written has been shown.
-    _report(configuration, plans, changes, shows_diff=shows_diff, writes=writes)
-    if writes and _write(configuration, changes):
+    _report(configuration, planned, changes, wanted)
+    if wanted.writes and _write(configuration, changes):
         _say_written(changes)
     return 0 if plan.fits else 1
+
+
+def _changes(configuration: Configuration, plan: Plan) -> list[FileChange]:
+    """Return what *plan* would change in the files, checked and not written."""
+    from memplan.edits.apply import prepare
+    from memplan.layouts.layout import edits_for, unwritable
+
+    assert configuration.reading is not None
+    lost = unwritable(configuration.reading, plan.after)
+    if lost:
+        raise UsageError(
+            f"the plan counts on {', '.join(lost)}, which these files have no key for",
+            hint="leave the pin out, or change it in the code",
+        )
+    return prepare(edits_for(configuration.reading, plan.after))
 
 
 def _how_profiled() -> str:
@@ -214,78 +236,97 @@ def _write(configuration: Configuration, changes: Sequence[FileChange]) -> bool:
     return apply(changes, root=configuration.reading.root, now=datetime.now(timezone.utc)) is not None
 
 
-def _make(
-    configuration: Configuration,
-    card: GpuSpec,
-    typed_memory: str | None,
-    *,
-    target: int | None,
-    method: str,
-    margin: float | None,
-    pins: Sequence[str],
-    with_levers: bool,
-) -> Plan:
-    from memplan.cli.progress import told_of_rehearsals
-    from memplan.errors import MissingError, NotRehearsedError
-    from memplan.estimators.registry import best_estimator, estimator_by
-    from memplan.memory.budget import DEFAULT_MARGIN
+def _make(configuration: Configuration, card: GpuSpec, typed_memory: str | None, asked: Asked, wanted: _Wanted | None) -> _Planned:
+    """Return the plan for *card*, and the drawings that are *wanted* of it."""
     from memplan.planner.explain import warn_of_other_stages
     from memplan.planner.pins import read_pins
-    from memplan.planner.planner import make_guide_plan, make_plan
-    from memplan.units import GIB, parse_size
+    from memplan.planner.planner import make_plan
 
-    workload = configuration.workload
-    if method == "guide":
-        if target is not None or margin is not None or pins or with_levers:
-            raise UsageError("the guide has its own target and margin, pins nothing, and knows no levers", hint="use `--method analytic`")
-        # The guide takes the size on the box for GiB.
-        memory_gib = parse_size(typed_memory).size_bytes / GIB if typed_memory else card.total_memory_bytes / GIB
-        return make_guide_plan(workload, card, memory_gib=memory_gib)
-    chosen, estimator, why_not = best_estimator() if method == "auto" else (method, estimator_by(method), None)
+    if asked.method == "guide":
+        return _Planned(_guide(configuration, card, typed_memory, asked, wanted))
 
-    def planned_by(chosen: str, estimator: Estimator) -> Plan:
+    def find(method: str, estimator: Estimator) -> _Planned:
         plan = make_plan(
-            workload,
+            configuration.workload,
             card,
             estimator,
-            method=chosen,
-            target=target,
-            margin=DEFAULT_MARGIN if margin is None else margin,
-            pins=read_pins(pins),
-            with_levers=with_levers,
-            fills_card=target is None and not configuration.has_batch,
+            method=method,
+            pins=read_pins(asked.pins),
+            with_levers=asked.with_levers,
+            **asked.options(configuration),
         )
         others = warn_of_other_stages(plan, configuration.other_stages, estimator=estimator)
-        return plan.model_copy(update={"warnings": (*plan.warnings, *others)})
+        plan = plan.model_copy(update={"warnings": (*plan.warnings, *others)})
+        return _Planned(plan, _drawn(configuration, plan, estimator, wanted) if wanted else ())
 
-    if method != "auto":
-        with told_of_rehearsals(estimator_by(method)):
-            return planned_by(method, estimator_by(method))
-    chosen, estimator, why_not = best_estimator()
+    found = by_method(asked.method, find)
+    planned: _Planned = found.result
+    return planned._replace(plan=planned.plan.model_copy(update={"warnings": (*planned.plan.warnings, *found.notes)}))
+
+
+def _guide(configuration: Configuration, card: GpuSpec, typed_memory: str | None, asked: Asked, wanted: _Wanted | None) -> Plan:
+    from memplan.planner.planner import make_guide_plan
+    from memplan.units import GIB, parse_size
+
+    if asked._replace(method="", pins=()) != Asked("", None, None, ()) or asked.pins:
+        raise UsageError("the guide has its own target and margin, pins nothing, and knows no levers", hint="use `--method analytic`")
+    if wanted and (wanted.curves or wanted.report or wanted.snapshot):
+        raise UsageError("the guide's numbers are not drawn", hint="use `--method analytic` for curves and a report")
+    # The guide takes the size on the box for GiB.
+    memory_gib = parse_size(typed_memory).size_bytes / GIB if typed_memory else card.total_memory_bytes / GIB
+    return make_guide_plan(configuration.workload, card, memory_gib=memory_gib)
+
+
+def _drawn(configuration: Configuration, plan: Plan, estimator: Estimator, wanted: _Wanted) -> Sequence[Curve]:
+    """Write the files that are *wanted* of *plan*; return its curves where they are wanted, in a file or on the terminal."""
+    from memplan.planner.curves import curves_of, heaviest_step
+
+    if wanted.snapshot is not None:
+        from memplan.memory.snapshot import write_snapshot
+
+        trace_of = getattr(estimator, "trace", None)
+        if trace_of is None:
+            raise MissingError("only a rehearsed step has a snapshot, and this plan is by formulas", hint="use `--method rehearsed`")
+        write_snapshot(wanted.snapshot, trace_of(*heaviest_step(plan, estimator)), settings=plan.after.training.allocator_settings)
+    curves = curves_of(plan, estimator) if wanted.curves or wanted.report else ()
+    if wanted.report is not None:
+        _write_report(configuration, plan, estimator, curves, wanted.report)
+    return curves
+
+
+def _write_report(configuration: Configuration, plan: Plan, estimator: Estimator, curves: Sequence[Curve], path: Path) -> None:
+    from memplan.memory.timeline import timeline
+    from memplan.planner.curves import heaviest_step
+    from memplan.reports.html import plan_as_html
+
+    workload, gpu, stage = heaviest_step(plan, estimator)
+    trace_of = getattr(estimator, "trace", None)
+    page = plan_as_html(
+        plan,
+        source=configuration.source,
+        notes=configuration.notes,
+        curves=curves,
+        timeline=timeline(trace_of(workload, gpu, stage)) if trace_of else None,
+        stage=stage.name if stage else "",
+    )
     try:
-        with told_of_rehearsals(estimator):
-            plan = planned_by(chosen, estimator)
-    except (NotRehearsedError, MissingError) as error:
-        plan, why_not = planned_by("analytic", estimator_by("analytic")), error.message
-    formulas = (f"by formulas, since nothing was rehearsed: {why_not}",) if why_not else ()
-    return plan.model_copy(update={"warnings": (*plan.warnings, *formulas)})
+        path.write_text(page, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}", hint="name a file that can be written") from error
 
 
-def _report(
-    configuration: Configuration,
-    plans: Sequence[Plan],
-    changes: Sequence[FileChange],
-    *,
-    shows_diff: bool,
-    writes: bool,
-) -> None:
-    from memplan.reports.terminal import print_plan
+def _report(configuration: Configuration, planned: Sequence[_Planned], changes: Sequence[FileChange], wanted: _Wanted) -> None:
+    from memplan.reports.terminal import print_curves, print_plan
 
-    plan = plans[0]
-    print_plan(plan, source=configuration.source, notes=(*configuration.notes, *_alone(plans)))
-    if shows_diff and plan.fits:
-        _show_changes(changes, writes=writes)
-    elif shows_diff:
+    plan = planned[0].plan
+    print_plan(plan, source=configuration.source, notes=(*configuration.notes, *_alone([each.plan for each in planned])))
+    if wanted.curves:
+        print_curves(planned[0].curves)
+    for path in filter(None, (wanted.report, wanted.snapshot)):
+        click.echo(f"\nWrote {path}.", err=True)
+    if wanted.shows_diff and plan.fits:
+        _show_changes(changes, writes=wanted.writes)
+    elif wanted.shows_diff:
         click.echo("\nNothing was written, since the plan does not fit.", err=True)
 
 
@@ -319,16 +360,17 @@ def _say_written(changes: Sequence[FileChange]) -> None:
     click.echo(f"\nWrote {count}; the originals are beside them (*.backup). `memplan undo` puts them back.", err=True)
 
 
-def _extra(configuration: Configuration, plans: Sequence[Plan], changes: Sequence[FileChange], *, applied: bool) -> dict[str, Any]:
+def _extra(configuration: Configuration, planned: Sequence[_Planned], changes: Sequence[FileChange], *, applied: bool) -> dict[str, Any]:
     """Return what the JSON has besides the plan."""
     return {
         "source": configuration.source,
         "notes": list(configuration.notes),
         "applied": applied,
+        "curves": [curve.model_dump(mode="json") for curve in planned[0].curves],
         "changes": [
             {"file": str(change.path), "edits": [{"key": edit.dotted, "value": edit.value} for edit in change.edits]} for change in changes
         ],
         "other_gpus": [
-            {"name": plan.gpu.name, "fits": plan.fits, "micro_batch_size": plan.after.training.micro_batch_size} for plan in plans[1:]
+            {"name": plan.gpu.name, "fits": plan.fits, "micro_batch_size": plan.after.training.micro_batch_size} for plan, _ in planned[1:]
         ],
     }

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from memplan.hardware.spec import GpuSpec
-from memplan.memory.estimate import MemoryEstimate
+from memplan.memory.estimate import MemoryEstimate, MemoryRange
 from memplan.memory.requests import Replayed
 from memplan.workload.stage import Stage
 from memplan.workload.workload import Workload
@@ -40,6 +40,16 @@ def squeezer_of(estimator: Estimator) -> Squeezer | None:
     """Return what tells so for the steps of *estimator*; None where it knows their peaks only."""
     squeezed: Squeezer | None = getattr(estimator, "squeezed", None)
     return squeezed
+
+
+WorksOut = Callable[[Callable[[int], tuple[Workload, Stage | None]], Sequence[int], GpuSpec], list[tuple[MemoryRange, str]]]
+"""From what a value makes of a workload, and values, to what each takes and how that was found out."""
+
+
+def worker_of(estimator: Estimator) -> WorksOut | None:
+    """Return what works out many sizes from a few; None where each is an estimate of its own."""
+    works_out: WorksOut | None = getattr(estimator, "work_out", None)
+    return works_out
 
 
 def settings_of(estimator: Estimator) -> Callable[[str], Estimator] | None:

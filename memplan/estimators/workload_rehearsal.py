@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import atexit
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -21,6 +21,7 @@ from memplan.estimators.kept import KeptRehearsals, family_of
 from memplan.hardware.catalog import of_some_kind
 from memplan.hardware.spec import UNLIMITED_BYTES, GpuSpec
 from memplan.memory.estimate import MemoryEstimate, MemoryRange
+from memplan.memory.parametric import Sweep
 from memplan.memory.rehearsal import Rehearsal
 from memplan.memory.requests import Replayed, Requests, requests_of
 from memplan.memory.trace import MemoryTrace
@@ -191,9 +192,46 @@ class WorkloadRehearsals:
         answer: dict[str, Any] = answers[question]
         return Replayed(**answer)
 
+    def work_out(
+        self, of_value: Callable[[int], tuple[Workload, Stage | None]], values: Sequence[int], gpu: GpuSpec
+    ) -> list[tuple[MemoryRange, str]]:
+        """
+        Return what the step takes that *of_value* makes of each of *values*, and whether it was rehearsed or worked out.
+
+        Between two rehearsed values whose sequences of allocations are the same the others are worked out, allocation by allocation.
+        """
+        from memplan.allocator.config import read_settings  # noqa: PLC0415
+        from memplan.allocator.replay import replay  # noqa: PLC0415
+        from memplan.allocator.simulator import CachingAllocator, Card  # noqa: PLC0415
+
+        sweep = Sweep(lambda value: self.requests(*_with_card(of_value(value), gpu)))
+        low, high = min(values), max(values)
+        for value in values:
+            workload, stage = of_value(value)
+            if workload.training.micro_batch_size in self.known(workload, gpu, stage):
+                sweep.ask(value)
+        ends = {value: self(*_with_card(of_value(value), gpu)) for value in (low, high)}
+        found = []
+        for value in values:
+            requests, sizes = sweep.at(value, low=low, high=high)
+            if value in sweep.rehearsed:
+                found.append((self(*_with_card(of_value(value), gpu)).device_used, "rehearsed"))
+                continue
+            allocator = CachingAllocator(
+                Card(UNLIMITED_BYTES, UNLIMITED_BYTES), read_settings(of_value(value)[0].training.allocator_settings)
+            )
+            reserved_bytes = replay(requests, allocator, sizes=sizes).peak_reserved_bytes
+            found.append((_with_reserved(ends[low], reserved_bytes).device_used, "worked out"))
+        return found
+
     def under(self, settings: str) -> _Under:
         """Return the estimator of the same steps under other allocator *settings*."""
         return _Under(self, settings)
+
+
+def _with_card(step: tuple[Workload, Stage | None], gpu: GpuSpec) -> tuple[Workload, GpuSpec, Stage | None]:
+    workload, stage = step
+    return workload, gpu, stage
 
 
 class _Under:

@@ -14,12 +14,14 @@ from rich.text import Text
 
 from memplan.hardware.spec import GpuSpec
 from memplan.memory.rehearsal import Rehearsal
+from memplan.planner.curves import Curve
 from memplan.planner.plan import Plan
 from memplan.planner.would_fit import WouldFit
-from memplan.reports.view import view_plan, view_rehearsal
+from memplan.reports.view import view_curve, view_plan, view_rehearsal
 
 WIDTH_WITHOUT_TERMINAL = 120
 BAR_WIDTH = 24
+CURVE_WIDTH = 48
 
 
 class _Trimmed:
@@ -57,6 +59,24 @@ def print_plan(plan: Plan, *, source: str, notes: Sequence[str] = (), stream: Te
     _print_list(console, "why", view.reasons)
     _print_list(console, "mind", (*view.warnings, *notes))
     _print_list(console, "what would help", view.levers)
+
+
+def print_curves(curves: Iterable[Curve], *, stream: TextIO | None = None) -> None:
+    """Print each curve as bars on the card's scale; what is over the budget says so."""
+    console = _console(stream)
+    for curve in curves:
+        view = view_curve(curve)
+        console.print()
+        console.print(Text(view.title))
+        table = Table.grid(padding=(0, 2))
+        for justify in ("right", "left", "right", "left"):
+            table.add_column(justify=justify)
+        for row in view.rows:
+            bar = "█" * round(min(row.share, 1) * CURVE_WIDTH)
+            budget = round(view.budget_share * CURVE_WIDTH)
+            bar = bar if len(bar) > budget else f"{bar:{budget}}│"
+            table.add_row(row.label, Text(bar, style="" if row.fits else "red"), row.size, row.remark)
+        console.print(Padding(table, (0, 0, 0, 2)))
 
 
 def print_rehearsal(

@@ -7,6 +7,7 @@ from memplan.hardware.spec import GpuSpec
 from memplan.memory.breakdown import MemoryBreakdown
 from memplan.memory.rehearsal import Rehearsal
 from memplan.planner.comparison import ComparedCard
+from memplan.planner.curves import Curve, CurvePoint
 from memplan.planner.plan import Lever, Plan, StagePlan
 from memplan.planner.would_fit import WouldFit
 from memplan.units import GIB, format_bytes
@@ -282,3 +283,50 @@ def _compared_row(card: ComparedCard, *, is_contrastive: bool) -> Iterator[str]:
         yield from ("none fits", "", "", *([""] if is_contrastive else []))
     yield format_bytes(card.device_used_bytes) if card.fits else f"{format_bytes(card.missing_bytes)} missing"
     yield f"{card.device_used_bytes / card.gpu.total_memory_bytes:.0%}"
+
+
+class CurveRow(NamedTuple):
+    """A value of a curve."""
+
+    label: str
+    share: float
+    """Of the card."""
+    size: str
+    fits: bool
+    remark: str
+
+
+class CurveView(NamedTuple):
+    """A curve, as bars."""
+
+    title: str
+    budget_share: float
+    rows: tuple[CurveRow, ...]
+
+
+def view_curve(curve: Curve) -> CurveView:
+    """Return *curve* as rows, one for each value."""
+    variable = {"micro_batch_size": "micro-batch", "n_negatives": "negatives"}[curve.variable]
+    return CurveView(
+        title=f"memory of {curve.stage} against its {variable}, on the scale of the card (│ is the budget)",
+        budget_share=curve.budget_bytes / curve.card_bytes,
+        rows=tuple(
+            CurveRow(
+                label=f"{variable} {point.value}",
+                share=point.device_used_bytes / curve.card_bytes,
+                size=format_bytes(point.device_used_bytes),
+                fits=point.fits,
+                remark=", ".join(_curve_remarks(curve, point)),
+            )
+            for point in curve.points
+        ),
+    )
+
+
+def _curve_remarks(curve: Curve, point: CurvePoint) -> Iterator[str]:
+    if point.value == curve.planned:
+        yield "planned"
+    if not point.fits:
+        yield "over the budget"
+    if point.method == "worked out":
+        yield point.method

@@ -46,9 +46,13 @@ class Timeline(NamedTuple):
 
 
 def timeline(trace: MemoryTrace, step: int | None = None, *, most_samples: int = MOST_SAMPLES) -> Timeline:
-    """Return step number *step* of *trace*; None: the last."""
+    """
+    Return step number *step* of *trace*, in at most about *most_samples* moments, each the highest of those around it.
+
+    None: the last step that another follows, since behind the last of all a program gives everything back.
+    """
     last = max((mark.step for mark in trace.marks), default=0)
-    chosen = last if step is None else step
+    chosen = max(last - 1, min(1, last)) if step is None else step
     phases = tuple(mark for mark in trace.marks if mark.step == chosen)
     begin = phases[0].position if phases else 0
     end = min((mark.position for mark in trace.marks if mark.step > chosen and mark.position > begin), default=len(trace.actions))

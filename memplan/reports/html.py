@@ -20,6 +20,7 @@ from memplan.units import GIB, format_bytes
 
 WIDTH, HEIGHT = 860, 300
 LEFT, RIGHT, TOP, BOTTOM = 64, 16, 14, 34
+ROOM_FOR_A_WORD = 56.0
 
 STYLE = """
 :root { color-scheme: light dark; --ink: #1c2127; --dim: #5d6773; --paper: #ffffff; --line: #d6dbe1; --good: #1a7f4b; --bad: #b3261e;
@@ -29,7 +30,7 @@ STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--paper); max-width: 900px; margin: 2rem auto; padding: 0 1rem; }
 h1 { font-size: 1.35rem; } h2 { font-size: 1.05rem; margin: 2rem 0 .5rem; }
 .good { color: var(--good); } .bad { color: var(--bad); } .dim { color: var(--dim); }
-table { border-collapse: collapse; margin: .5rem 0; font-variant-numeric: tabular-nums; }
+table { border-collapse: collapse; margin: .5rem 0; font-variant-numeric: tabular-nums; display: block; overflow-x: auto; white-space: nowrap; }
 th, td { text-align: right; padding: .15rem .8rem .15rem 0; border-bottom: 1px solid var(--line); }
 th { color: var(--dim); font-weight: normal; } th:first-child, td:first-child { text-align: left; } dl { display: grid; grid-template-columns: max-content 1fr; gap: .1rem 1rem; }
 dt { color: var(--dim); } dd { margin: 0; } figure { margin: .5rem 0; overflow-x: auto; } svg { max-width: 100%; height: auto; }
@@ -139,11 +140,12 @@ def _grid(axes: _Axes, ticks: Iterable[tuple[float, str]]) -> str:
     return "".join(parts)
 
 
-def _limit(axes: _Axes, bytes_: int, label: str) -> str:
+def _limit(axes: _Axes, bytes_: int, label: str, *, is_below: bool = False) -> str:
+    """Return a line across the drawing, with its figure above or below it at the left, where curves are low."""
     y = axes.y(bytes_)
     return (
         f'<line class="limit" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>'
-        f'<text x="{WIDTH - RIGHT}" y="{y - 4:.1f}" text-anchor="end">{escape(label)}: {format_bytes(bytes_)}</text>'
+        f'<text x="{LEFT + 6}" y="{y + (14 if is_below else -5):.1f}">{escape(label)}: {format_bytes(bytes_)}</text>'
     )
 
 
@@ -170,8 +172,7 @@ def _timeline(timeline: Timeline, plan: Plan, stage: str) -> Iterator[str]:
         below = above
     reserved = " ".join(f"{axes.x(sample.event):.1f},{axes.y(sample.reserved_bytes):.1f}" for sample in samples)
     reserved_line = f'<polyline fill="none" stroke="var(--dim)" points="{reserved}"><title>reserved</title></polyline>'
-    phases = [(mark.position, mark.phase) for mark in timeline.phases if samples[0].event <= mark.position]
-    shown = [phase for index, phase in enumerate(phases) if index == 0 or axes.x(phase[0]) - axes.x(phases[index - 1][0]) > 50]
+    shown = list(_phase_ticks(timeline, axes))
     keys = "".join(
         f'<span class="key" style="background: {_COLOURS[category]}"></span>{category.replace("_", " ")}' for category in CATEGORIES
     )
@@ -183,6 +184,17 @@ def _timeline(timeline: Timeline, plan: Plan, stage: str) -> Iterator[str]:
         f'<p class="dim">{keys}<br>The thin line is what is reserved. Time runs by events of the allocator, not by the clock; allocated is '
         f"highest at {format_bytes(highest.allocated_bytes)}, in {escape(_phase_at(timeline, highest.event))}.</p>"
     )
+
+
+def _phase_ticks(timeline: Timeline, axes: _Axes) -> Iterator[tuple[float, str]]:
+    """Yield where phases begin, but for those whose word would lie on the one before it."""
+    last_x, last_phase = -ROOM_FOR_A_WORD, ""
+    for mark in timeline.phases:
+        position = max(axes.low, mark.position)
+        if mark.phase != last_phase and axes.x(position) - last_x >= ROOM_FOR_A_WORD:
+            last_x = axes.x(position)
+            yield position, mark.phase
+        last_phase = mark.phase
 
 
 def _outline(axes: _Axes, samples: Sequence[Sample], above: Sequence[int], below: Sequence[int]) -> str:
@@ -212,7 +224,7 @@ def _curve(curve: Curve) -> Iterator[str]:
         f"{'' if point.fits else ', over the budget'}</title></circle>"
         for point in curve.points
     )
-    limits = _limit(axes, curve.card_bytes, "card") + _limit(axes, curve.budget_bytes, "budget")
+    limits = _limit(axes, curve.card_bytes, "card") + _limit(axes, curve.budget_bytes, "budget", is_below=True)
     ticks = [(point.value, str(point.value)) for point in curve.points]
     yield f"<h2>{escape(curve.stage)}: memory against {name}</h2>"
     yield _figure(

@@ -1,0 +1,63 @@
+"""Curves of a plan."""
+
+from __future__ import annotations
+
+import pytest
+
+from memplan.estimators import analytic
+from memplan.estimators.workload_rehearsal import WorkloadRehearsals
+from memplan.hardware.catalog import find_card
+from memplan.hardware.spec import GpuSpec
+from memplan.planner.curves import curves_of, heaviest_step
+from memplan.planner.planner import make_plan
+from memplan.standin.build import TorchBuild
+from memplan.workload.workload import Workload
+from tests.estimators.test_workload_rehearsal import workload
+from tests.standin.conftest import torch_build
+
+__all__ = ["torch_build"]
+
+
+def test_by_formulas_each_point_is_an_estimate(built_in: Workload, a100: GpuSpec) -> None:
+    """Micro-batch and negatives of the heaviest stage; what fits is what the budget says."""
+    plan = make_plan(built_in, a100, analytic.estimate, method="analytic")
+
+    micro, negatives = curves_of(plan, analytic.estimate)
+
+    assert (micro.variable, negatives.variable) == ("micro_batch_size", "n_negatives")
+    assert micro.planned in [point.value for point in micro.points]
+    assert negatives.planned in [point.value for point in negatives.points]
+    _, gpu, stage = heaviest_step(plan, analytic.estimate)
+    for point in micro.points:
+        used = analytic.estimate(plan.after.with_training(micro_batch_size=point.value), gpu, stage).device_used
+        assert (point.device_used_bytes, point.fits) == (used.expected_bytes, plan.budget.fits(used))
+    assert [point.fits for point in micro.points] == sorted([point.fits for point in micro.points], reverse=True)
+    assert not micro.points[-1].fits
+
+
+def test_a_plan_that_does_not_fit_has_curves_too(built_in: Workload) -> None:
+    """From the smallest try on."""
+    plan = make_plan(built_in, find_card("rtx4060"), analytic.estimate, method="analytic")
+
+    micro, negatives = curves_of(plan, analytic.estimate)
+
+    assert not plan.fits
+    assert (micro.planned, micro.points[0].fits) == (1, False)
+    assert negatives.points[0].fits
+
+
+def test_what_is_worked_out_is_what_a_rehearsal_says(torch_build: TorchBuild) -> None:
+    """Fewer rehearsals than points; each point that was worked out is rehearsed here, and differs by less than 2%."""
+    rehearsals, told = WorkloadRehearsals(), []
+    plan = make_plan(workload(), find_card("a100-40"), rehearsals, method="rehearsed", target=128)
+
+    (curve,) = curves_of(plan, rehearsals)
+
+    rehearsals.tells = told.append  # type: ignore[assignment]
+    worked_out = [point for point in curve.points if point.method == "worked out"]
+    assert worked_out
+    for point in worked_out:
+        seen = rehearsals(plan.after.with_training(micro_batch_size=point.value), plan.gpu, None)
+        assert point.device_used_bytes == pytest.approx(seen.device_used_bytes, rel=0.02)
+    assert len(told) == len(worked_out)
+    assert next(point for point in curve.points if point.value == curve.planned).method == "rehearsed"

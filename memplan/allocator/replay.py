@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import gc
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from memplan.allocator.blocks import Block
-from memplan.allocator.simulator import CachingAllocator, OutOfMemoryError
+from memplan.allocator.config import read_settings
+from memplan.allocator.simulator import CachingAllocator, Card, OutOfMemoryError
+from memplan.hardware.spec import UNLIMITED_BYTES
 from memplan.memory.requests import EMPTY_CACHE, Replayed, Requests, requests_of
 from memplan.memory.snapshot import Snapshot
+from memplan.memory.trace import ACTIONS, SEGMENT_ALLOC
 
 
 def replay(requests: Requests, allocator: CachingAllocator, *, sizes: Sequence[int] | None = None) -> Replayed:
@@ -70,6 +73,36 @@ def replay_recorded(recording: Snapshot, allocator: CachingAllocator) -> None:
                 blocks[request] = allocator.malloc(requests.sizes[request - 1], requests.streams[request - 1])
             except OutOfMemoryError:
                 continue
+
+
+def reproduces(recording: Snapshot) -> CachingAllocator | None:
+    """Return an allocator that did the same with its segments as the recorded one, on a card that was never full; None where it did not."""
+    segment_actions = {letter: name for name, letter in ACTIONS.items() if name.startswith("segment")}
+    trace = recording.trace
+    recorded = [
+        (segment_actions[action], size, stream)
+        for action, size, stream in zip(trace.actions, trace.sizes, trace.streams, strict=True)
+        if action in segment_actions
+    ]
+    places = [address for action, address in zip(trace.actions, trace.addresses, strict=True) if action == SEGMENT_ALLOC]
+    allocator = CachingAllocator(Card(UNLIMITED_BYTES, UNLIMITED_BYTES, places=places), read_settings(recording.settings))
+    replay_recorded(recording, allocator)
+    simulated = [(event.action, event.size_bytes, event.stream) for event in allocator.events[len(recording.segments) :]]
+    return allocator if simulated == recorded else None
+
+
+def what_if(recording: Snapshot, allocator: CachingAllocator) -> Replayed:
+    """
+    Return how the recorded program goes with *allocator*, which has other settings, or another card.
+
+    What was there when the recording began is allocated first, in the order of its addresses: where it would have come to lie nobody knows.
+    """
+    requests = requests_of(recording.trace, live_before=recording.live)
+    begins = sorted((segment.address, segment.stream) for segment in recording.segments)
+    for number, address in enumerate(sorted(recording.live)):
+        requests.streams[number] = begins[bisect_right(begins, (address, 1 << 64)) - 1][1]  # type: ignore[index]  # an array, made just now
+    order = [*range(1, len(recording.live) + 1), *requests.order]
+    return replay(Requests(order, requests.sizes, requests.streams), allocator)
 
 
 def _restored(recording: Snapshot, allocator: CachingAllocator) -> dict[int, Block]:

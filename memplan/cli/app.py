@@ -17,6 +17,7 @@ from memplan.cli.compare import compare
 from memplan.cli.gpus import gpus
 from memplan.cli.plan import plan_command
 from memplan.cli.rehearse import rehearse
+from memplan.cli.replay import replay
 from memplan.cli.undo import undo
 from memplan.errors import MemplanError
 
@@ -24,6 +25,7 @@ cli = plan_command
 cli.add_command(compare)
 cli.add_command(gpus)
 cli.add_command(rehearse)
+cli.add_command(replay)
 cli.add_command(undo)
 click.version_option(__version__, prog_name="memplan")(cli)
 

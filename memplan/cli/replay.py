@@ -1,0 +1,99 @@
+"""`memplan replay`: a memory snapshot of a real GPU, put to the simulated allocator with other settings, or on another card."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from memplan.cli.options import format_option
+
+if TYPE_CHECKING:
+    from memplan.memory.requests import Replayed
+    from memplan.memory.snapshot import Snapshot
+
+EXAMPLES = """
+\b
+Examples:
+  memplan replay snapshot.pickle                                            what other allocator settings would have reserved
+  memplan replay snapshot.pickle --settings max_split_size_mb:128           with settings of your own
+  memplan replay snapshot.pickle --gpu t4                                   whether it would have run on another card
+"""
+
+USUAL = ("", "expandable_segments:True", "max_split_size_mb:256", "roundup_power2_divisions:8")
+
+
+@click.command(epilog=EXAMPLES)
+@click.argument("path", metavar="SNAPSHOT.pickle", type=click.Path(path_type=Path))
+@click.option("--settings", "texts", multiple=True, metavar="TEXT", help="PYTORCH_ALLOC_CONF to try; may be given again.  [default: some]")
+@click.option("--gpu", "gpu_name", metavar="NAME", help="A card to try it on; else one that is never full.")
+@click.option("--gpu-memory", metavar="SIZE", help="A size to try it on: 24 is what is on the box, 23.5GiB is exact.")
+@click.option("--device", type=click.IntRange(min=0), metavar="N", help="Which GPU of the snapshot, where it has several.")
+@format_option
+def replay(
+    *, path: Path, texts: Sequence[str], gpu_name: str | None, gpu_memory: str | None, device: int | None, output_format: str
+) -> int:
+    """
+    Replay a memory snapshot, and show what it would have reserved with other allocator settings, or on another card.
+
+    SNAPSHOT.pickle is what torch.cuda.memory._dump_snapshot wrote; nothing of the pickle is run. Best recorded from before the first
+    allocation: what was there before is put in the order of its addresses. Exit code 1: it does not run on that card with any settings.
+    """
+    from memplan.allocator.replay import reproduces
+    from memplan.memory.snapshot import read_snapshot
+
+    recording = read_snapshot(path, device=device)
+    same = reproduces(recording) is not None
+    capacity_bytes = _capacity(gpu_name, gpu_memory)
+    rows = _replayed(recording, list(dict.fromkeys((recording.settings, *(texts or USUAL)))), capacity_bytes)
+    if output_format == "json":
+        found = [{"settings": settings, **vars(seen), "fits": seen.fits} for settings, seen in rows]
+        begins_empty = not recording.live
+        answer = {"schema_version": 1, "events": len(recording.trace.actions), "recorded_settings": recording.settings}
+        click.echo(json.dumps(answer | {"is_reproduced": same, "begins_empty": begins_empty, "replays": found}, indent=2))
+    else:
+        _show(recording, rows, is_reproduced=same)
+    return 0 if any(seen.fits for _, seen in rows) else 1
+
+
+def _capacity(gpu_name: str | None, gpu_memory: str | None) -> int:
+    """Return what the allocator can have: without the CUDA context, at its largest."""
+    from memplan.cli.plan import cards_for
+    from memplan.estimators.analytic import CONTEXT_HIGH_BYTES
+    from memplan.hardware.spec import UNLIMITED_BYTES
+
+    if gpu_name is None and gpu_memory is None:
+        return UNLIMITED_BYTES
+    return max(0, cards_for(auto=False, name=gpu_name, memory=gpu_memory)[0].total_memory_bytes - CONTEXT_HIGH_BYTES)
+
+
+def _replayed(recording: Snapshot, texts: Sequence[str], capacity_bytes: int) -> list[tuple[str, Replayed]]:
+    from memplan.allocator.config import read_settings
+    from memplan.allocator.replay import what_if
+    from memplan.allocator.simulator import CachingAllocator, Card
+
+    return [(text, what_if(recording, CachingAllocator(Card(capacity_bytes, capacity_bytes), read_settings(text)))) for text in texts]
+
+
+def _show(recording: Snapshot, rows: Sequence[tuple[str, Replayed]], *, is_reproduced: bool) -> None:
+    from memplan.reports.terminal import print_table
+    from memplan.units import format_bytes
+
+    click.echo(f"{len(recording.trace.actions)} events; recorded with {recording.settings or 'the default settings'}\n")
+    table = []
+    for text, seen in rows:
+        verdict = "runs" if not seen.gave_back else f"tight: {seen.num_alloc_retries} retries"
+        sizes = (format_bytes(seen.peak_allocated_bytes), format_bytes(seen.peak_reserved_bytes))
+        table.append((text or "default", *sizes, verdict if seen.fits else f"out of memory at allocation {seen.out_of_memory_at}"))
+    print_table(("PYTORCH_ALLOC_CONF", "peak allocated", "peak reserved", ""), table)
+    if not is_reproduced:
+        click.echo(
+            "\nmind: the simulated allocator did not do what was recorded (another PyTorch, private pools, or a card that was full): "
+            "these figures are near, not exact",
+            err=True,
+        )
+    if recording.live:
+        click.echo("\nmind: the recording began with memory allocated, which is put in the order of its addresses", err=True)

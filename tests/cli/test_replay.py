@@ -1,0 +1,81 @@
+"""`memplan replay`."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from pathlib import Path
+
+import pytest
+
+from memplan.estimators.rehearsed import rehearse
+from memplan.hardware.catalog import find_card
+from memplan.memory.rehearsal import Rehearsal
+from memplan.memory.snapshot import write_snapshot
+from memplan.standin.build import TorchBuild
+from tests.conftest import Run
+from tests.standin.conftest import torch_build
+
+__all__ = ["torch_build"]
+
+STEPS = Path(__file__).parents[1] / "programs" / "steps.py"
+
+
+@pytest.fixture(scope="module")
+def rehearsal(torch_build: TorchBuild) -> Rehearsal:
+    return rehearse(f"{STEPS}:mlp", gpu=find_card("t4").endless())
+
+
+@pytest.fixture
+def snapshot(rehearsal: Rehearsal, tmp_path: Path) -> Path:
+    assert rehearsal.trace is not None
+    write_snapshot(tmp_path / "step.pickle", rehearsal.trace)
+    return tmp_path / "step.pickle"
+
+
+def test_a_snapshot_is_replayed_with_other_settings(run_memplan: Run, rehearsal: Rehearsal, snapshot: Path) -> None:
+    """As it was recorded it reserves what was reserved; with others what the real allocator would."""
+    answer = json.loads(run_memplan("replay", snapshot, "--format", "json").stdout)
+
+    assert answer["is_reproduced"]
+    assert answer["begins_empty"]
+    reserved = {row["settings"]: row["peak_reserved_bytes"] for row in answer["replays"]}
+    assert reserved[""] == rehearsal.peak_reserved_bytes
+    real = rehearse(f"{STEPS}:mlp", gpu=find_card("t4"), environment={"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"})
+    assert reserved["expandable_segments:True"] == real.peak_reserved_bytes
+
+
+def test_a_card_that_is_too_small_is_told(run_memplan: Run, snapshot: Path) -> None:
+    """Exit code 1 where no settings help."""
+    small, text = run_memplan("replay", snapshot, "--gpu-memory", "700MiB"), run_memplan("replay", snapshot, "--gpu", "t4")
+
+    assert (small.returncode, text.returncode) == (1, 0)
+    assert "out of memory at allocation" in small.stdout
+    assert "runs" in text.stdout
+
+
+def test_what_the_simulated_allocator_would_not_do_is_said(run_memplan: Run, tmp_path: Path) -> None:
+    """A recording with a segment of 3 MiB, as no PyTorch makes it, and one that began in the middle."""
+    entries = [
+        {"action": "segment_alloc", "addr": 0, "size": 3 * 2**20, "stream": 0, "frames": []},
+        {"action": "alloc", "addr": 0, "size": 2 * 2**20, "stream": 0, "frames": []},
+        {"action": "free_completed", "addr": 2**30, "size": 2**20, "stream": 0, "frames": []},
+    ]
+    segment = {"device": 0, "address": 2**30, "total_size": 2**21, "stream": 0, "segment_type": "small", "blocks": []}
+    path = tmp_path / "odd.pickle"
+    path.write_bytes(pickle.dumps({"segments": [segment], "device_traces": [entries], "allocator_settings": {}}))
+
+    result = run_memplan("replay", path)
+
+    assert result.returncode == 0, result.stderr
+    assert "near, not exact" in result.stderr
+    assert "began with memory allocated" in result.stderr
+
+
+@pytest.mark.parametrize("arguments", [["missing.pickle"], ["--settings", "foo:1"], ["--gpu", "nocard"], ["--device", "3"]])
+def test_mistakes_are_told(run_memplan: Run, snapshot: Path, arguments: list[str]) -> None:
+    first = [] if arguments[0] == "missing.pickle" else [snapshot]
+    result = run_memplan("replay", *first, *arguments)
+
+    assert result.returncode == 2
+    assert result.stderr.startswith("Error: ")

@@ -113,7 +113,7 @@ def test_links_lead_somewhere(path: Path) -> None:
         assert (REPOSITORY / target).exists(), target
 
 
-@pytest.mark.parametrize("command", ["", "undo", "gpus", "rehearse"])
+@pytest.mark.parametrize("command", ["", "compare", "gpus", "rehearse", "replay", "undo"])
 def test_every_help_has_examples(command: str) -> None:
     """--help of every command shows how it is used, and every example names options that exist."""
     result = subprocess.run([sys.executable, "-m", "memplan", *command.split(), "--help"], capture_output=True, text=True, check=True)

@@ -5,7 +5,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: plan test lint types architecture pytest format templates benchmark clean
+# make accuracy    the heavy suite: what is worked out of thirteen programs on three cards, held to rehearsals
+.PHONY: plan test accuracy lint types architecture pytest format templates benchmark clean
 
 plan: .venv/ready
 	$(BIN)/memplan --gpu-memory 24
@@ -32,6 +33,9 @@ architecture: .venv/ready
 pytest: .venv/ready
 	$(BIN)/pytest -n auto --cov --cov-report=term-missing:skip-covered
 
+accuracy: .venv/ready
+	$(BIN)/pytest -n auto -m accuracy
+
 format: .venv/ready
 	$(BIN)/ruff check --fix --quiet . ; $(BIN)/ruff format --quiet .
 
@@ -41,6 +45,7 @@ templates: .venv/ready
 benchmark: .venv/ready
 	$(BIN)/python benchmarks/startup.py
 	$(BIN)/python benchmarks/rehearsal.py
+	$(BIN)/python benchmarks/allocator.py
 
 clean:
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage dist build

@@ -1,0 +1,103 @@
+"""What is worked out from a few rehearsals, beside rehearsals of the same sizes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from memplan.allocator.replay import replay
+from memplan.allocator.simulator import CachingAllocator, Card
+from memplan.errors import UsageError
+from memplan.estimators.rehearsed import Rehearser
+from memplan.estimators.target import target_from
+from memplan.hardware.catalog import find_card
+from memplan.hardware.spec import UNLIMITED_BYTES, GpuSpec
+from memplan.memory.parametric import Sweep
+from memplan.memory.rehearsal import Rehearsal
+from memplan.memory.requests import Requests, requests_of
+from memplan.planner.search import largest_fitting
+
+FILE = Path(__file__).with_name("programs_to_plan.py")
+CARDS = ("t4", "a100-40", "rtx4090")
+LOW, HIGH = 1, 64
+POINTS = (3, 7, 13, 21, 27, 35, 43, 51, 59)
+"""Where what was worked out is compared."""
+
+
+@dataclass(frozen=True)
+class Assessment:
+    """One program on one kind of card."""
+
+    program: str
+    card: str
+    errors: tuple[float, ...]
+    """Of the peak reserved at each point that was worked out: worked out over rehearsed, less 1."""
+    num_rehearsals: int
+    """That working them out, and the search, took."""
+    largest: int
+    """The largest batch that was called fitting."""
+    fits: bool
+    """Whether it ran on such a card without giving anything back."""
+    next_fits: bool
+    """Whether the next larger one did too."""
+    reported_bytes: int
+    """The peak reserved that was reported for the largest."""
+    rehearsed_bytes: int
+    """What a fresh rehearsal reserves there."""
+
+
+def assess(program: str, name: str) -> Assessment:
+    """Work out the batches of *program* on the card called *name*, of a size that is full in the middle, and hold it to rehearsals."""
+    kind = find_card(name)
+    with Rehearser(target_from(f"{FILE}:{program}")) as rehearser:
+        sweep = Sweep(lambda batch: requests(run(rehearser, kind.endless(), batch)))
+
+        def reserved(batch: int) -> int:
+            found, sizes = sweep.at(batch, low=LOW, high=HIGH)
+            return replay(found, CachingAllocator(Card(UNLIMITED_BYTES, UNLIMITED_BYTES)), sizes=sizes).peak_reserved_bytes
+
+        capacity_bytes = (reserved(LOW) + reserved(HIGH)) // 2
+        largest = largest_fitting(
+            lambda batch: reserved(batch) <= capacity_bytes, low=LOW, high=HIGH, rough=lambda batch: batch <= HIGH // 2
+        )
+        assert largest is not None
+        sweep.ask(largest)  # what is recommended has itself been rehearsed
+        worked_out = {batch: reserved(batch) for batch in POINTS}
+        worked_out = {batch: bytes_ for batch, bytes_ in worked_out.items() if batch not in sweep.rehearsed}
+        num_rehearsals = len(sweep.rehearsed)
+    with Rehearser(target_from(f"{FILE}:{program}")) as fresh:
+        errors = tuple(bytes_ / run(fresh, kind.endless(), batch).peak_reserved_bytes - 1 for batch, bytes_ in worked_out.items())
+        real = kind.model_copy(update={"total_memory_bytes": capacity_bytes})
+        return Assessment(
+            program=program,
+            card=name,
+            errors=errors,
+            num_rehearsals=num_rehearsals,
+            largest=largest,
+            fits=runs(fresh, real, largest),
+            next_fits=runs(fresh, real, largest + 1),
+            reported_bytes=reserved_of(sweep.rehearsed[largest]),
+            rehearsed_bytes=run(fresh, kind.endless(), largest).peak_reserved_bytes,
+        )
+
+
+def run(rehearser: Rehearser, gpu: GpuSpec, batch: int) -> Rehearsal:
+    return rehearser.rehearse(gpu=gpu, values={"batch": batch}, steps=3, context_bytes=0, looks=False)
+
+
+def runs(rehearser: Rehearser, gpu: GpuSpec, batch: int) -> bool:
+    """Say whether the program runs on *gpu* without giving anything back."""
+    try:
+        seen = run(rehearser, gpu, batch)
+    except UsageError:
+        return False
+    return seen.fits and seen.num_alloc_retries == 0
+
+
+def requests(rehearsal: Rehearsal) -> Requests:
+    assert rehearsal.trace is not None
+    return requests_of(rehearsal.trace)
+
+
+def reserved_of(found: Requests) -> int:
+    return replay(found, CachingAllocator(Card(UNLIMITED_BYTES, UNLIMITED_BYTES))).peak_reserved_bytes

@@ -1,0 +1,69 @@
+"""
+What is planned from a few rehearsals is what rehearsals say: thirteen kinds of program, three kinds of card.
+
+`python benchmarks/accuracy.py` prints the figures.
+"""
+
+from __future__ import annotations
+
+import statistics
+
+import pytest
+
+from memplan.estimators.rehearsed import Rehearser
+from memplan.estimators.target import Target
+from memplan.estimators.workload_rehearsal import WorkloadRehearsals, _step_of
+from memplan.hardware.catalog import find_card
+from memplan.planner.planner import make_plan
+from memplan.standin.build import TorchBuild
+from memplan.workload.workload import Workload
+from tests.accuracy.programs_to_plan import PROGRAMS
+from tests.accuracy.sweeps import CARDS, assess
+from tests.estimators.test_workload_rehearsal import workload
+from tests.standin.conftest import torch_build
+
+__all__ = ["torch_build"]
+
+MEDIAN, WORST = 0.002, 0.02
+"""Of the peak: how far what was worked out may be from a rehearsal."""
+
+
+def hold(program: str, card: str) -> None:
+    """Work out *program* on *card*, and hold it to rehearsals."""
+    seen = assess(program, card)
+
+    assert seen.errors, "every point was rehearsed"
+    assert statistics.median(map(abs, seen.errors)) <= MEDIAN
+    assert max(map(abs, seen.errors)) <= WORST
+    assert seen.reported_bytes == seen.rehearsed_bytes
+    assert (seen.fits, seen.next_fits) == (True, False)
+
+
+@pytest.mark.accuracy
+@pytest.mark.parametrize("card", CARDS)
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_every_program_is_worked_out_as_it_is_rehearsed(torch_build: TorchBuild, program: str, card: str) -> None:
+    """The largest batch called fitting fits, the next does not; what was reported for it, and every point between, is a rehearsal's."""
+    hold(program, card)
+
+
+@pytest.mark.parametrize("program", ["adversarial", "unet"])
+def test_a_program_is_worked_out_as_it_is_rehearsed(torch_build: TorchBuild, program: str) -> None:
+    """Two of them in every run of the tests; the others take ten minutes: `pytest -m accuracy`."""
+    hold(program, "t4")
+
+
+def test_a_plan_reports_what_a_fresh_rehearsal_says(torch_build: TorchBuild, built_in: Workload) -> None:
+    """A decoder and a contrastive encoder (smaller than the one that is built in), each as planned, in a process of their own."""
+    encoder = built_in.model.encoder.model_copy(update={"num_layers": 2})  # type: ignore[union-attr]
+    small = built_in.model_copy(update={"model": built_in.model.model_copy(update={"encoder": encoder, "num_channels": 1})})
+    for planned, gpu in ((workload(), find_card("a100-40")), (small.with_training(sequence_length=128), find_card("t4"))):
+        plan = make_plan(planned, gpu, WorkloadRehearsals(), method="rehearsed", target=64)
+        stages = plan.after.stages or (None,)
+        with Rehearser(Target("memplan.programs.built_in", "build")) as fresh:
+            for stage, reported in zip(stages, plan.stages, strict=True):
+                step = _step_of(plan.after, gpu, stage)
+                seen = fresh.rehearse(gpu=step.card, values={"workload": step.workload}, looks=False)
+
+                assert reported.estimate.peak_reserved_bytes == seen.peak_reserved_bytes
+                assert reported.estimate.peak_allocated_bytes == seen.peak_allocated_bytes

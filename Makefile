@@ -1,11 +1,11 @@
-# make plan    set up everything and plan the built-in workload for a 24 GB card
-# make test    set up everything and run all checks: formatting, types, architecture, tests with coverage
-# Both need python3 (3.10 or later) and make, nothing else. The environment is .venv, about 6 GB: PyTorch's CUDA build is part of it.
+# make plan        set up everything and plan the built-in workload for a 24 GB card
+# make test        set up everything and run all checks: formatting, types, architecture, tests with coverage
+# make accuracy    the heavy suite: what is worked out of thirteen programs on three cards, held to rehearsals
+# All need python3 (3.10 or later) and make, nothing else. The environment is .venv, about 6 GB: PyTorch's CUDA build is part of it.
 
 PYTHON ?= python3
 BIN := .venv/bin
 
-# make accuracy    the heavy suite: what is worked out of thirteen programs on three cards, held to rehearsals
 .PHONY: plan test accuracy lint types architecture pytest format templates benchmark clean
 
 plan: .venv/ready

@@ -13,6 +13,7 @@ from typing import NamedTuple, TypedDict
 
 from typing_extensions import Unpack
 
+from memplan.allocator.config import read_settings
 from memplan.errors import UsageError
 from memplan.estimators import guide
 from memplan.estimators.base import Estimator, rough_of
@@ -74,14 +75,15 @@ def decide(
     Return what to use for *workload* on *gpu*.
 
     *target*: the effective batch to reach; else the workload's own, else the one it has now; with *fills_card* the largest micro-batch that
-    fits, without accumulation. Raises UsageError for pins that make no sense, or a target below one micro-batch on each rank.
+    fits, without accumulation. Raises UsageError for pins or allocator settings that make no sense, or a target below one micro-batch on
+    each rank.
     """
     pinned = pin(workload, pins)
     if target is not None and pins.pins("target_effective_batch_size"):
         raise UsageError("the target effective batch is given twice", hint="give `--target-effective-batch` or the pin, not both")
     ranks = pinned.parallelism.data_parallel_size
     least = ranks * (pinned.training.micro_batch_size if pins.pins("micro_batch_size") else 1)
-    budget = MemoryBudget(total_bytes=gpu.total_memory_bytes, others_used_bytes=gpu.others_used_bytes, margin=margin)
+    budget = _budget(pinned, gpu, margin)
     if fills_card and not pinned.training.target_effective_batch_size and not pins.pins("micro_batch_size"):
         target = ranks * (_filling(pinned, gpu, estimator, budget) or 1)
     target = target or pinned.training.target_effective_batch_size or max(least, _present_batch(workload, pinned))
@@ -142,6 +144,13 @@ def make_plan(
         most = _most_useful(decision.target, after.parallelism.data_parallel_size)
         levers = find_levers(after, gpu=gpu, budget=budget, estimator=estimator, most=most, fits=True)
     return plan.model_copy(update={"reasons": reasons, "warnings": warnings, "levers": levers})
+
+
+def _budget(workload: Workload, gpu: GpuSpec, margin: float) -> MemoryBudget:
+    """Return what a plan may use of *gpu*: no more than the allocator's settings leave the process."""
+    fraction = read_settings(workload.training.allocator_settings).memory_fraction
+    total_bytes = gpu.total_memory_bytes if fraction is None else int(fraction * gpu.total_memory_bytes)
+    return MemoryBudget(total_bytes=total_bytes, others_used_bytes=gpu.others_used_bytes, margin=margin)
 
 
 def _filling(pinned: Workload, gpu: GpuSpec, estimator: Estimator, budget: MemoryBudget) -> int | None:

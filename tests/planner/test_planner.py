@@ -369,3 +369,20 @@ def test_the_guide_says_where_it_does_not_fit_by_its_own_rule(built_in: Workload
 
     assert not plan.fits
     assert any("a batch of 1 all the same" in reason for reason in plan.reasons)
+
+
+def test_a_share_of_the_card_is_all_that_a_plan_may_use(built_in: Workload, a100: GpuSpec) -> None:
+    """per_process_memory_fraction; other settings of the allocator leave the whole card."""
+    whole, half, other = (
+        make_plan(built_in.with_training(allocator_settings=settings), a100, analytic.estimate, method="analytic")
+        for settings in ("", "per_process_memory_fraction:0.5", "max_split_size_mb:128")
+    )
+
+    assert half.budget.total_bytes == a100.total_memory_bytes // 2
+    assert half.after.training.micro_batch_size < whole.after.training.micro_batch_size
+    assert other.budget == whole.budget
+
+
+def test_settings_that_pytorch_would_refuse_are_refused(built_in: Workload, a100: GpuSpec) -> None:
+    with pytest.raises(UsageError, match="max_split_size_mb:1"):
+        make_plan(built_in.with_training(allocator_settings="max_split_size_mb:1"), a100, analytic.estimate, method="analytic")

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from memplan.edits.apply import FileChange
     from memplan.estimators.base import Estimator
     from memplan.hardware.spec import GpuSpec
-    from memplan.planner.curves import Curve
+    from memplan.planner.curves import Curve, Variable
     from memplan.planner.plan import Plan
 
 EXAMPLES = """
@@ -53,7 +53,15 @@ Examples:
 @method_option(["auto", "analytic", "rehearsed", "guide"])
 @click.option("--profile", is_flag=True, help="Run the workload's real step; on a stand-in card (--method rehearsed), as the report says.")
 @click.option("--levers", "with_levers", is_flag=True, help="Say also of a plan that fits what changes would do: each is tried.")
-@click.option("--curves", "with_curves", is_flag=True, help="Show memory against the micro-batch, and against the negatives.")
+@click.option(
+    "--curves",
+    metavar="[NAMES]",
+    is_flag=False,
+    flag_value="usual",
+    callback=lambda _context, _option, text: _read_curves(text),
+    help="Show memory against the micro-batch, the negatives, and the positives where they cost any; or against the fields named, as "
+    "--curves=sequence_length,n_negatives.",
+)
 @click.option(
     "--report",
     type=click.Path(path_type=Path, dir_okay=False),
@@ -83,7 +91,7 @@ def plan_command(
     method: str,
     profile: bool,
     with_levers: bool,
-    with_curves: bool,
+    curves: Sequence[Variable] | None,
     report: Path | None,
     snapshot: Path | None,
     margin: float | None,
@@ -119,12 +127,25 @@ def plan_command(
         writes=apply_plan,
         shows_diff=apply_plan or dry_run,
         as_json=output_format == "json",
-        curves=with_curves,
+        curves=curves,
         report=report,
         snapshot=snapshot,
     )
     asked = Asked("rehearsed" if profile else method, target, margin, pins, with_levers)
     return _plan(cards_for(auto=auto, name=gpu_name, memory=gpu_memory), gpu_memory, config_path, asked, wanted, profiles=profile)
+
+
+def _read_curves(text: str | None) -> Sequence[Variable] | None:
+    """Return the variables that --curves names; none for the usual ones, None where it was not given."""
+    if text is None or text == "usual":
+        return None if text is None else ()
+    from memplan.planner.curves import VARIABLES
+
+    names = [name.strip() for name in text.split(",")]
+    unknown = [name for name in names if name not in VARIABLES]
+    if unknown:
+        raise UsageError(f"--curves={text}: there is no curve of {unknown[0]!r}", hint=f"name some of {', '.join(VARIABLES)}")
+    return [variable for variable in VARIABLES if variable in names]
 
 
 class _Wanted(NamedTuple):
@@ -133,7 +154,8 @@ class _Wanted(NamedTuple):
     writes: bool
     shows_diff: bool
     as_json: bool
-    curves: bool
+    curves: Sequence[Variable] | None
+    """Along which variables; none of them: the usual ones."""
     report: Path | None
     snapshot: Path | None
 
@@ -270,7 +292,7 @@ def _guide(configuration: Configuration, card: GpuSpec, typed_memory: str | None
 
     if asked._replace(method="", pins=()) != Asked("", None, None, ()) or asked.pins:
         raise UsageError("the guide has its own target and margin, pins nothing, and knows no levers", hint="use `--method analytic`")
-    if wanted and (wanted.curves or wanted.report or wanted.snapshot):
+    if wanted and (wanted.curves is not None or wanted.report or wanted.snapshot):
         raise UsageError("the guide's numbers are not drawn", hint="use `--method analytic` for curves and a report")
     # The guide takes the size on the box for GiB.
     memory_gib = parse_size(typed_memory).size_bytes / GIB if typed_memory else card.total_memory_bytes / GIB
@@ -288,7 +310,7 @@ def _drawn(configuration: Configuration, plan: Plan, estimator: Estimator, wante
         if trace_of is None:
             raise MissingError("only a rehearsed step has a snapshot, and this plan is by formulas", hint="use `--method rehearsed`")
         write_snapshot(wanted.snapshot, trace_of(*heaviest_step(plan, estimator)), settings=plan.after.training.allocator_settings)
-    curves = curves_of(plan, estimator) if wanted.curves or wanted.report else ()
+    curves = curves_of(plan, estimator, wanted.curves or ()) if wanted.curves is not None or wanted.report else ()
     if wanted.report is not None:
         _write_report(configuration, plan, estimator, curves, wanted.report)
     return curves
@@ -320,7 +342,7 @@ def _report(configuration: Configuration, planned: Sequence[_Planned], changes: 
 
     plan = planned[0].plan
     print_plan(plan, source=configuration.source, notes=(*configuration.notes, *_alone([each.plan for each in planned])))
-    if wanted.curves:
+    if wanted.curves is not None:
         print_curves(planned[0].curves)
     for path in filter(None, (wanted.report, wanted.snapshot)):
         click.echo(f"\nWrote {path}.", err=True)

@@ -1,9 +1,9 @@
-"""Curves: what the heaviest stage takes against the micro-batch, and against its negatives, beside what the card has."""
+"""Curves: what the heaviest stage takes against one variable, the rest as planned, beside what the card has."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Literal
+from typing import Literal, NamedTuple, get_args
 
 from pydantic import NonNegativeInt
 
@@ -14,6 +14,7 @@ from memplan.hardware.spec import GpuSpec
 from memplan.planner.fitting import heaviest_stage
 from memplan.planner.negatives import limit_of, with_negatives
 from memplan.planner.plan import Plan
+from memplan.workload.model import encoder_of
 from memplan.workload.stage import Stage
 from memplan.workload.workload import Workload
 
@@ -25,6 +26,10 @@ BEYOND = 1.5
 
 MOST_MICRO_BATCH = 4096
 """Where looking for the end of a curve ends."""
+
+
+Variable = Literal["micro_batch_size", "n_negatives", "n_positives", "sequence_length"]
+VARIABLES: tuple[Variable, ...] = get_args(Variable)
 
 
 class CurvePoint(Description):
@@ -49,7 +54,7 @@ class CurvePoint(Description):
 class Curve(Description):
     """What a stage takes against one variable, the rest as planned."""
 
-    variable: Literal["micro_batch_size", "n_negatives"]
+    variable: Variable
     """What is varied."""
 
     stage: str
@@ -68,27 +73,54 @@ class Curve(Description):
     """By rising value."""
 
 
-def curves_of(plan: Plan, estimator: Estimator) -> tuple[Curve, ...]:
-    """Return the curves of *plan*: along the micro-batch, and along the negatives where the stage has any."""
+class _Varied(NamedTuple):
+    """A variable of a step: its value, where a curve of it goes, and the step with another value."""
+
+    planned: int
+    low: int
+    high: int
+    of_value: Callable[[int], tuple[Workload, Stage | None]]
+
+
+def curves_of(plan: Plan, estimator: Estimator, variables: Sequence[Variable] = ()) -> tuple[Curve, ...]:
+    """
+    Return the curves of *plan* along *variables*, as far as the workload has them.
+
+    None: along the micro-batch, the negatives, and the positives where they cost memory.
+    """
     workload, _, stage = heaviest_step(plan, estimator)
+    found = _variables(plan, workload, stage)
+    chosen = variables or [name for name in found if name != "sequence_length"]
     name = stage.name if stage is not None else workload.name
-    micro = workload.training.micro_batch_size
-    most = _end_of_micro_batches(plan, workload, stage)
-    curves = [
-        _curve(
-            plan, estimator, "micro_batch_size", name, micro, _spread(1, most, micro),
+    return tuple(_curve(plan, estimator, variable, name, found[variable]) for variable in chosen if variable in found)
+
+
+def _variables(plan: Plan, workload: Workload, stage: Stage | None) -> dict[Variable, _Varied]:
+    """Return the variables that *workload* has in *stage*."""
+    micro, length = workload.training.micro_batch_size, workload.training.sequence_length
+    found: dict[Variable, _Varied] = {
+        "micro_batch_size": _Varied(
+            micro,
+            1,
+            _end_of_micro_batches(plan, workload, stage),
             lambda size: (workload.with_training(micro_batch_size=size), stage),
         )
-    ]  # fmt: skip
-    if stage is not None and workload.contrastive is not None and limit_of(stage, workload) > 0:
+    }
+    contrastive = workload.contrastive
+    if stage is not None and contrastive is not None:
         most = max(int(limit_of(stage, workload) * BEYOND), stage.n_negatives)
-        curves.append(
-            _curve(
-                plan, estimator, "n_negatives", name, stage.n_negatives, _spread(0, most, stage.n_negatives),
-                lambda count: (workload, with_negatives(stage, count)),
+        if most:
+            found["n_negatives"] = _Varied(stage.n_negatives, 0, most, lambda count: (workload, with_negatives(stage, count)))
+        if contrastive.sampling != "pair":
+            most = max(2, int(stage.n_positives * BEYOND))
+            found["n_positives"] = _Varied(
+                stage.n_positives, 1, most, lambda count: (workload, stage.model_copy(update={"n_positives": count}))
             )
-        )  # fmt: skip
-    return tuple(curves)
+    if encoder_of(workload.model) is not None:
+        found["sequence_length"] = _Varied(
+            length, max(1, length // 8), length, lambda tokens: (workload.with_training(sequence_length=tokens), stage)
+        )
+    return found
 
 
 def heaviest_step(plan: Plan, estimator: Estimator) -> tuple[Workload, GpuSpec, Stage | None]:
@@ -120,20 +152,13 @@ def _spread(low: int, high: int, planned: int) -> list[int]:
     return sorted({value for value in values if value <= high} | {planned, high})
 
 
-def _curve(
-    plan: Plan,
-    estimator: Estimator,
-    variable: Literal["micro_batch_size", "n_negatives"],
-    stage_name: str,
-    planned: int,
-    values: Sequence[int],
-    of_value: Callable[[int], tuple[Workload, Stage | None]],
-) -> Curve:
+def _curve(plan: Plan, estimator: Estimator, variable: Variable, stage_name: str, varied: _Varied) -> Curve:
+    values = _spread(varied.low, varied.high, varied.planned)
     works_out = worker_of(estimator)
     if works_out is None:
-        found = [(estimator(workload, plan.gpu, stage).device_used, "analytic") for workload, stage in map(of_value, values)]
+        found = [(estimator(workload, plan.gpu, stage).device_used, "analytic") for workload, stage in map(varied.of_value, values)]
     else:
-        found = works_out(of_value, values, plan.gpu)
+        found = works_out(varied.of_value, values, plan.gpu)
     points = tuple(
         CurvePoint.model_validate(
             {
@@ -149,7 +174,7 @@ def _curve(
     return Curve(
         variable=variable,
         stage=stage_name,
-        planned=planned,
+        planned=varied.planned,
         budget_bytes=plan.budget_bytes,
         card_bytes=plan.gpu.total_memory_bytes,
         points=points,

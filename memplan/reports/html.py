@@ -15,7 +15,7 @@ from memplan.memory.timeline import Sample, Timeline
 from memplan.memory.trace import CATEGORIES
 from memplan.planner.curves import Curve
 from memplan.planner.plan import Plan
-from memplan.reports.view import PlanView, view_plan
+from memplan.reports.view import CURVE_WORDS, PlanView, view_plan
 from memplan.units import GIB, format_bytes
 
 WIDTH, HEIGHT = 860, 300
@@ -208,12 +208,9 @@ def _phase_at(timeline: Timeline, event: int) -> str:
     return next((mark.phase for mark in reversed(timeline.phases) if mark.position <= event), "the step")
 
 
-_NAMES = {"micro_batch_size": "micro-batch", "n_negatives": "negatives of an anchor"}
-
-
 def _curve(curve: Curve) -> Iterator[str]:
     """Yield the line of a curve with its points, the limits, and its figures."""
-    name = _NAMES[curve.variable]
+    name = CURVE_WORDS[curve.variable]
     top = max(curve.card_bytes, *(point.device_used_bytes for point in curve.points)) * 1.08
     axes = _Axes(curve.points[0].value, curve.points[-1].value, top)
     line = " ".join(f"{axes.x(point.value):.1f},{axes.y(point.device_used_bytes):.1f}" for point in curve.points)

@@ -285,6 +285,12 @@ def _compared_row(card: ComparedCard, *, is_contrastive: bool) -> Iterator[str]:
     yield f"{card.device_used_bytes / card.gpu.total_memory_bytes:.0%}"
 
 
+CURVE_WORDS = {
+    "micro_batch_size": "micro-batch", "n_negatives": "negatives", "n_positives": "positives", "sequence_length": "sequence length"
+}  # fmt: skip
+"""What is varied, in words."""
+
+
 class CurveRow(NamedTuple):
     """A value of a curve."""
 
@@ -306,7 +312,7 @@ class CurveView(NamedTuple):
 
 def view_curve(curve: Curve) -> CurveView:
     """Return *curve* as rows, one for each value."""
-    variable = {"micro_batch_size": "micro-batch", "n_negatives": "negatives"}[curve.variable]
+    variable = CURVE_WORDS[curve.variable]
     return CurveView(
         title=f"memory of {curve.stage} against its {variable}, on the scale of the card (│ is the budget)",
         budget_share=curve.budget_bytes / curve.card_bytes,

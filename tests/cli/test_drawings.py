@@ -58,6 +58,7 @@ def test_a_rehearsed_plan_is_drawn_whole(run_memplan: Run, torch_build: TorchBui
         (["--report", "no/such/folder.html"], 2, "No such file or directory"),
         (["--method", "guide", "--curves"], 2, "the guide's numbers are not drawn"),
         (["--method", "guide", "--levers"], 2, "knows no levers"),
+        (["--curves=speed"], 2, "there is no curve of 'speed'"),
     ],
 )
 def test_mistakes_are_told(run_memplan: Run, arguments: list[str], code: int, message: str) -> None:

@@ -35,6 +35,20 @@ def test_by_formulas_each_point_is_an_estimate(built_in: Workload, a100: GpuSpec
     assert not micro.points[-1].fits
 
 
+def test_positives_have_a_curve_where_they_cost_memory_and_lengths_where_they_are_asked_for(built_in: Workload, a100: GpuSpec) -> None:
+    """With pairs a row holds one positive, however many there are."""
+    assert built_in.contrastive is not None
+    grouped = built_in.model_copy(update={"contrastive": built_in.contrastive.model_copy(update={"sampling": "group"})})
+    paired, group = (make_plan(workload, a100, analytic.estimate, method="analytic") for workload in (built_in, grouped))
+
+    assert [curve.variable for curve in curves_of(group, analytic.estimate)] == ["micro_batch_size", "n_negatives", "n_positives"]
+    assert [curve.variable for curve in curves_of(paired, analytic.estimate)] == ["micro_batch_size", "n_negatives"]
+    (lengths,) = curves_of(paired, analytic.estimate, ["sequence_length"])
+    assert (lengths.variable, lengths.points[-1].value, lengths.planned) == ("sequence_length", 512, 512)
+    sizes = [point.device_used_bytes for point in lengths.points]
+    assert sizes == sorted(sizes)
+
+
 def test_a_plan_that_does_not_fit_has_curves_too(built_in: Workload) -> None:
     """From the smallest try on."""
     plan = make_plan(built_in, find_card("rtx4060"), analytic.estimate, method="analytic")

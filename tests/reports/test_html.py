@@ -74,7 +74,7 @@ def test_a_page_has_what_the_terminal_has_and_the_drawings(built_in: Workload, a
     assert "a note" in text
     assert "Memory over time, step 2 of 01_stage" in text
     assert "memory against micro-batch" in text
-    assert "memory against negatives of an anchor" in text
+    assert "memory against negatives" in text
     assert all(category.replace("_", " ") in text for category in CATEGORIES)
     assert "forward" in page.text
     assert "optimizer" in page.text

@@ -1,12 +1,12 @@
 # make plan        set up everything and plan the built-in workload for a 24 GB card
 # make test        set up everything and run all checks: formatting, types, architecture, tests with coverage
-# make accuracy    the heavy suite: what is worked out of thirteen programs on three cards, held to rehearsals
+# make heavy       what takes longer: thirteen programs on three cards worked out and rehearsed, the README's rehearsed plan
 # All need python3 (3.10 or later) and make, nothing else. The environment is .venv, about 6 GB: PyTorch's CUDA build is part of it.
 
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: plan test accuracy lint types architecture pytest format templates benchmark clean
+.PHONY: plan test heavy lint types architecture pytest format templates benchmark clean
 
 plan: .venv/ready
 	$(BIN)/memplan --gpu-memory 24
@@ -31,10 +31,10 @@ architecture: .venv/ready
 	$(BIN)/lint-imports --no-logo 2>/dev/null || $(BIN)/lint-imports
 
 pytest: .venv/ready
-	$(BIN)/pytest -n auto --cov --cov-report=term-missing:skip-covered
+	$(BIN)/pytest -n auto --dist worksteal --cov --cov-report=term-missing:skip-covered
 
-accuracy: .venv/ready
-	$(BIN)/pytest -n auto -m accuracy
+heavy: .venv/ready
+	$(BIN)/pytest -n auto --dist worksteal -m heavy
 
 format: .venv/ready
 	$(BIN)/ruff check --fix --quiet . ; $(BIN)/ruff format --quiet .

@@ -78,7 +78,14 @@ def skip_without(torch_version: str) -> None:
         pytest.skip(f"the README shows rehearsals with PyTorch {torch_version}, this is {found}")
 
 
-@pytest.mark.parametrize(("where", "body"), BLOCKS, ids=[commands_of(body)[0] for _, body in BLOCKS])
+def case_of(where: str, body: str) -> object:
+    """A block as a case; one whose plan is rehearsed takes minutes where nothing is kept yet."""
+    commands = commands_of(body)
+    is_heavy = any(not command.startswith(("memplan rehearse", "memplan undo")) and "--method" not in command for command in commands)
+    return pytest.param(where, body, id=commands[0], marks=[pytest.mark.heavy] if is_heavy else [])
+
+
+@pytest.mark.parametrize(("where", "body"), [case_of(where, body) for where, body in BLOCKS])
 def test_the_readme_shows_what_its_commands_print(where: str, body: str) -> None:
     """Word for word. When it was meant: `python -m tests.test_docs`."""
     if "rehearse" in body:

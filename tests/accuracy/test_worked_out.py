@@ -39,7 +39,7 @@ def hold(program: str, card: str) -> None:
     assert (seen.fits, seen.next_fits) == (True, False)
 
 
-@pytest.mark.accuracy
+@pytest.mark.heavy
 @pytest.mark.parametrize("card", CARDS)
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_every_program_is_worked_out_as_it_is_rehearsed(torch_build: TorchBuild, program: str, card: str) -> None:
@@ -49,7 +49,7 @@ def test_every_program_is_worked_out_as_it_is_rehearsed(torch_build: TorchBuild,
 
 @pytest.mark.parametrize("program", ["adversarial", "unet"])
 def test_a_program_is_worked_out_as_it_is_rehearsed(torch_build: TorchBuild, program: str) -> None:
-    """Two of them in every run of the tests; the others take ten minutes: `pytest -m accuracy`."""
+    """Two of them in every run of the tests; the others take ten minutes: `make heavy`."""
     hold(program, "t4")
 
 

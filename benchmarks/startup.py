@@ -15,11 +15,21 @@ import subprocess
 import sys
 import tempfile
 import time
+from pathlib import Path
 
 COMMANDS = {
     'python -c "import torch"': [sys.executable, "-c", "import torch"],
     "memplan --gpu-memory 24 --method analytic": [sys.executable, "-m", "memplan", "--gpu-memory", "24", "--method", "analytic"],
     "the same with --format json": [sys.executable, "-m", "memplan", "--gpu-memory", "24", "--method", "analytic", "--format", "json"],
+    "memplan of a small decoder, rehearsed before and kept": [
+        sys.executable,
+        "-m",
+        "memplan",
+        "--gpu",
+        "t4",
+        "--config-path",
+        "small.json",
+    ],
     "memplan --help": [sys.executable, "-m", "memplan", "--help"],
     'python -c "import click, pydantic, rich.console, rich.table"': [
         *(sys.executable, "-c", "import click, pydantic, rich.console, rich.table; pydantic.BaseModel"),
@@ -28,10 +38,23 @@ COMMANDS = {
 }
 
 
+SMALL = {
+    "model": {
+        "kind": "transformer", "architecture": "decoder", "num_layers": 4, "hidden_size": 512, "num_attention_heads": 8,
+        "intermediate_size": 2048, "vocab_size": 16000, "num_positions": 512, "head": "language_model",
+    },
+    "training": {"sequence_length": 256, "precision": "fp16-mixed", "target_effective_batch_size": 64},
+}  # fmt: skip
+
+
 def measure(rounds: int) -> dict[str, list[float]]:
     """Return the seconds of every run of every command."""
     seconds: dict[str, list[float]] = {name: [] for name in COMMANDS}
     with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "small.json").write_text(json.dumps(SMALL), encoding="utf-8")
+        subprocess.run(
+            [sys.executable, "-m", "memplan", "--gpu", "t4", "--config-path", "small.json"], cwd=folder, check=True, capture_output=True
+        )
         for _ in range(rounds):
             for name, command in COMMANDS.items():
                 start = time.perf_counter()

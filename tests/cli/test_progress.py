@@ -1,0 +1,37 @@
+"""What a person sees while rehearsals run."""
+
+from __future__ import annotations
+
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+
+from memplan.standin.build import TorchBuild
+from tests.estimators.test_workload_rehearsal import small_workload
+from tests.standin.conftest import torch_build
+
+__all__ = ["small_workload", "torch_build"]
+
+
+def test_a_terminal_shows_which_step_runs_and_keeps_nothing_of_it(torch_build: TorchBuild, tmp_path: Path, small_workload: Path) -> None:
+    """One line, which is wiped at the end; the second plan runs nothing and shows nothing."""
+    command = [sys.executable, "-m", "memplan", "--gpu", "t4", "--config-path", str(small_workload), "--target-effective-batch", "4"]
+    environment = os.environ | {"MEMPLAN_METHOD": "rehearsed", "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    shown = []
+    for _ in range(2):
+        ours, theirs = pty.openpty()
+        with os.fdopen(ours, "rb", buffering=0) as terminal:
+            subprocess.run(command, env=environment, stdout=subprocess.DEVNULL, stderr=theirs, check=True)
+            os.close(theirs)
+            try:
+                shown.append(terminal.read(100_000).decode())
+            except OSError:  # a terminal whose other end is closed, with nothing left in it
+                shown.append("")
+
+    assert "rehearsal 1 (" in shown[0]
+    assert "micro-batch 4 on Tesla T4" in shown[0]
+    assert shown[0].split("\r")[-1] == ""
+    assert shown[0].split("\r")[-2].strip() == ""
+    assert shown[1] == ""

@@ -64,18 +64,18 @@ class KeptRehearsals:
         except (OSError, ValueError):
             return None
 
-    def put(self, family: str, size: int, rehearsal: Rehearsal) -> None:
-        """Keep *rehearsal* and its trace, where the folder can be written."""
-        if not self._is_writable:
-            return
+    def put(self, family: str, size: int, rehearsal: Rehearsal) -> bool:
+        """Keep *rehearsal* and its trace; say whether the folder could be written."""
         assert rehearsal.trace is not None
-        try:
-            (self._folder / family).mkdir(parents=True, exist_ok=True)
-            _write(self._path(family, size, "trace"), rehearsal.trace.to_bytes())
-            _write(self._path(family, size, "json"), rehearsal.model_dump_json(round_trip=True).encode())
-            self._make_room()
-        except OSError:
-            self._is_writable = False  # a full disk, a folder of somebody else: everything works without, only slower
+        if self._is_writable:
+            try:
+                (self._folder / family).mkdir(parents=True, exist_ok=True)
+                _write(self._path(family, size, "trace"), rehearsal.trace.to_bytes())
+                _write(self._path(family, size, "json"), rehearsal.model_dump_json(round_trip=True).encode())
+                self._make_room()
+            except OSError:
+                self._is_writable = False  # a full disk, a folder of somebody else: everything works without, only slower
+        return self._is_writable
 
     def get_answers(self, family: str, size: int) -> dict[str, dict[str, object]]:
         """Return what was worked out of that rehearsal, by question."""
@@ -132,7 +132,7 @@ def family_of(depends_on: Mapping[str, object]) -> str:
 def _own_code() -> str:
     """Return a digest of what decides a rehearsal here: the programs, the device, and what is made of what they see."""
     digest = hashlib.sha256()
-    for room in ("programs", "standin", "estimators", "memory", "workload"):
+    for room in ("programs", "standin", "allocator", "estimators", "memory", "workload"):
         for path in sorted((_PACKAGE / room).rglob("*")):
             if path.suffix in (".py", ".c", ".h"):
                 digest.update(path.relative_to(_PACKAGE).as_posix().encode() + path.read_bytes())

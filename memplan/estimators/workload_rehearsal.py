@@ -80,7 +80,7 @@ class WorkloadRehearsals:
         key = step.family, step.micro_batch_size
         if key not in self._estimates:
             found = self._kept.get(*key) if self._kept else None
-            self._estimates[key] = found or self._rehearsed(step)
+            self._estimates[key] = found or self._rehearsed(step).model_copy(update={"trace": None})
             self._cards.setdefault(step.likeness, {})[step.family] = step.card
         return self._estimates[key].model_copy(update={"card": step.card.name})
 
@@ -96,11 +96,10 @@ class WorkloadRehearsals:
         except UsageError as error:
             raise NotRehearsedError(f"the step of this workload does not run: {error.message}", hint="use `--method analytic`") from error
         rehearsal = rehearsal.model_copy(update={"values": {}})
-        if self._kept:
-            self._kept.put(step.family, step.micro_batch_size, rehearsal)
         assert rehearsal.trace is not None
-        self._traces[step.family, step.micro_batch_size] = rehearsal.trace
-        return rehearsal.model_copy(update={"trace": None})
+        if not (self._kept and self._kept.put(step.family, step.micro_batch_size, rehearsal)):
+            self._traces[step.family, step.micro_batch_size] = rehearsal.trace  # a trace has megabytes: in memory only where it is not kept
+        return rehearsal
 
     def trace(self, workload: Workload, gpu: GpuSpec, stage: Stage | None) -> MemoryTrace:
         """Return every event of the allocator in that step."""
@@ -108,13 +107,9 @@ class WorkloadRehearsals:
 
     def _trace(self, step: Step) -> MemoryTrace:
         key = step.family, step.micro_batch_size
-        if key not in self._traces:
-            found = self._kept.get_trace(*key) if self._kept else None
-            if found is not None:
-                self._traces[key] = found
-            else:
-                self._estimates[key] = self._rehearsed(step)
-        return self._traces[key]
+        found = self._traces.get(key) or (self._kept.get_trace(*key) if self._kept else None) or self._rehearsed(step).trace
+        assert found is not None
+        return found
 
     def requests(self, workload: Workload, gpu: GpuSpec, stage: Stage | None) -> Requests:
         """Return what that step asks of the allocator."""

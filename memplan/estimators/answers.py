@@ -33,9 +33,6 @@ class Answers(NamedTuple):
         return known | {place: (answer, None) for place, answer in self.given.items()}
 
 
-NO_ANSWERS = Answers({}, {})
-
-
 def read_answers(texts: Iterable[str], folder: Path) -> Answers:
     """Return the answers that *texts* ("FILE.py:LINE=true") say, and those remembered in *folder*. Raises UsageError for bad ones."""
     given: dict[str, str] = {}

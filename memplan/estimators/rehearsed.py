@@ -59,7 +59,6 @@ class Rehearser:
         self._target = target
         self._folder = tempfile.TemporaryDirectory(prefix="memplan-rehearsal-")
         self._process: Process | None = None
-        self._environment: dict[str, str] = {}
         if target.pickled:
             path = Path(self._folder.name) / target.name
             path.write_bytes(target.pickled)

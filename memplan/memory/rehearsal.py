@@ -68,11 +68,6 @@ class DeviceRead(Description):
     reason: str
     """Why that."""
 
-    @property
-    def decides(self) -> bool:
-        """Say whether it was a yes or no, or a number of elements: what a program is likely to act on."""
-        return self.answer in ("true", "false") or self.reason == "your answer"
-
 
 class Finding(Description):
     """Something that only the real program shows."""

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from memplan.errors import UsageError
-from memplan.estimators.answers import NO_ANSWERS, REMEMBERED, Answers, read_answers, remember
+from memplan.estimators.answers import REMEMBERED, Answers, read_answers, remember
 from memplan.estimators.rehearsed import Rehearser
 from memplan.estimators.target import target_from
 from memplan.hardware.catalog import find_card
@@ -77,7 +77,7 @@ def test_an_answer_of_a_rule_is_not_the_users(tmp_path: Path) -> None:
     answers = read_answers(["train.py:12=true"], tmp_path)
 
     assert remember(answers, [read("/project/train.py:12", "if flag:", "an assertion holds")], tmp_path) == ["train.py:12"]
-    assert remember(NO_ANSWERS, [read("/project/train.py:12", "if flag:")], tmp_path) == []
+    assert remember(Answers({}, {}), [read("/project/train.py:12", "if flag:")], tmp_path) == []
     assert list(tmp_path.iterdir()) == []
 
 

@@ -67,7 +67,9 @@ def replay_recorded(recording: Snapshot, allocator: CachingAllocator) -> None:
             if following <= 0 or allocator.has_room(requests.sizes[following - 1], requests.streams[following - 1]):
                 allocator.empty_cache()
         elif request < 0:
-            allocator.free(blocks.pop(-request))
+            freed = blocks.pop(-request, None)
+            if freed is not None:  # None: it could not be had here
+                allocator.free(freed)
         else:
             try:
                 blocks[request] = allocator.malloc(requests.sizes[request - 1], requests.streams[request - 1])

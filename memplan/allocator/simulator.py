@@ -19,6 +19,7 @@ from typing import Literal, NamedTuple
 
 from memplan.allocator.blocks import ADDRESS_BITS, ADDRESS_MASK, ALLOCATED, FREE, UNMAPPED, Block, Pool
 from memplan.allocator.config import NUM_INTERVALS, AllocatorSettings
+from memplan.errors import UsageError
 from memplan.memory.snapshot import Segment
 from memplan.units import MIB
 
@@ -105,11 +106,15 @@ class Card:
 
 
 class CachingAllocator:
-    """The allocator of one process on one card."""
+    """The allocator of one process on one card. Raises UsageError for settings that choose another one."""
 
     def __init__(self, card: Card, settings: AllocatorSettings | None = None) -> None:
         self.card = card
         self.settings = settings or AllocatorSettings()
+        if self.settings.backend != "native":
+            raise UsageError(
+                f"the allocator {self.settings.backend} is CUDA's own, and not simulated", hint="take `backend:` out of the settings"
+            )
         self.allocated_bytes = self.reserved_bytes = 0
         self.peak_allocated_bytes = self.peak_reserved_bytes = 0
         self.num_alloc_retries = self.num_ooms = 0
@@ -356,6 +361,8 @@ class CachingAllocator:
 
     def _expand(self, pool: Pool, size: int) -> Block | None:
         """Return a block of *size* bytes or more, of pages mapped where there is room; None where the card has no pages left."""
+        if self._range_bytes(pool) < size:
+            return None
         block = self._find_expandable_block(pool, size)
         if block.state == UNMAPPED and not self._map(block, min(block.size, size)):
             return None
@@ -374,12 +381,16 @@ class CachingAllocator:
             first = unmapped.prev if unmapped.prev is not None and unmapped.prev.state != ALLOCATED else unmapped
             if first.has_room(size):
                 return first
-        room = self.card.total_bytes + self.card.total_bytes // 8  # so that pages can move from the front to the end
-        length = -(-room // pool.page_bytes) * pool.page_bytes
+        length = self._range_bytes(pool)
         pool.ranges.append(self.card.reserve(length))
         block = Block(pool.ranges[-1], length, pool, None, None)
         pool.put_unmapped(block)
         return block
+
+    def _range_bytes(self, pool: Pool) -> int:
+        """Return how many addresses an expandable segment has: more than the card, so that pages can move from the front to the end."""
+        room = self.card.total_bytes + self.card.total_bytes // 8
+        return -(-room // pool.page_bytes) * pool.page_bytes
 
     def _unmapped_bytes(self, pool: Pool, size: int) -> int:
         """Return the bytes that would have to be mapped for *size*."""

@@ -123,6 +123,9 @@ def plan_command(
         raise UsageError(f"--profile runs the step, and --method {method} does not", hint="leave one of them out")
     if (apply_plan or dry_run) and method == "guide":
         raise UsageError("the guide's numbers are never written", hint="leave `--method guide` out to apply a plan that fits")
+    for path in filter(None, (report, snapshot)):
+        if not path.absolute().parent.is_dir():  # before minutes of rehearsals
+            raise UsageError(f"{path}: there is no such folder", hint="name a file in a folder that is there")
     wanted = _Wanted(
         writes=apply_plan,
         shows_diff=apply_plan or dry_run,

@@ -56,9 +56,3 @@ def settings_of(estimator: Estimator) -> Callable[[str], Estimator] | None:
     """Return what gives the estimator of the same steps under other allocator settings; None where that makes no difference to it."""
     under: Callable[[str], Estimator] | None = getattr(estimator, "under", None)
     return under
-
-
-def known_sizes(estimator: Estimator, workload: Workload, gpu: GpuSpec, stage: Stage | None) -> list[int]:
-    """Return the micro-batches for which *estimator* has its answer already."""
-    known = getattr(estimator, "known", None)
-    return list(known(workload, gpu, stage)) if known is not None else []

@@ -42,14 +42,6 @@ class KeptRehearsals:
         self._folder = folder / "rehearsals"
         self._is_writable = True
 
-    def sizes(self, family: str) -> list[int]:
-        """Return the sizes of *family* that are there."""
-        try:
-            names = [path.name for path in (self._folder / family).iterdir()]
-        except OSError:
-            return []
-        return sorted(int(name.removesuffix(".json")) for name in names if name.removesuffix(".json").isdigit())
-
     def get(self, family: str, size: int) -> Rehearsal | None:
         """Return the rehearsal without its trace; None where it is not there, or not readable."""
         try:

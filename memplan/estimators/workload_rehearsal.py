@@ -13,6 +13,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from functools import lru_cache
+from importlib.machinery import PathFinder
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from memplan.errors import NotRehearsedError, UsageError
@@ -86,6 +87,7 @@ class WorkloadRehearsals:
 
     def _rehearsed(self, step: Step) -> Rehearsal:
         """Run *step*, and keep what was seen."""
+        _check_packages(step)
         if self.tells is not None:
             self.tells(step)
         training = step.workload["training"]
@@ -94,7 +96,8 @@ class WorkloadRehearsals:
         try:
             rehearsal = _rehearser().rehearse(gpu=step.card, values={"workload": step.workload}, looks=False, environment=settings)
         except UsageError as error:
-            raise NotRehearsedError(f"the step of this workload does not run: {error.message}", hint="use `--method analytic`") from error
+            reason = error.message.splitlines()[0].removesuffix("; its last words:")
+            raise NotRehearsedError(f"the step of this workload does not run: {reason}", hint="use `--method analytic`") from error
         rehearsal = rehearsal.model_copy(update={"values": {}})
         assert rehearsal.trace is not None
         if not (self._kept and self._kept.put(step.family, step.micro_batch_size, rehearsal)):
@@ -127,27 +130,32 @@ class WorkloadRehearsals:
         """
         Return about what that step takes, without running it: a search begins with it, and nobody is told of it.
 
-        From the two sizes nearest to it that were run, as if the peak were a straight line, or else those that were run on the card that
-        is most like it; from the formulas where there is one or none, corrected by how far they were off at the one.
+        From the two sizes nearest to it that this process has asked for, as if the peak were a straight line, or else from those of the
+        card that is most like it; from the formulas where there is one or none, corrected by how far they were off at the one. What others
+        have kept on disk plays no part: a plan is the same whatever the cache holds.
         """
         step = _step_of(workload, gpu, stage)
         size = step.micro_batch_size
-        known = {other: self._rehearsal(step._replace(micro_batch_size=other)) for other in self.known(workload, gpu, stage)}
+        known = self._asked(step.family)
         if size in known:
             return known[size]
         known = known or self._of_likest_card(step)
         formula = analytic.estimate(workload, gpu, stage)
-        nearest = sorted(known, key=lambda other: abs(other - size))[:2]
+        nearest = sorted(known, key=lambda other: (abs(other - size), other))[:2]
         if not nearest:
             return formula
         high = [known[other].device_used.high_bytes for other in nearest]
-        if len(nearest) == 2:
-            guessed = high[0] + (high[1] - high[0]) * (size - nearest[0]) // (nearest[1] - nearest[0])
-        else:
+        rise = (high[1] - high[0]) * (nearest[1] - nearest[0]) if len(nearest) == 2 else 0
+        if rise > 0:
+            guessed = max(0, high[0] + (high[1] - high[0]) * (size - nearest[0]) // (nearest[1] - nearest[0]))
+        else:  # one size, or two of which the larger takes less: a threshold lies between them
             there = analytic.estimate(workload.with_training(micro_batch_size=nearest[0]), gpu, stage)
             guessed = formula.device_used.high_bytes * high[0] // there.device_used.high_bytes
-        guessed = max(0, guessed)
         return formula.model_copy(update={"device_used": MemoryRange(low_bytes=guessed, expected_bytes=guessed, high_bytes=guessed)})
+
+    def _asked(self, family: str) -> dict[int, Rehearsal]:
+        """Return what this process has asked for of *family*, by size."""
+        return {size: rehearsal for (other, size), rehearsal in self._estimates.items() if other == family}
 
     def _of_likest_card(self, step: Step) -> dict[int, Rehearsal]:
         """Return what was run of *step* here on the card with the nearest capability and number of multiprocessors, by size."""
@@ -155,13 +163,7 @@ class WorkloadRehearsals:
         if not cards:
             return {}
         likest = min(cards, key=lambda family: _unlikeness(cards[family], step.card))
-        return {size: rehearsal for (family, size), rehearsal in self._estimates.items() if family == likest}
-
-    def known(self, workload: Workload, gpu: GpuSpec, stage: Stage | None) -> list[int]:
-        """Return the micro-batches with which that step has been run."""
-        family = _step_of(workload, gpu, stage).family
-        kept = self._kept.sizes(family) if self._kept else []
-        return sorted({*kept, *(size for other, size in self._estimates if other == family)})
+        return self._asked(likest)
 
     def squeezed(
         self, workload: Workload, gpu: GpuSpec, stage: Stage | None, *, capacity_bytes: int, settings: str | None = None
@@ -202,8 +204,8 @@ class WorkloadRehearsals:
         sweep = Sweep(lambda value: self.requests(*_with_card(of_value(value), gpu)))
         low, high = min(values), max(values)
         for value in values:
-            workload, stage = of_value(value)
-            if workload.training.micro_batch_size in self.known(workload, gpu, stage):
+            step = _step_of(*_with_card(of_value(value), gpu))
+            if step.micro_batch_size in self._asked(step.family):
                 sweep.ask(value)
         ends = {value: self(*_with_card(of_value(value), gpu)) for value in (low, high)}
         found = []
@@ -235,7 +237,6 @@ class _Under:
     def __init__(self, rehearsals: WorkloadRehearsals, settings: str) -> None:
         self._rehearsals = rehearsals
         self._settings = settings
-        self.known = rehearsals.known
 
     def __call__(self, workload: Workload, gpu: GpuSpec, stage: Stage | None) -> MemoryEstimate:
         """Return the memory of the step with these settings."""
@@ -263,6 +264,20 @@ def _with_reserved(estimate: MemoryEstimate, reserved_bytes: int) -> MemoryEstim
     )
 
 
+def _check_packages(step: Step) -> None:
+    """Raise NotRehearsedError where the step's optimizer comes from a package that is missing: no process has to begin for that."""
+    optimizer: Any = step.workload["optimizer"]
+    package = _PACKAGES.get(optimizer["name"])
+    if package is not None and PathFinder.find_spec(package) is None:
+        raise NotRehearsedError(
+            f"the optimizer {optimizer['name']} is that of {package}, which is not installed", hint=f"`pip install {package}`"
+        )
+
+
+_PACKAGES = {"adafactor": "transformers", "adam8bit": "bitsandbytes", "lion8bit": "bitsandbytes"}
+"""Where optimizers come from that are not PyTorch's."""
+
+
 def _step_of(workload: Workload, gpu: GpuSpec, stage: Stage | None) -> Step:
     """Return what of *workload*, *gpu* and *stage* decides a rehearsal."""
     micro_batches = min(workload.training.gradient_accumulation_steps, MOST_MICRO_BATCHES)
@@ -272,7 +287,7 @@ def _step_of(workload: Workload, gpu: GpuSpec, stage: Stage | None) -> Step:
     card = of_some_kind(gpu).endless()
     alone = reduced.with_training(micro_batch_size=1)
     likeness = alone.model_dump_json()
-    family = _family(likeness, card, _needs_transformers(workload))
+    family = _family(likeness, card, _packages_of(workload))
     return Step(family, workload.training.micro_batch_size, likeness, json.loads(reduced.model_dump_json()), card)
 
 
@@ -283,18 +298,21 @@ def _unlikeness(card: GpuSpec, other: GpuSpec) -> tuple[int, int]:
 
 
 @lru_cache(maxsize=4096)
-def _family(step: str, card: GpuSpec, needs_transformers: bool) -> str:
+def _family(step: str, card: GpuSpec, packages: tuple[str, ...]) -> str:
     kind = {name: getattr(card, name) for name in ("compute_capability", "multiprocessors")}
-    packages: dict[str, object] = {"torch": find_torch()[:3]}
-    if needs_transformers:
+    versions: dict[str, object] = {"torch": find_torch()[:3]}
+    if packages:
         from importlib import metadata  # noqa: PLC0415
 
-        packages["transformers"] = metadata.version("transformers")
-    return family_of({"step": step, "card": kind, "packages": packages})
+        versions |= {package: metadata.version(package) for package in packages if PathFinder.find_spec(package)}
+    return family_of({"step": step, "card": kind, "packages": versions})
 
 
-def _needs_transformers(workload: Workload) -> bool:
-    return isinstance(workload.model, TransformerModel) and workload.model.huggingface_config is not None
+def _packages_of(workload: Workload) -> tuple[str, ...]:
+    """Return the packages besides PyTorch that build the step."""
+    is_huggingface = isinstance(workload.model, TransformerModel) and workload.model.huggingface_config is not None
+    optimizer = _PACKAGES.get(workload.optimizer.name)
+    return (*(["transformers"] if is_huggingface else []), *([optimizer] if optimizer else []))
 
 
 @lru_cache(maxsize=1)

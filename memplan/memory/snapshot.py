@@ -68,7 +68,11 @@ def read_snapshot(path: Path, *, device: int | None = None) -> Snapshot:
         content = _PlainUnpickler(io.BytesIO(path.read_bytes())).load()
         traces, segments = content["device_traces"], content["segments"]
         chosen = _device_with_events(traces, device, path)
-        settings = content.get("allocator_settings", {}).get("PYTORCH_CUDA_ALLOC_CONF", "")
+        settings = content.get("allocator_settings", {}).get("PYTORCH_CUDA_ALLOC_CONF") or ""
+        if not isinstance(settings, str):
+            raise ValueError(f"its settings are {settings!r}")
+        if not any(entry["action"] in ACTIONS for entry in traces[chosen]):
+            raise ValueError("none of its events are known")
         return snapshot_of(traces[chosen], [segment for segment in segments if segment["device"] == chosen], settings=settings)
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}", hint="name the file that torch.cuda.memory._dump_snapshot wrote") from error
@@ -97,7 +101,7 @@ def snapshot_of(entries: Iterable[Mapping[str, Any]], segments: Iterable[Mapping
     known = [entry for entry in entries if entry["action"] in ACTIONS]
     trace = MemoryTrace(
         "".join(ACTIONS[entry["action"]] for entry in known),
-        array("Q", [entry.get("addr") or 0 for entry in known]),
+        array("Q", [entry["device_free"] if entry["action"] == "oom" else entry["addr"] for entry in known]),
         array("Q", [entry["size"] for entry in known]),
         array("Q", [entry["stream"] for entry in known]),
         purposes=b"",

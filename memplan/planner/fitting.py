@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from memplan.estimators.analytic import CONTEXT_HIGH_BYTES
-from memplan.estimators.base import Estimator, known_sizes, rough_of, squeezer_of
+from memplan.estimators.base import Estimator, rough_of, squeezer_of
 from memplan.hardware.spec import GpuSpec
 from memplan.memory.budget import MemoryBudget
 from memplan.planner.search import Fits, largest_fitting
 from memplan.workload.stage import Stage
 from memplan.workload.workload import Workload
 
-NEAR = 1.03
-"""Memory is not strictly monotone in the batch: a size that seems to be over the budget by less than this is tried all the same."""
+NEAR = 1.1
+FARTHEST = 1.25
+"""Memory is not strictly monotone in the batch: sizes up to so many times the largest that fits may fit too, if they seem to be over the
+budget by less than a tenth."""
 
 
 def stages_of(workload: Workload) -> Sequence[Stage | None]:
@@ -46,8 +48,7 @@ def largest_micro_batch(
         return lambda size: budget.fits(judge(of_size(size), gpu, stage).device_used)
 
     rough = rough_of(estimator)
-    known = known_sizes(estimator, of_size(1), gpu, stage)
-    return largest_fitting(fits_by(estimator), low=1, high=most, rough=fits_by(rough) if rough else None, known=known)
+    return largest_fitting(fits_by(estimator), low=1, high=most, rough=fits_by(rough) if rough else None)
 
 
 def near_misses(
@@ -58,12 +59,8 @@ def near_misses(
     if rough is None:
         return []
     wider = budget.model_copy(update={"margin": 1 - (1 - budget.margin) * NEAR})
-    near = []
-    for size in range(largest + 2, most + 1):
-        if not all_stages_fit(of_size(size), gpu, rough, wider):
-            break
-        near.append(size)
-    return near
+    sizes = range(largest + 2, min(most, int(largest * FARTHEST)) + 1)
+    return [size for size in sizes if all_stages_fit(of_size(size), gpu, rough, wider)]
 
 
 def is_tight(workload: Workload, gpu: GpuSpec, stage: Stage | None, estimator: Estimator, budget: MemoryBudget) -> bool:

@@ -74,6 +74,9 @@ def _tried(candidate: Candidate, before: Workload, *, gpu: GpuSpec, budget: Memo
     except NotRehearsedError:
         lever = _judged(candidate, gpu, budget, analytic.estimate, most=most)
         saving_bytes = _heaviest(before, gpu, analytic.estimate).device_used.expected_bytes - lever.device_used_bytes
+        # The formulas' own totals are not those of rehearsals: only their difference is told, and what it leaves of the rehearsed step.
+        fits = usual.high_bytes - saving_bytes <= budget.budget_bytes
+        lever = lever.model_copy(update={"fits": fits, "micro_batch_size": None})
     return lever.model_copy(update={"saving_bytes": saving_bytes, "device_used_bytes": max(0, usual.expected_bytes - saving_bytes)})
 
 

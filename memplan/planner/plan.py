@@ -77,7 +77,7 @@ class Lever(Description):
     """Whether every stage fits with it at that micro-batch."""
 
     micro_batch_size: PositiveInt | None = None
-    """The largest that fits with it; None where none does, and for a change of card."""
+    """The largest that fits with it, up to what the target needs; None where none does, for a change of card, and by formulas."""
 
 
 class Plan(Description):

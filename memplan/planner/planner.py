@@ -41,6 +41,9 @@ class DecisionOptions(TypedDict, total=False):
     fills_card: bool
 
 
+TRIES_BEYOND = 3
+"""How many sizes above the first that does not fit are tried, where the rule would prefer them."""
+
 LARGEST_MICRO_BATCH = 65_536
 """Where trying ends: a model without activations would never fill a card."""
 
@@ -98,7 +101,7 @@ def decide(
         after = _with_choice(pinned, choice)
         after = after.model_copy(update={"stages": tuple(_grown(stage, after, gpu, estimator, budget, pins) for stage in after.stages)})
         if all_stages_fit(after, gpu, estimator, budget):
-            return Decision(pinned, budget, target, largest, choice, after)
+            return Decision(pinned, budget, target, choosing.end_from(max(largest or 0, choice.micro_batch_size)), choice, after)
     return Decision(pinned, budget, target)
 
 
@@ -214,15 +217,25 @@ class _Choosing:
         Memory is not strictly monotone: one that seems to be hardly over the budget may fit, and a smaller one may not.
         """
         near = near_misses(self.of_size, self.gpu, self.estimator, self.budget, largest=largest, most=self.most)
-        if near and self.micro_batch_size is None:
+        for _ in range(TRIES_BEYOND if near and self.micro_batch_size is None else 0):
             beyond = self._by_rule(near[-1])
-            if beyond.micro_batch_size in near:
-                yield beyond
+            if beyond.micro_batch_size not in near:
+                break
+            yield beyond
+            near = [size for size in near if size < beyond.micro_batch_size]
+            if not near:
+                break
         choice = self._by_rule(largest)
         yield choice
         while choice.micro_batch_size > 1 and self.micro_batch_size is None:
             choice = self._by_rule(choice.micro_batch_size - 1)
             yield choice
+
+    def end_from(self, size: int) -> int:
+        """Return the last of the sizes from *size* on that fit one after the other, which is mostly *size* itself."""
+        if self.micro_batch_size is not None:
+            return size
+        return next((after for after in range(size, self.most) if not self.fits(after + 1)), self.most)
 
     def _by_rule(self, largest: int) -> BatchChoice:
         return choose_batch(

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 Fits = Callable[[int], bool]
 
 
-def largest_fitting(fits: Fits, *, low: int, high: int, rough: Fits | None = None, known: Iterable[int] = ()) -> int | None:
+def largest_fitting(fits: Fits, *, low: int, high: int, rough: Fits | None = None) -> int | None:
     """
     Return the largest value in ``[low, high]`` that fits, or None.
 
@@ -15,19 +15,16 @@ def largest_fitting(fits: Fits, *, low: int, high: int, rough: Fits | None = Non
     that does not. Asks about 2 log2 of the answer: cheap where small values decide, and never far above what fits.
 
     *rough* asks something cheap that mostly says the same, and may learn from what *fits* has said: each next value is where it thinks that
-    the end is. *known* are values for which *fits* costs nothing: they are asked first.
+    the end is, but no more than twice what is known to fit.
     """
     if low > high:
         return None
     if rough is None:
         return _doubled(fits, low, high)
     good, bad = low - 1, high + 1
-    for value in sorted(known):
-        if good < value < bad:
-            good, bad = (value, bad) if fits(value) else (good, value)
     above = below = 0  # how often in a row the guide was too low, or too high: then the way is doubled
     while bad - good > 1:
-        tried = _end_of(rough, good + 1, bad - 1)
+        tried = _end_of(rough, good + 1, bad - 1 if good < low else min(bad - 1, 2 * good))
         if tried == good + 1:
             tried = min(bad - 1, good + 2**above)
         elif tried == bad - 1:

@@ -56,6 +56,7 @@ class ContrastiveEncoder(nn.Module):
         ids, mask = texts
         pooled = [self._pooled(encoder, ids[:, channel], mask[:, channel]) for channel, encoder in enumerate(self.channels)]
         x = torch.cat(pooled, dim=1)
+        x = x.to(next(self.parameters()).dtype)  # means are fp32; weights are too, but where everything is in a short type
         if self.mixture is not None:
             x = self.mixture(x)
         if self.projection is not None:

@@ -21,6 +21,8 @@ from memplan.units import GIB, format_bytes
 WIDTH, HEIGHT = 860, 300
 LEFT, RIGHT, TOP, BOTTOM = 64, 16, 14, 34
 ROOM_FOR_A_WORD = 56.0
+LEAST_PHASE = 0.005
+"""Of a step: what is shorter gets no word."""
 
 STYLE = """
 :root { color-scheme: light dark; --ink: #1c2127; --dim: #5d6773; --paper: #ffffff; --line: #d6dbe1; --good: #1a7f4b; --bad: #b3261e;
@@ -189,8 +191,11 @@ def _timeline(timeline: Timeline, plan: Plan, stage: str) -> Iterator[str]:
 def _phase_ticks(timeline: Timeline, axes: _Axes) -> Iterator[tuple[float, str]]:
     """Yield where phases begin, but for those whose word would lie on the one before it."""
     last_x, last_phase = -ROOM_FOR_A_WORD, ""
-    for mark in timeline.phases:
+    ends = [mark.position for mark in timeline.phases[1:]] + [axes.high]
+    for mark, end in zip(timeline.phases, ends, strict=True):
         position = max(axes.low, mark.position)
+        if end - position < LEAST_PHASE * (axes.high - axes.low):
+            continue
         if mark.phase != last_phase and axes.x(position) - last_x >= ROOM_FOR_A_WORD:
             last_x = axes.x(position)
             yield position, mark.phase

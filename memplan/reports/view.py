@@ -90,7 +90,8 @@ def _facts(plan: Plan, source: str) -> list[tuple[str, str]]:
         ("planned", source),
         (
             "effective batch",
-            f"{_change(plan.before.effective_batch_size, plan.effective_batch_size)}, target {plan.target_effective_batch_size}",
+            f"{_change(plan.before.effective_batch_size, plan.effective_batch_size if plan.fits else plan.before.effective_batch_size)}, "
+            f"target {plan.target_effective_batch_size}",
         ),
         ("workload", f"{plan.after.name} ({training.precision}, sequence {training.sequence_length}, {plan.after.optimizer.name})"),
         ("card", f"{plan.gpu.name}: {plan.gpu.origin}"),
@@ -331,7 +332,7 @@ def view_curve(curve: Curve) -> CurveView:
 
 def _curve_remarks(curve: Curve, point: CurvePoint) -> Iterator[str]:
     if point.value == curve.planned:
-        yield "planned"
+        yield "planned" if point.fits else "the least that was tried"
     if not point.fits:
         yield "over the budget"
     if point.method == "worked out":

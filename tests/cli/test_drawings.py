@@ -55,7 +55,7 @@ def test_a_rehearsed_plan_is_drawn_whole(run_memplan: Run, torch_build: TorchBui
     ("arguments", "code", "message"),
     [
         (["--snapshot", "step.pickle"], 3, "only a rehearsed step has a snapshot"),
-        (["--report", "no/such/folder.html"], 2, "No such file or directory"),
+        (["--report", "no/such/folder.html"], 2, "there is no such folder"),
         (["--method", "guide", "--curves"], 2, "the guide's numbers are not drawn"),
         (["--method", "guide", "--levers"], 2, "knows no levers"),
         (["--curves=speed"], 2, "there is no curve of 'speed'"),

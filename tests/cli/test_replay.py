@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import pickle
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -79,3 +81,44 @@ def test_mistakes_are_told(run_memplan: Run, snapshot: Path, arguments: list[str
 
     assert result.returncode == 2
     assert result.stderr.startswith("Error: ")
+
+
+def test_what_is_not_simulated_is_refused(run_memplan: Run, snapshot: Path) -> None:
+    """CUDA's own allocator is another one."""
+    result = run_memplan("replay", snapshot, "--settings", "backend:cudaMallocAsync")
+
+    assert result.returncode == 2
+    assert "not simulated" in result.stderr
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda content: [entry.pop("addr") for entry in content["device_traces"][0]],
+        lambda content: content["allocator_settings"].update(PYTORCH_CUDA_ALLOC_CONF=5),
+        lambda content: [entry.update(action="unknown") for entry in content["device_traces"][0]],
+    ],
+    ids=["no addresses", "settings that are a number", "unknown events"],
+)
+def test_odd_snapshots_are_refused_without_a_traceback(run_memplan: Run, snapshot: Path, change: Callable[[Any], Any]) -> None:
+    content = pickle.loads(snapshot.read_bytes())
+    change(content)
+    snapshot.write_bytes(pickle.dumps(content))
+
+    result = run_memplan("replay", snapshot)
+
+    assert result.returncode == 2
+    assert "is no memory snapshot" in result.stderr
+
+
+def test_sizes_that_no_card_has_run_out_of_memory(run_memplan: Run, snapshot: Path) -> None:
+    """No traceback either, with a card of hardly any memory, and with requests beyond all."""
+    tiny = run_memplan("replay", snapshot, "--gpu-memory", "300MiB")
+    content = pickle.loads(snapshot.read_bytes())
+    for entry in content["device_traces"][0]:
+        entry["size"] *= 2**30
+    snapshot.write_bytes(pickle.dumps(content))
+    huge = run_memplan("replay", snapshot)
+
+    assert (tiny.returncode, huge.returncode) == (1, 1)
+    assert "Traceback" not in tiny.stderr + huge.stderr

@@ -64,6 +64,7 @@ def test_what_cannot_be_rehearsed_is_told_by_formulas(levers: dict[str, Lever]) 
     saved = [analytic.estimate(tried, gpu, None).device_used_bytes for tried in (step, eight_bit)]
 
     assert lever.saving_bytes == saved[0] - saved[1]
+    assert lever.micro_batch_size is None
 
 
 def test_allocator_settings_are_tried_without_another_rehearsal(rehearsals: WorkloadRehearsals, levers: dict[str, Lever]) -> None:

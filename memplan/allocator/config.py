@@ -27,7 +27,7 @@ _MOST = 2**64 - 1
 
 _CUDA_FLAGS = (
     "release_lock_on_cudamalloc", "release_lock_on_hipmalloc", "pinned_use_cuda_host_register", "pinned_use_hip_host_register",
-    "graph_capture_record_stream_reuse", "pinned_free_catch_all",
+    "graph_capture_record_stream_reuse", "pinned_free_catch_all", "throw_on_cudamalloc_oom",
 )  # fmt: skip
 """Settings that are True or False and decide nothing that is simulated here."""
 
@@ -59,9 +59,6 @@ class AllocatorSettings:
 
     memory_fraction: float | None = None
     """The share of the card that the process may have (per_process_memory_fraction); None: none was set."""
-
-    throw_on_cudamalloc_oom: bool = False
-    """Fail before cudaMalloc does."""
 
     backend: str = "native"
     """native is the caching allocator; cudaMallocAsync is CUDA's own, which is not simulated."""
@@ -119,7 +116,6 @@ class _Reader:
             "per_process_memory_fraction": lambda: self._keep(
                 "memory_fraction", _below_one(self._share("in [0.0, 1.0]", lambda share: 0 <= share <= 1))
             ),
-            "throw_on_cudamalloc_oom": lambda: self._keep("throw_on_cudamalloc_oom", self._flag()),
             "backend": self._read_backend,
             "pinned_num_register_threads": self._read_threads,
             "pinned_reserve_segment_size_mb": lambda: self._drop(self._whole() or self._refuse("the segment has to be larger than 0")),

@@ -20,13 +20,12 @@ from typing import Literal, NamedTuple
 from memplan.allocator.blocks import ADDRESS_BITS, ADDRESS_MASK, ALLOCATED, FREE, UNMAPPED, Block, Pool
 from memplan.allocator.config import NUM_INTERVALS, AllocatorSettings
 from memplan.errors import UsageError
-from memplan.memory.snapshot import Segment
+from memplan.memory.snapshot import SMALL_SEGMENT_BYTES, Segment
+from memplan.memory.trace import ROUNDING as MIN_BLOCK_BYTES
 from memplan.units import MIB
 
-MIN_BLOCK_BYTES = 512
 SMALL_BYTES = MIB
 """Requests up to this go to the small pool."""
-SMALL_SEGMENT_BYTES = 2 * MIB
 MIN_LARGE_BYTES = 10 * MIB
 """From here on a request gets a segment of its own size."""
 PAGE_BYTES = 2 * MIB

@@ -6,8 +6,6 @@ from memplan.errors import MissingError
 from memplan.estimators import analytic, guide
 from memplan.estimators.base import Estimator
 
-METHODS = ("auto", "analytic", "rehearsed", "guide")
-
 
 def estimator_by(method: str) -> Estimator:
     """

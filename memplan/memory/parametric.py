@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from itertools import combinations_with_replacement, islice, pairwise
+from itertools import combinations_with_replacement, islice
 from math import ceil, prod
 from typing import TypeAlias
 
@@ -227,21 +227,6 @@ class Sweep:
         if value not in self.rehearsed:
             self.rehearsed[value] = self._rehearse(value)
         return self.rehearsed[value]
-
-    def guess(self, value: int) -> tuple[Requests, Sequence[int]] | None:
-        """
-        Return what two rehearsed values that share a sequence let one expect at *value*, also beyond them; None where there are no two.
-
-        A search begins with it; it is nothing to be told of.
-        """
-        if value in self.rehearsed:
-            return self.rehearsed[value], self.rehearsed[value].sizes
-        nearest = self._nearest(value)
-        for first, second in pairwise(nearest):
-            trace = fit({(known,): self.rehearsed[known] for known in (first, second)})
-            if trace is not None:
-                return trace.requests, trace.sizes_at((value,))
-        return None
 
     def _between(self, below: int, above: int) -> ParametricTrace | None:
         """Return the trace through both and the nearest others with their sequence; None where the two differ."""

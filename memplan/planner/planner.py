@@ -118,9 +118,7 @@ def make_plan(
     """
     Return the plan of *workload* for *gpu*: what `decide` decides with the same *options*, what it takes, why, and what to mind.
 
-    *with_levers*: also of a plan that fits, what changes would do.
-
-    A plan that does not fit is returned too: it says so, and what is missing.
+    *with_levers*: also of a plan that fits, what changes would do. One that does not fit is returned too: it says so, and what is missing.
     """
     decision = decide(workload, gpu, estimator, pins=pins, **options)
     if decision.after is None or decision.choice is None or decision.largest is None:

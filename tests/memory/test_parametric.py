@@ -137,17 +137,6 @@ def test_a_threshold_is_found_where_an_answer_depends_on_it() -> None:
     assert len(rehearsed) <= 13
 
 
-def test_a_guess_needs_two_of_one_sequence() -> None:
-    sweep, _ = sweep_of()
-    sweep.ask(10)
-    assert sweep.guess(30) is None
-    sweep.ask(20)
-    assert sweep.guess(30) is not None
-    found = sweep.guess(30)
-    assert found is not None
-    assert found[1] == [30000, 10**6]
-
-
 @pytest.mark.parametrize("name", ["t4", "a100-40"])
 def test_a_real_step_is_worked_out_to_the_byte(torch_build: TorchBuild, name: str) -> None:
     """An MLP in its batch: three rehearsals say what five others reserve."""

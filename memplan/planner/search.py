@@ -15,7 +15,7 @@ def largest_fitting(fits: Fits, *, low: int, high: int, rough: Fits | None = Non
     that does not. Asks about 2 log2 of the answer: cheap where small values decide, and never far above what fits.
 
     *rough* asks something cheap that mostly says the same, and may learn from what *fits* has said: each next value is where it thinks that
-    the end is, but no more than twice what is known to fit.
+    the end is, but no more than twice as far from *low* as what is known to fit.
     """
     if low > high:
         return None
@@ -24,7 +24,8 @@ def largest_fitting(fits: Fits, *, low: int, high: int, rough: Fits | None = Non
     good, bad = low - 1, high + 1
     above = below = 0  # how often in a row the guide was too low, or too high: then the way is doubled
     while bad - good > 1:
-        tried = _end_of(rough, good + 1, bad - 1 if good < low else min(bad - 1, 2 * good))
+        furthest = bad - 1 if good < low else min(bad - 1, good + (good - low) + 1)
+        tried = _end_of(rough, good + 1, furthest)
         if tried == good + 1:
             tried = min(bad - 1, good + 2**above)
         elif tried == bad - 1:
@@ -38,7 +39,10 @@ def largest_fitting(fits: Fits, *, low: int, high: int, rough: Fits | None = Non
 
 def _end_of(rough: Fits, low: int, high: int) -> int:
     """Return where *rough* thinks that the end is in ``[low, high]``: the largest value that fits, or the smallest where none does."""
-    return (_doubled(rough, low, high) or low) if not rough(high) else high
+    if rough(high):
+        return high
+    found = _doubled(rough, low, high)
+    return low if found is None else found
 
 
 def _doubled(fits: Fits, low: int, high: int) -> int | None:

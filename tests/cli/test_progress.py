@@ -23,7 +23,7 @@ def test_a_terminal_shows_which_step_runs_and_keeps_nothing_of_it(torch_build: T
     for _ in range(2):
         ours, theirs = pty.openpty()
         with os.fdopen(ours, "rb", buffering=0) as terminal:
-            subprocess.run(command, env=environment, stdout=subprocess.DEVNULL, stderr=theirs, check=True)
+            subprocess.run(command, env=environment, stdout=subprocess.DEVNULL, stderr=theirs, check=True, timeout=120)
             os.close(theirs)
             try:
                 shown.append(terminal.read(100_000).decode())

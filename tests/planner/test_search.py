@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from memplan.planner.search import largest_fitting
@@ -30,11 +30,21 @@ def test_it_asks_about_twice_the_logarithm(limit: int) -> None:
 
 
 @given(low=BOUNDS, high=BOUNDS, limit=BOUNDS, guess=BOUNDS)
+@example(low=-48, high=253, limit=293, guess=-22)
+@example(low=0, high=9, limit=5, guess=0)
 def test_a_rough_guess_changes_the_way_and_not_the_answer(low: int, high: int, limit: int, guess: int) -> None:
-    """However wrong it is."""
+    """However wrong it is, and whatever the sign of the values: each question leaves less to ask about."""
     expected = largest_fitting(lambda value: value <= limit, low=low, high=high)
 
-    assert largest_fitting(lambda value: value <= limit, low=low, high=high, rough=lambda value: value <= guess) == expected
+    asked: set[int] = set()
+
+    def fits(value: int) -> bool:
+        assert value in range(low, high + 1)
+        assert value not in asked
+        asked.add(value)
+        return value <= limit
+
+    assert largest_fitting(fits, low=low, high=high, rough=lambda value: value <= guess) == expected
 
 
 @given(limit=st.integers(1, 100_000), error=st.integers(-3, 3))

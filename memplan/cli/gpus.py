@@ -38,10 +38,23 @@ def gpus(*, filter_text: str, output_format: str) -> int:
         found, reason = [], error.message
     if output_format == "json":
         answer = {"schema_version": 1, "found": [card.model_dump(mode="json") for card in found], "not_found_because": reason or None}
+        answer["pytorch"] = _pytorch()
         click.echo(json.dumps(answer | {"known": [_as_json(card) for card in known]}, indent=2))
         return 0
     _print(known, found, reason)
     return 0
+
+
+def _pytorch() -> dict[str, Any] | None:
+    """Return the PyTorch that would train here, and what it brings along; None where there is none for CUDA."""
+    from memplan.standin.build import find_torch
+
+    try:
+        torch = find_torch()
+    except MissingError:
+        return None
+    major, rest = divmod(torch.cudnn_version, 10_000)
+    return {"version": torch.version, "cuda_major": torch.cuda_major, "cudnn": f"{major}.{rest // 100}.{rest % 100}"}
 
 
 def _matches(card: CatalogCard, text: str) -> bool:
@@ -60,9 +73,21 @@ def _print(known: list[CatalogCard], found: list[GpuSpec], reason: str) -> None:
     from memplan.units import format_bytes
 
     if found:
-        click.echo("Found on this machine:\n")
-        rows = [(card.name, format_bytes(card.total_memory_bytes), format_bytes(card.free_memory_bytes), card.origin) for card in found]
-        print_table(("name", "for programs", "free now", ""), rows)
+        torch = _pytorch()
+        brings = f"PyTorch {torch['version']} with cuDNN {torch['cudnn']}" if torch else "no PyTorch for CUDA in this Python"
+        click.echo(f"Found on this machine ({brings}):\n")
+        rows = [
+            (
+                str(number),
+                card.name,
+                format_bytes(card.total_memory_bytes),
+                format_bytes(card.free_memory_bytes),
+                ".".join(map(str, card.compute_capability or ())),
+                card.origin.removeprefix("found on this machine").lstrip(";, "),
+            )
+            for number, card in enumerate(found)
+        ]
+        print_table(("cuda", "name", "for programs", "free now", "capability", ""), rows)
     else:
         click.echo(f"Found on this machine: none ({reason}).", err=True)
     if not known:

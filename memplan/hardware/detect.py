@@ -1,8 +1,9 @@
-"""This machine's GPUs as cards to plan for: those that a CUDA program started here would see.
+"""
+This machine's GPUs as cards to plan for: those that a CUDA program started here would see, in CUDA's order.
 
-CUDA_VISIBLE_DEVICES is read as CUDA reads it: numbers, GPU and MIG UUIDs or their beginnings; the list ends at the first entry
-that names nothing. Numbers count in the order of the PCI bus; in a machine of unlike cards CUDA counts the fastest first unless
-CUDA_DEVICE_ORDER=PCI_BUS_ID, so that UUIDs are the sure way there.
+In a machine of unlike cards CUDA counts the fastest first unless CUDA_DEVICE_ORDER=PCI_BUS_ID, so there it is asked itself, and cards are
+told apart by UUID. Where it does not answer, and of cards that are alike, CUDA_VISIBLE_DEVICES is read as CUDA reads it: numbers, GPU and
+MIG UUIDs or their beginnings; the list ends at the first entry that names nothing; numbers count in the order of the PCI bus.
 """
 
 from __future__ import annotations
@@ -13,9 +14,13 @@ from pathlib import Path
 
 from memplan.errors import MissingError
 from memplan.hardware.catalog import CatalogCard, cards
-from memplan.hardware.nvml import NvmlDevice, NvmlMachine, read_machine
+from memplan.hardware.cuda import cuda_uuids, digits_of
+from memplan.hardware.nvml import NvmlDevice, NvmlMachine, NvmlProcess, read_machine
 from memplan.hardware.spec import GpuSpec
 from memplan.units import format_bytes
+
+MOST_HOLDERS = 3
+"""Processes that are named of those that hold memory of a card."""
 
 
 def detect_gpus(*, environment: Mapping[str, str] = os.environ, meminfo: Path = Path("/proc/meminfo")) -> list[GpuSpec]:
@@ -25,10 +30,10 @@ def detect_gpus(*, environment: Mapping[str, str] = os.environ, meminfo: Path = 
     Raises MissingError when there is none, or none that tells its memory.
     """
     machine = read_machine()
-    visible = visible_devices(machine, environment.get("CUDA_VISIBLE_DEVICES"))
+    visible = devices_in_order(machine, environment)
     if not visible:
         raise MissingError(_why_none(machine, environment), hint="plan for a card by name or size: `--gpu a100-80`, `--gpu-memory 24`")
-    specs = [spec for device in visible if (spec := spec_of(device, meminfo=meminfo))]
+    specs = [spec for device in visible if (spec := spec_of(device, driver=_driver_of(machine), meminfo=meminfo))]
     if not specs:
         told = "; ".join(note for device in visible for note in device.notes) or "no reason given"
         raise MissingError(
@@ -43,6 +48,21 @@ def _why_none(machine: NvmlMachine, environment: Mapping[str, str]) -> str:
     if "CUDA_VISIBLE_DEVICES" not in environment:
         return "this machine's GPU is in MIG mode and has no instances"
     return f"CUDA_VISIBLE_DEVICES={environment.get('CUDA_VISIBLE_DEVICES')!r} hides all {len(machine.devices)} GPU(s) of this machine"
+
+
+def devices_in_order(machine: NvmlMachine, environment: Mapping[str, str] = os.environ) -> list[NvmlDevice]:
+    """Return the devices that a CUDA program sees in *environment*, in its numbering."""
+    names = {device.name for device in machine.devices if not device.mig_enabled}
+    uuids = cuda_uuids(environment) if len(names) > 1 else None  # of cards that are alike the order is the bus's
+    if uuids is not None:
+        by_digits = {digits_of(device.uuid): device for device in machine.devices if device.uuid}
+        if all(uuid in by_digits for uuid in uuids):  # else CUDA's driver answers for another machine than NVML's
+            return [by_digits[uuid] for uuid in uuids]
+    return visible_devices(machine, environment.get("CUDA_VISIBLE_DEVICES"))
+
+
+def _driver_of(machine: NvmlMachine) -> str | None:
+    return machine.driver_version and machine.driver_version + (f" (CUDA {machine.cuda_version})" if machine.cuda_version else "")
 
 
 def visible_devices(machine: NvmlMachine, variable: str | None) -> list[NvmlDevice]:
@@ -71,14 +91,14 @@ def _named(entry: str, devices: Sequence[NvmlDevice]) -> NvmlDevice | None:
     return matching[0] if len(matching) == 1 else None
 
 
-def spec_of(device: NvmlDevice, *, meminfo: Path = Path("/proc/meminfo")) -> GpuSpec | None:
-    """Return the card to plan for, or None when nothing tells its memory."""
+def spec_of(device: NvmlDevice, *, driver: str | None = None, meminfo: Path = Path("/proc/meminfo")) -> GpuSpec | None:
+    """Return the card to plan for, run by *driver*, or None when nothing tells its memory."""
     known = _catalog_card(device)
     total_bytes, used_bytes, notes = _memory_of(device, known, meminfo)
     if total_bytes is None:
         return None
     if used_bytes:
-        notes.append(f"{format_bytes(used_bytes)} in use by others now")
+        notes.append(f"{format_bytes(used_bytes)} in use by others now{_holders(device.processes or ())}")
     return GpuSpec(
         name=device.name or (known.spec.name if known else f"GPU {device.index}"),
         total_memory_bytes=total_bytes,
@@ -86,9 +106,25 @@ def spec_of(device: NvmlDevice, *, meminfo: Path = Path("/proc/meminfo")) -> Gpu
         compute_capability=device.compute_capability or (known.spec.compute_capability if known else None),
         multiprocessors=known.spec.multiprocessors if known else None,
         unified_memory=known.spec.unified_memory if known else False,
-        origin="; ".join(["found on this machine", *notes]),
+        origin="; ".join(["found on this machine" + (f", driver {driver}" if driver else ""), *notes]),
         marketing_gb=known.spec.marketing_gb if known else None,
+        uuid=device.uuid,
+        driver_version=driver,
     )
+
+
+def _holders(processes: Sequence[NvmlProcess]) -> str:
+    """Say who holds memory, who holds most first, as ": python (77) 5.00 GiB, …"."""
+    from memplan.hardware.host import process_name  # noqa: PLC0415  (a plan for a card that nobody uses does without)
+
+    largest = sorted(processes, key=lambda process: -(process.used_memory_bytes or 0))
+    told = [
+        f"{process_name(process.pid) or 'process'} ({process.pid})"
+        + (f" {format_bytes(process.used_memory_bytes)}" if process.used_memory_bytes is not None else "")
+        for process in largest[:MOST_HOLDERS]
+    ]
+    more = [f"{len(processes) - MOST_HOLDERS} more"] if len(processes) > MOST_HOLDERS else []
+    return f": {', '.join(told + more)}" if told else ""
 
 
 def _catalog_card(device: NvmlDevice) -> CatalogCard | None:

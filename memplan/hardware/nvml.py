@@ -43,6 +43,8 @@ class NvmlDevice:
     parent_index: int | None = None
     mig_enabled: bool = False
     processes: tuple[NvmlProcess, ...] | None = None
+    utilization_percent: int | None = None
+    """Of the last sample period (a sixth of a second to a second), the share of the time in which a kernel ran."""
     notes: tuple[str, ...] = field(default=())
 
 
@@ -52,6 +54,8 @@ class NvmlMachine:
 
     driver_version: str | None
     devices: tuple[NvmlDevice, ...]
+    cuda_version: str | None = None
+    """The newest CUDA that the driver can run, as 13.0."""
 
 
 def read_machine() -> NvmlMachine:
@@ -65,11 +69,12 @@ def read_machine() -> NvmlMachine:
     with _session(pynvml):
         notes: list[str] = []
         driver = _ask(notes, "driver version", lambda: _text(pynvml.nvmlSystemGetDriverVersion()))
+        cuda = _ask(notes, "CUDA version", pynvml.nvmlSystemGetCudaDriverVersion_v2)
         count = _ask(notes, "device count", pynvml.nvmlDeviceGetCount)
         if count is None:
             raise MissingError(f"the NVIDIA driver does not list its GPUs ({notes[-1]})", hint=_WITHOUT_GPU)
         devices = [device for index in range(count) for device in _read_card(pynvml, index)]
-    return NvmlMachine(driver, tuple(devices))
+    return NvmlMachine(driver, tuple(devices), f"{cuda // 1000}.{cuda % 1000 // 10}" if cuda else None)
 
 
 _WITHOUT_GPU = 'plan for a card by name or size instead: `memplan --gpu "RTX 4090"`, `memplan --gpu-memory 24`'
@@ -135,6 +140,7 @@ def _read_device(
         parent_index=parent[0] if parent else None,
         mig_enabled=mig_enabled,
         processes=_read_processes(pynvml, handle, notes),
+        utilization_percent=_ask(notes, "utilization", lambda: int(pynvml.nvmlDeviceGetUtilizationRates(handle).gpu)),
         notes=tuple(notes),
     )
 

@@ -35,6 +35,15 @@ class GpuSpec(Description):
     marketing_gb: PositiveInt | None = None
     """The size on the box, where the card has one."""
 
+    uuid: str | None = None
+    """The driver's name for this one card; None for a card that is not of this machine."""
+
+    driver_version: str | None = None
+    """The driver that runs it; None for a card that is not of this machine."""
+
+    context_bytes: NonNegativeInt | None = None
+    """What CUDA and its libraries take of the card beside PyTorch's allocator, where a profile on this machine has measured it."""
+
     @property
     def free_memory_bytes(self) -> int:
         """Return what is left for this program, its CUDA context included."""

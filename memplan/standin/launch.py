@@ -22,6 +22,7 @@ def environment_for(gpu: GpuSpec, libraries: Path, *, context_bytes: int = 0, in
         # autocast's cache of casts is freed in the order of its hashes, which are addresses
         "PYTHONHASHSEED": "0",
         "CUDA_VISIBLE_DEVICES": "0",
+        "MEMPLAN_ACCOUNT": "",  # a rehearsal has its card for itself
     }
 
 

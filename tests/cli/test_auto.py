@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from memplan.hardware.catalog import cards, find_card
+from memplan.standin.build import TorchBuild
 from tests.conftest import Run
 from tests.hardware.nvml_driver import A100, GIB, MIG, T4, Driver, no_driver
+from tests.standin.conftest import torch_build
+from tests.standin.machine import machine, uuid_of
+
+__all__ = ["torch_build"]
 
 BUSY_A100 = A100.replace("5920 0", f"5920 {30 * GIB}")
 
@@ -65,11 +72,12 @@ def test_one_card_is_planned_for_by_name(run_memplan: Run, driver: Driver):
 
 
 def test_the_plan_for_a_found_card_is_the_plan_for_its_name(run_memplan: Run, driver: Driver):
-    """An idle card of the catalogue: all that differs is where its figures are from."""
+    """An idle card of the catalogue: all that differs is where its figures are from, and which of all such cards it is."""
     found = plan_of(run_memplan("--auto", "--format", "json", **driver.environment(A100)))
     named = plan_of(run_memplan("--gpu", "a100-80", "--format", "json"))
 
     assert found["gpu"].pop("origin") == "found on this machine"
+    assert (found["gpu"].pop("uuid"), named["gpu"].pop("uuid")) == ("GPU-a100bbbb-1111-2222-3333-444455556666", None)
     assert named["gpu"].pop("origin").startswith("catalogue")
     assert found == named
 
@@ -87,6 +95,27 @@ def test_of_two_unlike_cards_the_smallest_is_planned_for(run_memplan: Run, drive
     assert f"planned for the smallest of 2 GPUs, Tesla T4; NVIDIA A100-SXM4-80GB alone: micro-batch {more}" in words(both.stdout)
     assert both_json["gpu"]["name"] == "Tesla T4"
     assert both_json["other_gpus"] == [{"name": "NVIDIA A100-SXM4-80GB", "fits": True, "micro_batch_size": more}]
+
+
+def test_cards_come_in_cudas_order(run_memplan: Run, torch_build: TorchBuild, driver: Driver):
+    """The number in CUDA_VISIBLE_DEVICES is CUDA's, which counts the fastest card first: 0 is the A100 in the second slot."""
+    cards_here = machine(torch_build, driver, "t4", "a100-80")
+
+    plan = plan_of(run_memplan("--auto", "--format", "json", **cards_here | {"CUDA_VISIBLE_DEVICES": "0"}))
+    listed = plan_of(run_memplan("gpus", "none", "--format", "json", **cards_here))
+
+    assert (plan["gpu"]["name"], plan["gpu"]["uuid"]) == ("NVIDIA A100-SXM4-80GB", uuid_of(1))
+    assert [card["name"] for card in listed["found"]] == ["NVIDIA A100-SXM4-80GB", "Tesla T4"]
+
+
+def test_who_holds_memory_is_named(run_memplan: Run, torch_build: TorchBuild, driver: Driver):
+    """This test's own process holds three GiB of the card."""
+    plan = plan_of(run_memplan("--auto", "--format", "json", **machine(torch_build, driver, "t4", busy={0: 3 * GIB})))
+
+    name = psutil.Process().name()
+    assert plan["gpu"]["origin"] == (
+        f"found on this machine, driver 580.95.05 (CUDA 13.0); 3.00 GiB in use by others now: {name} ({os.getpid()}) 3.00 GiB"
+    )
 
 
 def test_the_smallest_is_the_one_with_least_free(run_memplan: Run, driver: Driver):
@@ -178,7 +207,7 @@ def test_the_cards_of_this_machine_are_listed_first(run_memplan: Run, driver: Dr
 
     found, known = run.stdout.split("Known cards")
     assert (run.returncode, run.stderr) == (0, "")
-    assert all(text in words(found) for text in ("NVIDIA A100-SXM4-80GB 79.25 GiB 49.25 GiB", "30.00 GiB in use by others now"))
+    assert all(text in words(found) for text in ("0 NVIDIA A100-SXM4-80GB 79.25 GiB 49.25 GiB 8.0", "30.00 GiB in use by others now"))
     assert "rtx4090" in known
 
 
@@ -204,6 +233,16 @@ def test_a_text_keeps_the_cards_whose_name_or_size_has_it(run_memplan: Run, with
     listed = plan_of(run_memplan("gpus", text, "--format", "json", **without_driver))
 
     assert [card["short_names"][0] for card in listed["known"]] == names
+
+
+def test_the_list_says_which_pytorch_would_train_here(run_memplan: Run, torch_build: TorchBuild, driver: Driver):
+    """With what it brings along, beside the driver of each card."""
+    here = machine(torch_build, driver, "t4")
+    run, listed = run_memplan("gpus", "none", **here), plan_of(run_memplan("gpus", "none", "--format", "json", **here))
+
+    assert f"Found on this machine (PyTorch {torch_build.version} with cuDNN " in run.stdout
+    assert "driver 580.95.05 (CUDA 13.0)" in words(run.stdout)
+    assert listed["pytorch"]["cuda_major"] == torch_build.cuda_major
 
 
 def test_a_text_shortens_the_table(run_memplan: Run, without_driver: dict[str, str]):

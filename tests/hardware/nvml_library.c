@@ -3,6 +3,7 @@
    $NVML_MACHINE names the file; it is read by every nvmlInit. One statement a line, a device's after its `gpu` or `mig`:
 
      driver VERSION
+     cuda NUMBER                    13000 is 13.0
      refuse CALL CODE [DEVICE]      the call answers CODE; DEVICE counts cards and instances in the file's order
      gpu NAME                       a card
      mig SLOT NAME                  an instance of the card before it, at that number of NVML's
@@ -11,12 +12,20 @@
      memory TOTAL USED RESERVED     bytes; without it the driver tells no memory (unified memory)
      capability MAJOR MINOR
      process PID BYTES              BYTES `-`: the driver does not say
+     utilization PERCENT
+
+   Processes on the stand-in device are there too, with what they hold: $MEMPLAN_ACCOUNT names the file that they share (csrc/card.h).
 
    To leave a symbol out, as an older driver does: cc -DSYMBOL=absent. Structures and codes are nvml.h's (driver 580). */
 
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/types.h>
+#include <unistd.h>
 
 enum { SUCCESS, UNINITIALIZED, INVALID_ARGUMENT, NOT_SUPPORTED, NOT_FOUND = 6, INSUFFICIENT_SIZE = 7, VERSION_MISMATCH = 25, UNKNOWN = 999 };
 enum { MEMORY_V2 = 0x02000028, MOST = 16, MOST_MIG = 7 };
@@ -28,7 +37,7 @@ typedef struct { unsigned pid; bytes_t used; unsigned gpu_instance, compute_inst
 typedef struct device {
   char name[96], uuid[96];
   bytes_t total, used, reserved;
-  int major, minor, mig_mode, slot;
+  int major, minor, mig_mode, slot, utilization;
   struct device *card; /* of an instance */
   unsigned num_processes;
   process_t processes[MOST];
@@ -38,6 +47,8 @@ static device_t devices[MOST];
 static struct { char call[64]; int code, device; } refusals[MOST];
 static unsigned num_devices, num_refusals, sessions;
 static char driver_version[80];
+static int cuda_version;
+typedef struct { int pid, card; size_t bytes; } slot_t;
 
 static void read_line(const char *line) {
   device_t *device = num_devices ? &devices[num_devices - 1] : devices;
@@ -51,7 +62,7 @@ static void read_line(const char *line) {
   } else if (sscanf(line, "mig %d %95[^\n]", &slot, text) == 2) {
     device_t *card = device->card ? device->card : device;
     device = &devices[num_devices++];
-    *device = (device_t){.mig_mode = -1, .slot = slot, .card = card};
+    *device = (device_t){.mig_mode = -1, .utilization = -1, .slot = slot, .card = card};
     strcpy(device->name, text);
   } else if (sscanf(line, "process %u %31s", &pid, used) == 2) {
     device->processes[device->num_processes++] = (process_t){pid, strcmp(used, "-") ? strtoull(used, NULL, 10) : (bytes_t)-1, -1, -1};
@@ -61,7 +72,8 @@ static void read_line(const char *line) {
   } else if (sscanf(line, "driver %79s", driver_version) != 1 && sscanf(line, "uuid %95s", device->uuid) != 1 &&
              sscanf(line, "memory %llu %llu %llu", &device->total, &device->used, &device->reserved) != 3 &&
              sscanf(line, "capability %d %d", &device->major, &device->minor) != 2 &&
-             sscanf(line, "mig_mode %d", &device->mig_mode) != 1 && line[0] != '\n') {
+             sscanf(line, "mig_mode %d", &device->mig_mode) != 1 && sscanf(line, "utilization %d", &device->utilization) != 1 &&
+             sscanf(line, "cuda %d", &cuda_version) != 1 && line[0] != '\n') {
     fprintf(stderr, "nvml_library.c does not know this line: %s", line);
     abort();
   }
@@ -75,6 +87,19 @@ static int read_machine(void) {
   num_devices = num_refusals = 0;
   while (fgets(line, sizeof line, file)) read_line(line);
   return fclose(file);
+}
+
+/* Put what processes on the stand-in device hold on top of what the machine's file says. */
+static void add_account(device_t *device, int card) {
+  const char *path = getenv("MEMPLAN_ACCOUNT");
+  int file = path && *path ? open(path, O_RDONLY) : -1;
+  slot_t slot;
+  while (file >= 0 && read(file, &slot, sizeof slot) == sizeof slot)
+    if (slot.pid && slot.card == card && (!kill(slot.pid, 0) || errno == EPERM) && device->num_processes < MOST) {
+      device->used += slot.bytes;
+      device->processes[device->num_processes++] = (process_t){slot.pid, slot.bytes, -1, -1};
+    }
+  if (file >= 0) close(file);
 }
 
 static int refusal(const char *call, const device_t *device) {
@@ -150,10 +175,19 @@ int nvmlDeviceGetUUID(device_t *device, char *uuid, unsigned size) {
   return give_text(device->uuid, uuid, size);
 }
 
+/* What the device is like now. */
+static device_t now(const device_t *device) {
+  device_t copy = *device;
+  int card = 0;
+  for (device_t *before = devices; before < device; before++) card += !before->card;
+  if (!device->card) add_account(&copy, card);
+  return copy;
+}
+
 int nvmlDeviceGetMemoryInfo(device_t *device, memory_t *memory) {
   ANSWER_UNLESS_REFUSED(device);
   if (!device->total) return NOT_SUPPORTED;
-  bytes_t used = device->used + device->reserved; /* the first version of the call does not tell them apart */
+  bytes_t used = now(device).used + device->reserved; /* the first version of the call does not tell them apart */
   *memory = (memory_t){device->total, device->total - used, used};
   return SUCCESS;
 }
@@ -162,7 +196,8 @@ int nvmlDeviceGetMemoryInfo_v2(device_t *device, memory_v2_t *memory) {
   ANSWER_UNLESS_REFUSED(device);
   if (memory->version != MEMORY_V2) return VERSION_MISMATCH;
   if (!device->total) return NOT_SUPPORTED;
-  *memory = (memory_v2_t){MEMORY_V2, device->total, device->reserved, device->total - device->used - device->reserved, device->used};
+  bytes_t used = now(device).used;
+  *memory = (memory_v2_t){MEMORY_V2, device->total, device->reserved, device->total - used - device->reserved, used};
   return SUCCESS;
 }
 
@@ -176,9 +211,10 @@ int nvmlDeviceGetCudaComputeCapability(device_t *device, int *major, int *minor)
 
 static int give_processes(const device_t *device, unsigned *count, process_t *processes) {
   unsigned room = *count;
-  *count = device->num_processes;
-  if (room < device->num_processes) return INSUFFICIENT_SIZE;
-  if (processes) memcpy(processes, device->processes, device->num_processes * sizeof *processes);
+  device_t present = now(device);
+  *count = present.num_processes;
+  if (room < present.num_processes) return INSUFFICIENT_SIZE;
+  if (processes) memcpy(processes, present.processes, present.num_processes * sizeof *processes);
   return SUCCESS;
 }
 
@@ -210,3 +246,27 @@ int nvmlDeviceGetMigDeviceHandleByIndex(device_t *card, unsigned index, device_t
   ANSWER_UNLESS_REFUSED(*instance);
   return *instance ? SUCCESS : NOT_FOUND;
 }
+
+int nvmlSystemGetCudaDriverVersion_v2(int *version) {
+  ANSWER_UNLESS_REFUSED(NULL);
+  *version = cuda_version;
+  return cuda_version ? SUCCESS : NOT_FOUND;
+}
+
+typedef struct { unsigned gpu, memory; } utilization_t;
+int nvmlDeviceGetUtilizationRates(device_t *device, utilization_t *utilization) {
+  ANSWER_UNLESS_REFUSED(device);
+  if (device->utilization < 0) return NOT_SUPPORTED;
+  *utilization = (utilization_t){device->utilization, 0};
+  return SUCCESS;
+}
+
+/* What PyTorch asks besides, when memory runs out. */
+int nvmlInit_v2(void) { return nvmlInitWithFlags(0); }
+int nvmlDeviceGetHandleByPciBusId_v2(const char *id, device_t **device) { return (void)id, nvmlDeviceGetHandleByIndex_v2(0, device); }
+int nvmlDeviceGetComputeRunningProcesses(device_t *device, unsigned *count, process_t *processes) {
+  return nvmlDeviceGetComputeRunningProcesses_v3(device, count, processes);
+}
+int nvmlDeviceGetGpuFabricInfoV(device_t *device, void *info) { return (void)device, (void)info, SUCCESS; }
+int nvmlDeviceGetNvLinkRemoteDeviceType(device_t *device, unsigned link, void *out) { return (void)device, (void)link, (void)out, NOT_SUPPORTED; }
+int nvmlDeviceGetNvLinkRemotePciInfo_v2(device_t *device, unsigned link, void *out) { return (void)device, (void)link, (void)out, NOT_SUPPORTED; }

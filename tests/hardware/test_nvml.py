@@ -23,6 +23,7 @@ FIELDS_OF = {
     "nvmlDeviceGetCudaComputeCapability": ["compute_capability"],
     "nvmlDeviceGetComputeRunningProcesses_v3": ["processes"],
     "nvmlDeviceGetMigMode": [],
+    "nvmlDeviceGetUtilizationRates": ["utilization_percent"],
 }
 
 
@@ -187,7 +188,9 @@ def test_a_driver_that_answers_nothing_is_an_error_with_its_reason(driver: Drive
 
 def test_a_machine_without_gpus_is_read_as_such(driver: Driver):
     """A driver of a machine whose card was taken out."""
-    assert driver.see("driver 580.95.05\n").machine == {"driver_version": "580.95.05", "devices": []}
+    told = driver.see("driver 580.95.05\ncuda 13010\n").machine
+
+    assert told == {"driver_version": "580.95.05", "devices": [], "cuda_version": "13.1"}
 
 
 def test_a_driver_before_510_tells_memory_by_the_first_version_of_the_call(tmp_path: Path):

@@ -2,52 +2,154 @@
 #define _GNU_SOURCE
 #include "card.h"
 
+#include <errno.h>
+#include <fcntl.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
-static Card the_card;
+#define MOST_CARDS 16
+static Card cards[MOST_CARDS];
+static int visible[MOST_CARDS], num_cards, num_visible;
 static pthread_once_t described = PTHREAD_ONCE_INIT;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static size_t used_bytes;
 static uintptr_t next_address = FIRST_ADDRESS, next_handle = 0x1000;
 
-/* MEMPLAN_CARD: major minor multiprocessors total context name, the name last since it has blanks. */
+void uuid_of(int card, unsigned char out[16]) {
+    memcpy(out, "memplan standin", 16);
+    out[15] = card;
+}
+static int has_name(int card, const char *name, size_t length) { /* GPU-UUID, or its beginning */
+    unsigned char uuid[16];
+    char text[48] = "GPU-";
+    uuid_of(card, uuid);
+    for (int i = 0; i < 16; i++) sprintf(text + strlen(text), i == 4 || i == 6 || i == 8 || i == 10 ? "-%02x" : "%02x", uuid[i]);
+    return length > 4 && length <= strlen(text) && !strncmp(text, name, length);
+}
+/* CUDA counts the fastest card first unless it is told to count along the bus. */
+static void order(int *out) {
+    const char *by = getenv("CUDA_DEVICE_ORDER");
+    for (int i = 0; i < num_cards; i++) {
+        int at = i;
+        if (!by || strcmp(by, "PCI_BUS_ID"))
+            for (; at && cards[out[at - 1]].multiprocessors < cards[i].multiprocessors; at--) out[at] = out[at - 1];
+        out[at] = i;
+    }
+}
+/* CUDA_VISIBLE_DEVICES: numbers and UUIDs; the list ends at the first entry that names nothing. */
+static void choose(void) {
+    const char *text = getenv("CUDA_VISIBLE_DEVICES");
+    int ordered[MOST_CARDS];
+    order(ordered);
+    if (!text) {
+        memcpy(visible, ordered, sizeof visible);
+        num_visible = num_cards;
+        return;
+    }
+    for (size_t length; *text && num_visible < MOST_CARDS; text += length + (text[length] == ',')) {
+        char *end;
+        long number = strtol(text, &end, 10);
+        int found = -1;
+        length = strcspn(text, ",");
+        if (end == text + length && length) found = number >= 0 && number < num_cards ? ordered[number] : -1;
+        else
+            for (int i = 0; i < num_cards; i++)
+                if (has_name(i, text, length)) found = i;
+        if (found < 0) return;
+        visible[num_visible++] = found;
+    }
+}
+/* MEMPLAN_CARD: a line for each card on the bus: major minor multiprocessors total context name, the name last since it has blanks. */
 static void describe(void) {
     const char *text = getenv("MEMPLAN_CARD");
-    int at = 0;
-    if (!text || sscanf(text, "%d %d %d %zu %zu %n", &the_card.major, &the_card.minor, &the_card.multiprocessors, &the_card.total_bytes,
-                        &the_card.context_bytes, &at) < 5 || !at) {
+    while (text && *text && num_cards < MOST_CARDS) {
+        Card *c = &cards[num_cards];
+        size_t line = strcspn(text, "\n");
+        int at = 0;
+        if (sscanf(text, "%d %d %d %zu %zu %n", &c->major, &c->minor, &c->multiprocessors, &c->total_bytes, &c->context_bytes, &at) < 5 || !at)
+            break;
+        snprintf(c->name, sizeof c->name, "%.*s", (int)line - at, text + at);
+        num_cards++;
+        text += line + (text[line] == '\n');
+    }
+    if (!num_cards) {
         fprintf(stderr, "memplan stand-in: MEMPLAN_CARD is not set: start the program with `memplan rehearse`\n");
         _exit(70);
     }
-    strncpy(the_card.name, text + at, sizeof the_card.name - 1);
+    choose();
 }
 const Card *card(void) {
     pthread_once(&described, describe);
-    return &the_card;
+    return &cards[visible[0]];
+}
+int num_visible_cards(void) { return card(), num_visible; }
+int visible_card(int ordinal) { return card(), visible[ordinal]; }
+
+/* The account that processes share. Locked through the file, so that a process that is killed lets go of it. */
+static Slot *slots;
+static int account = -1;
+static pthread_once_t opened = PTHREAD_ONCE_INIT;
+
+static void open_account(void) {
+    const char *path = getenv("MEMPLAN_ACCOUNT");
+    if (!path || !*path) return;
+    account = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+    if (account < 0 || ftruncate(account, SLOTS * sizeof(Slot))) abort();
+    slots = mmap(NULL, SLOTS * sizeof(Slot), PROT_READ | PROT_WRITE, MAP_SHARED, account, 0);
+    if (slots == MAP_FAILED) abort();
+}
+static void lock_account(int type) {
+    struct flock whole = {.l_type = type};
+    while (account >= 0 && fcntl(account, F_SETLKW, &whole) && errno == EINTR) {}
+}
+static int is_alive(int pid) { return pid && (!kill(pid, 0) || errno == EPERM); }
+static size_t others_bytes(void) { /* with the account locked */
+    size_t bytes = 0;
+    for (int i = 0; slots && i < SLOTS; i++)
+        if (slots[i].pid != getpid() && slots[i].card == visible[0] && is_alive(slots[i].pid)) bytes += slots[i].bytes;
+    return bytes;
+}
+static void tell(size_t bytes) { /* with the account locked */
+    Slot *own = NULL;
+    for (int i = 0; slots && i < SLOTS; i++) {
+        if (slots[i].pid == getpid()) own = &slots[i];
+        else if (!own && !is_alive(slots[i].pid)) own = &slots[i];
+    }
+    if (own) *own = (Slot){getpid(), visible[0], bytes};
 }
 
 int card_take(size_t bytes) {
     const Card *c = card();
+    pthread_once(&opened, open_account);
     pthread_mutex_lock(&lock);
-    int fits = used_bytes + bytes + c->context_bytes <= c->total_bytes;
-    if (fits) used_bytes += bytes;
+    lock_account(F_WRLCK);
+    int fits = others_bytes() + used_bytes + bytes + c->context_bytes <= c->total_bytes;
+    if (fits) tell((used_bytes += bytes) + c->context_bytes);
+    lock_account(F_UNLCK);
     pthread_mutex_unlock(&lock);
     return fits;
 }
 void card_give(size_t bytes) {
     pthread_mutex_lock(&lock);
-    used_bytes -= bytes;
+    lock_account(F_WRLCK);
+    tell((used_bytes -= bytes) + card()->context_bytes);
+    lock_account(F_UNLCK);
     pthread_mutex_unlock(&lock);
 }
 size_t card_free_bytes(void) {
+    const Card *c = card();
+    pthread_once(&opened, open_account);
     pthread_mutex_lock(&lock);
-    size_t taken = used_bytes + card()->context_bytes;
+    lock_account(F_RDLCK);
+    size_t taken = others_bytes() + used_bytes + c->context_bytes;
+    lock_account(F_UNLCK);
     pthread_mutex_unlock(&lock);
-    return taken < card()->total_bytes ? card()->total_bytes - taken : 0;
+    return taken < c->total_bytes ? c->total_bytes - taken : 0;
 }
 uintptr_t card_reserve(size_t bytes) {
     pthread_mutex_lock(&lock);

@@ -17,7 +17,17 @@ typedef struct {
     size_t context_bytes; /* taken before the first allocation */
 } Card;
 
-const Card *card(void);          /* read once from MEMPLAN_CARD */
+/* One process on one card, in the file MEMPLAN_ACCOUNT that processes share: memory that one has no other can have. */
+typedef struct {
+    int pid, card;
+    size_t bytes; /* its context included */
+} Slot;
+#define SLOTS 64
+
+const Card *card(void);          /* the first that CUDA_VISIBLE_DEVICES leaves of those in MEMPLAN_CARD, read once */
+int num_visible_cards(void);
+int visible_card(int ordinal);   /* the number on the bus of CUDA's device *ordinal* */
+void uuid_of(int card, unsigned char out[16]); /* of the card with that number on the bus */
 int card_take(size_t bytes);     /* 1 and counted when it fits, else 0 */
 void card_give(size_t bytes);
 size_t card_free_bytes(void);

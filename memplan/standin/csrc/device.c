@@ -44,7 +44,7 @@ static void put_size(char *at, int offset, size_t value) { memcpy(at + offset, &
 int cudaGetDeviceProperties(char *out, int device) {
     memset(out, 0, SIZE);
     memcpy(out, card()->name, strlen(card()->name) + 1);
-    memcpy(out + 256, "memplan stand-in", 16); /* uuid */
+    uuid_of(visible_card(0), (unsigned char *)out + 256);
     put_size(out, TOTAL, card()->total_bytes);
     put_size(out, SHARED_BLOCK, 49152);
     put_int(out, REGISTERS, 65536);
@@ -90,7 +90,11 @@ int cudaDeviceGetAttribute(int *out, int attribute, int device) {
     return 0;
 }
 
-int cudaGetDeviceCount(int *out) { *out = 1; return 0; }
+/* Of several cards a program has the first that it can see. */
+int cudaGetDeviceCount(int *out) {
+    *out = num_visible_cards() > 0;
+    return *out ? 0 : 100; /* cudaErrorNoDevice */
+}
 int cudaGetDevice(int *out) { *out = 0; return 0; }
 int cudaSetDevice(int device) { return device == 0 ? 0 : 101; } /* cudaErrorInvalidDevice */
 int cudaDriverGetVersion(int *out) { *out = CUDA_MAJOR * 1000; return 0; }

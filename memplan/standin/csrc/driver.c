@@ -3,10 +3,11 @@
 
 extern int cudaDeviceGetAttribute(int *, int, int); /* the attributes have the same numbers */
 
-int cuInit(unsigned flags) { return 0; }
+int cuInit(unsigned flags) { return num_visible_cards() ? 0 : 100; } /* CUDA_ERROR_NO_DEVICE */
 int cuDriverGetVersion(int *out) { *out = CUDA_MAJOR * 1000; return 0; }
-int cuDeviceGet(int *out, int ordinal) { *out = ordinal; return ordinal ? 101 : 0; }
-int cuDeviceGetCount(int *out) { *out = 1; return 0; }
+int cuDeviceGet(int *out, int ordinal) { *out = ordinal; return ordinal >= 0 && ordinal < num_visible_cards() ? 0 : 101; }
+int cuDeviceGetCount(int *out) { *out = num_visible_cards(); return 0; }
+int cuDeviceGetUuid_v2(unsigned char *out, int device) { uuid_of(visible_card(device), out); return 0; }
 int cuDeviceGetAttribute(int *out, int attribute, int device) { return cudaDeviceGetAttribute(out, attribute, device); }
 int cuDevicePrimaryCtxGetState(int device, unsigned *flags, int *active) { *flags = 0; *active = 1; return 0; }
 int cuDevicePrimaryCtxRetain(void **out, int device) { *out = (void *)1; return 0; }

@@ -16,7 +16,13 @@ int nvmlDeviceGetCount_v2(unsigned *out) { *out = 1; return 0; }
 int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **out) { *out = (void *)1; return index ? 2 : 0; }
 int nvmlDeviceGetHandleByPciBusId_v2(const char *id, void **out) { *out = (void *)1; return 0; }
 int nvmlDeviceGetName(void *device, char *out, unsigned size) { snprintf(out, size, "%s", card()->name); return 0; }
-int nvmlDeviceGetUUID(void *device, char *out, unsigned size) { snprintf(out, size, "GPU-00000000-0000-0000-0000-000000000000"); return 0; }
+int nvmlDeviceGetUUID(void *device, char *out, unsigned size) {
+    unsigned char uuid[16];
+    uuid_of(visible_card(0), uuid);
+    int at = snprintf(out, size, "GPU-");
+    for (int i = 0; i < 16; i++) at += snprintf(out + at, size - at, i == 4 || i == 6 || i == 8 || i == 10 ? "-%02x" : "%02x", uuid[i]);
+    return 0;
+}
 int nvmlDeviceGetCudaComputeCapability(void *device, int *major, int *minor) { *major = card()->major; *minor = card()->minor; return 0; }
 int nvmlDeviceGetMigMode(void *device, unsigned *current, unsigned *pending) { return NOT_SUPPORTED; }
 

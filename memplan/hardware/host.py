@@ -1,0 +1,31 @@
+"""The machine around the GPUs: its processes, its processors, its memory. The one door to psutil."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import psutil
+
+
+class HostUse(NamedTuple):
+    """What the host is doing."""
+
+    cpu_percent: float
+    """Of all processors together, since the last time this was asked in this process; 0 at the first."""
+    ram_used_bytes: int
+    """What cannot be given to a program that asks for it."""
+    ram_total_bytes: int
+
+
+def host_use() -> HostUse:
+    """Return what the host is doing now."""
+    memory = psutil.virtual_memory()
+    return HostUse(psutil.cpu_percent(), int(memory.total - memory.available), int(memory.total))
+
+
+def process_name(pid: int) -> str | None:
+    """Return the program that process *pid* runs; None where it has ended, or this container does not show it."""
+    try:
+        return str(psutil.Process(pid).name())
+    except (psutil.Error, OSError, ValueError):
+        return None

@@ -122,7 +122,8 @@ def _rehearse_step(
     text: str, gpu: GpuSpec, values: dict[str, Any], *, steps: int | None, reads: Sequence[str], timeout: float | None, output_format: str
 ) -> int:
     from memplan.estimators.answers import read_answers
-    from memplan.estimators.rehearsed import DEFAULT_TIMEOUT_SECONDS, Rehearser
+    from memplan.estimators.rehearsed import Rehearser
+    from memplan.estimators.running import DEFAULT_TIMEOUT_SECONDS
     from memplan.estimators.target import target_from
     from memplan.planner.would_fit import what_would_fit
 
@@ -177,7 +178,7 @@ def _rehearse_script(
 
 def _nothing_seen(exit_code: int) -> str:
     """Return why a script left nothing to report: what a signal ends cannot write what was seen of it."""
-    from memplan.estimators.rehearsed import ended
+    from memplan.estimators.running import ended
 
     return "the program ended before it used the GPU" if exit_code >= 0 else f"the program {ended(exit_code)} before it told what it used"
 

@@ -62,7 +62,7 @@ def replay(
 def _capacity(gpu_name: str | None, gpu_memory: str | None) -> int:
     """Return what the allocator can have: without the CUDA context, at its largest."""
     from memplan.cli.plan import cards_for
-    from memplan.estimators.analytic import CONTEXT_HIGH_BYTES
+    from memplan.estimators.context import CONTEXT_HIGH_BYTES
     from memplan.hardware.spec import UNLIMITED_BYTES
 
     if gpu_name is None and gpu_memory is None:

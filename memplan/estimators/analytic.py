@@ -13,11 +13,11 @@ from typing import NamedTuple
 from memplan.dtypes import ELEMENT_BYTES, compute_dtype, is_mixed, parameter_dtype
 from memplan.estimators import activations as act
 from memplan.estimators import model_states
+from memplan.estimators.context import CONTEXT_BYTES, CONTEXT_HIGH_BYTES, CONTEXT_LOW_BYTES, with_context
 from memplan.estimators.parameters import ParameterGroup, parameter_groups
 from memplan.hardware.spec import GpuSpec
 from memplan.memory.breakdown import MemoryBreakdown
 from memplan.memory.estimate import MemoryEstimate, MemoryRange
-from memplan.units import MIB
 from memplan.workload.contrastive import Contrastive
 from memplan.workload.model import ContrastiveEncoderModel, Model, ParametersModel, TransformerModel, encoder_of
 from memplan.workload.stage import Stage
@@ -28,10 +28,6 @@ from memplan.workload.workload import Workload
 WORKSPACES_PER_STEP = 2
 HOPPER_WORKSPACE_BYTES = 33_554_432
 WORKSPACE_BYTES = 8_519_680
-
-# What CUDA takes before the first tensor: 300 to 400 MB since kernels load lazily (CUDA 11.7); seen from 0.13 GiB (RTX A2000) to
-# 0.62 GiB (RTX 5090).
-CONTEXT_LOW_BYTES, CONTEXT_BYTES, CONTEXT_HIGH_BYTES = 130 * MIB, 400 * MIB, 630 * MIB
 
 
 class _Moment(NamedTuple):
@@ -89,7 +85,7 @@ def estimate(workload: Workload, gpu: GpuSpec, stage: Stage | None) -> MemoryEst
         batch_data_bytes=_batch_data_bytes(workload, stage),
         workspaces_bytes=fixed_bytes + peak.workspaces_bytes,
     )
-    return _assemble(_rounded_up(tensors, training.allocator_settings), peak.phase)
+    return with_context(_assemble(_rounded_up(tensors, training.allocator_settings), peak.phase), gpu)
 
 
 def _rounded_up(tensors: MemoryBreakdown, allocator_settings: str) -> MemoryBreakdown:

@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from memplan.errors import MissingError, UsageError
-from memplan.estimators.analytic import CONTEXT_BYTES
-from memplan.estimators.rehearsed import REHEARSING, not_served_in, workspaces_in
+from memplan.estimators.context import CONTEXT_BYTES
+from memplan.estimators.rehearsed import not_served_in, workspaces_in
+from memplan.estimators.running import REHEARSING
 from memplan.estimators.seen import Seen, rehearsal_of
 from memplan.hardware.spec import GpuSpec
 from memplan.memory.rehearsal import Rehearsal

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from memplan.estimators.analytic import CONTEXT_HIGH_BYTES, CONTEXT_LOW_BYTES
+from memplan.estimators.context import CONTEXT_HIGH_BYTES, CONTEXT_LOW_BYTES
 from memplan.estimators.findings import find
 from memplan.memory.breakdown import MemoryBreakdown
 from memplan.memory.estimate import MemoryRange

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from memplan.errors import NotRehearsedError, UsageError
 from memplan.estimators import analytic
+from memplan.estimators.context import with_context
 from memplan.estimators.kept import KeptRehearsals, family_of
 from memplan.hardware.catalog import of_some_kind
 from memplan.hardware.spec import UNLIMITED_BYTES, GpuSpec
@@ -75,7 +76,7 @@ class WorkloadRehearsals:
 
         Raises NotRehearsedError where the step cannot be built or run, MissingError where this machine cannot rehearse.
         """
-        return self._rehearsal(_step_of(workload, gpu, stage))
+        return with_context(self._rehearsal(_step_of(workload, gpu, stage)), gpu)
 
     def _rehearsal(self, step: Step) -> Rehearsal:
         key = step.family, step.micro_batch_size

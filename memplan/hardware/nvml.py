@@ -6,10 +6,10 @@ a GPU that fell off the bus. A failed query makes its field None and leaves a no
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from memplan.errors import MissingError
 
@@ -75,6 +75,44 @@ def read_machine() -> NvmlMachine:
             raise MissingError(f"the NVIDIA driver does not list its GPUs ({notes[-1]})", hint=_WITHOUT_GPU)
         devices = [device for index in range(count) for device in _read_card(pynvml, index)]
     return NvmlMachine(driver, tuple(devices), f"{cuda // 1000}.{cuda % 1000 // 10}" if cuda else None)
+
+
+class CardUse(NamedTuple):
+    """What is used of one card at one moment. None where the driver does not tell."""
+
+    used_bytes: int | None
+    """By all processes."""
+    by_process: Mapping[int, int] | None
+    """Bytes by process number, for those of which the driver tells."""
+
+
+@contextmanager
+def watched_card(uuid: str | None) -> Iterator[Callable[[], CardUse]]:
+    """
+    Give a function that says what is used of the card now, as often as asked.
+
+    Where there is no driver, or no such card, it says that nothing is known.
+    """
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+    except (pynvml.NVMLError, OSError):
+        yield lambda: CardUse(None, None)
+        return
+
+    def use() -> CardUse:
+        handle = _ask([], "handle", lambda: pynvml.nvmlDeviceGetHandleByUUID(uuid)) if uuid else None
+        if handle is None:
+            return CardUse(None, None)
+        listed = _read_processes(pynvml, handle, [])
+        told = {each.pid: each.used_memory_bytes for each in listed or () if each.used_memory_bytes is not None}
+        return CardUse(_read_memory(pynvml, handle, [])[1], None if listed is None else told)
+
+    try:
+        yield use
+    finally:
+        _ask([], "shutdown", pynvml.nvmlShutdown)
 
 
 _WITHOUT_GPU = 'plan for a card by name or size instead: `memplan --gpu "RTX 4090"`, `memplan --gpu-memory 24`'

@@ -7,7 +7,7 @@ from pydantic import NonNegativeInt, computed_field, model_validator
 from memplan.description import Description
 from memplan.memory.breakdown import MemoryBreakdown
 
-Method = Literal["analytic", "guide", "rehearsed"]
+Method = Literal["analytic", "guide", "rehearsed", "measured"]
 
 
 class MemoryRange(Description):

@@ -70,6 +70,7 @@ class Recorder:
         self._ends_at: tuple[int, int] | None = None
         self._look_from: tuple[int, int] | None = None
         self._retries: int | None = None
+        self._free_at_first = 0
 
     def attach(self) -> None:
         """Follow this process: at once if CUDA is initialised, else as soon as it is."""
@@ -86,6 +87,7 @@ class Recorder:
         torch.cuda.memory._record_memory_history(context=None, max_entries=MOST_EVENTS)
         torch._C._cuda_attach_out_of_memory_observer(self._memory_ran_out)  # type: ignore[attr-defined]  # in no stub
         self.reads.attach()
+        self._free_at_first = torch.cuda.mem_get_info()[0]
         self.is_on = True
         self.mark(self._phase)
 
@@ -307,6 +309,7 @@ class Recorder:
             torch.cuda.memory._record_memory_history(context=None, max_entries=MOST_EVENTS)
             _, given_back, _ = self._stop_history(clear=True, frees=0)
             workspaces = {(address, self._ends_at[0]) for address, _ in given_back}
+        free, reserved = torch.cuda.mem_get_info()[0], torch.cuda.memory_reserved()
         notes = {name: sorted(found) for name, found in self.notes.items()} | {"workspaces": sorted(workspaces | self.notes["workspaces"])}
         return {
             "card": torch.cuda.get_device_properties(0).name,
@@ -314,6 +317,8 @@ class Recorder:
             "steps": self.steps,
             "peak_allocated_bytes": peaks["peak_allocated_bytes"],
             "peak_reserved_bytes": peaks["peak_reserved_bytes"],
+            "reserved_bytes": reserved,
+            "outside_bytes": max(0, self._free_at_first - free - reserved),  # what libraries took besides, and kernels as they were loaded
             "num_alloc_retries": self._num_retries() if self._retries is None else self._retries,
             "events": columns(self._events),
             "end": self._ends_at if was_stopped else self._look_from or self._ends_at,

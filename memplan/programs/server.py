@@ -4,8 +4,9 @@ The process that rehearses: imports PyTorch and the user's program once, and run
     python -c "from memplan.programs.server import main; main(REQUESTS, ANSWERS)"
 
 REQUESTS and ANSWERS are file descriptors; a request is a line of JSON: target, function, values, steps, most_steps, answers, environment,
-result. Nothing of CUDA has begun when the fork is made, so that each request sees what a process of its own would see. The answer is a line
-too, with how the fork ended; what was seen is in the file `result`. Run on the stand-in device or on a real one.
+result, until. Nothing of CUDA has begun when the fork is made, so that each request sees what a process of its own would see. The answer is
+a line too, with how the fork ended; what was seen is in the file `result`. Where `until` names a file, the fork waits for it at its end, so
+that whoever asked can see what the driver says of it. Run on the stand-in device or on a real one.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import pickle
 import reprlib
 import runpy
 import sys
+import time
 import traceback
 import types
 import warnings
@@ -34,6 +36,8 @@ import torch._dynamo  # the first optimizer would import it, in every fork anew
 from memplan.programs.recorder import Recorder, place_of
 
 Build = Callable[..., Callable[[], object]]
+
+_MOST_WAITING_SECONDS = 10.0
 
 _GROWTH_FROM = 3
 """The step after which growth is asked about."""
@@ -117,11 +121,19 @@ def _check_values(build: Build, request: dict[str, Any]) -> None:
 
 def failure_of(error: Exception) -> dict[str, Any]:
     """Return what is told of *error*; that of the program is printed as Python would, for the last words."""
-    kind = "mistake" if isinstance(error, MistakeError) else "out_of_memory" if isinstance(error, torch.OutOfMemoryError) else "error"
+    kind = "mistake" if isinstance(error, MistakeError) else "out_of_memory" if is_out_of_memory(error) else "error"
     if kind == "error":
         traceback.print_exc()
     message = f"{type(error).__name__}: {error}" if kind == "error" else str(error)
     return {"kind": kind, "message": message, "place": place_of(error)}
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Say whether *error* is for want of the card's memory: the allocator's, or CUDA's own where not even its context fits."""
+    said = str(error)
+    return isinstance(error, torch.OutOfMemoryError) or (
+        isinstance(error, RuntimeError) and ("CUDA error: out of memory" in said or "CUBLAS_STATUS_ALLOC_FAILED" in said)
+    )
 
 
 def _steps_to_run(request: dict[str, Any], steps: list[dict[str, int]]) -> int:
@@ -145,11 +157,22 @@ def serve(build: Build | None, failure: dict[str, Any] | None, request: dict[str
     if build is not None:
         failure = run(build, request, recorder)
     written = Path(request["result"])
-    written.write_text(json.dumps(recorder.result(failure)), encoding="utf-8")
+    result = recorder.result(failure) | {"pid": os.getpid()}
+    partial = written.with_suffix(".partial")
+    partial.write_text(json.dumps(result), encoding="utf-8")
+    partial.replace(written)
+    wait_for(request["until"])
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):  # the program may have closed them
             stream.flush()
     os._exit(0)
+
+
+def wait_for(path: str) -> None:
+    """Wait until there is a file at *path*, where one is named; not for ever."""
+    begin = time.monotonic()
+    while path and not Path(path).exists() and time.monotonic() - begin < _MOST_WAITING_SECONDS:
+        time.sleep(0.002)
 
 
 def main(requests: int, answers: int) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 
-from memplan.estimators.analytic import CONTEXT_BYTES, HOPPER_WORKSPACE_BYTES, WORKSPACE_BYTES, estimate
+from memplan.estimators.analytic import HOPPER_WORKSPACE_BYTES, WORKSPACE_BYTES, estimate
+from memplan.estimators.context import CONTEXT_BYTES
 from memplan.hardware.spec import GpuSpec
 from memplan.workload.contrastive import Contrastive
 from memplan.workload.model import ContrastiveEncoderModel, ParametersModel, TransformerModel

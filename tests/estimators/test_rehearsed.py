@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from memplan.errors import MissingError, UsageError
-from memplan.estimators.analytic import CONTEXT_BYTES
+from memplan.estimators.context import CONTEXT_BYTES
 from memplan.estimators.rehearsed import Rehearser, rehearse
 from memplan.estimators.target import target_from
 from memplan.hardware.catalog import find_card

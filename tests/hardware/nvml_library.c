@@ -165,6 +165,14 @@ int nvmlDeviceGetHandleByIndex_v2(unsigned index, device_t **device) {
   return *device ? SUCCESS : INVALID_ARGUMENT;
 }
 
+int nvmlDeviceGetHandleByUUID(const char *uuid, device_t **device) {
+  *device = NULL;
+  for (unsigned i = 0; i < num_devices; i++)
+    if (!strcmp(devices[i].uuid, uuid)) *device = &devices[i];
+  ANSWER_UNLESS_REFUSED(*device);
+  return *device ? SUCCESS : NOT_FOUND;
+}
+
 int nvmlDeviceGetName(device_t *device, char *name, unsigned size) {
   ANSWER_UNLESS_REFUSED(device);
   return give_text(device->name, name, size);

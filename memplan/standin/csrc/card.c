@@ -41,12 +41,13 @@ static void order(int *out) {
         out[at] = i;
     }
 }
-/* CUDA_VISIBLE_DEVICES: numbers and UUIDs; the list ends at the first entry that names nothing. */
+/* CUDA_VISIBLE_DEVICES: numbers and UUIDs; the list ends at the first entry that names nothing. A script that chooses among the cards of its
+ * own machine finds the one that is stood in for, whichever it asks for. */
 static void choose(void) {
     const char *text = getenv("CUDA_VISIBLE_DEVICES");
     int ordered[MOST_CARDS];
     order(ordered);
-    if (!text) {
+    if (!text || num_cards == 1) {
         memcpy(visible, ordered, sizeof visible);
         num_visible = num_cards;
         return;

@@ -1,0 +1,62 @@
+"""
+What a profile has taught of this machine, for the plans after it: the bytes that CUDA and its libraries take beside PyTorch's allocator.
+
+Kept by what they depend on, the card, its driver and PyTorch, in `<cache>/calibrations/`. Where nothing was kept, or it cannot be read,
+plans take what is usual.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from pathlib import Path
+
+from memplan.hardware.spec import GpuSpec
+from memplan.memory.measurement import Measurement
+from memplan.standin.build import default_cache
+
+
+def calibrated(gpu: GpuSpec, torch_version: str, cache: Path | None = None) -> GpuSpec:
+    """Return *gpu* with what was measured on such a card with its driver and this PyTorch, where that is known."""
+    path = _path(gpu, torch_version, cache)
+    if path is None:
+        return gpu
+    try:
+        kept = json.loads(path.read_text(encoding="utf-8"))
+        context = int(kept["context_bytes"]) + int(kept["libraries_bytes"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return gpu
+    return gpu.model_copy(update={"context_bytes": context})
+
+
+def keep_calibration(gpu: GpuSpec, measured: Measurement, cache: Path | None = None) -> bool:
+    """Keep what *measured* shows of *gpu*; say whether it shows anything, and the cache could be written."""
+    path = _path(gpu, measured.torch, cache)
+    if path is None or measured.context_bytes is None:
+        return False
+    kept = {
+        "card": gpu.name,
+        "driver": gpu.driver_version,
+        "torch": measured.torch,
+        "context_bytes": measured.context_bytes,
+        "libraries_bytes": measured.libraries_bytes,
+    }
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=".")
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            json.dump(kept, file, indent=2)
+        Path(name).replace(path)
+    except OSError:  # a full disk, a folder of somebody else: the next plan takes what is usual
+        return False
+    return True
+
+
+def _path(gpu: GpuSpec, torch_version: str, cache: Path | None) -> Path | None:
+    """Return where it is kept; None for a card that is not of this machine."""
+    if gpu.driver_version is None:
+        return None
+    key = hashlib.sha256(json.dumps([gpu.name, gpu.driver_version, torch_version]).encode()).hexdigest()[:24]
+    return (cache or default_cache()) / "calibrations" / f"{key}.json"

@@ -1,0 +1,141 @@
+"""
+The measurement: the real step on a GPU of this machine, in a process of its own that sees no other card.
+
+That process runs the steps as a rehearsal does (`running.py`), and waits at its end, with all its memory, until the driver has been asked
+what it holds. Running out of memory is an answer.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from memplan.estimators.context import context_of
+from memplan.estimators.running import DEFAULT_TIMEOUT_SECONDS, Runner
+from memplan.estimators.seen import Seen, rehearsal_of
+from memplan.estimators.target import Target
+from memplan.hardware.nvml import CardUse, watched_card
+from memplan.hardware.spec import GpuSpec
+from memplan.memory.estimate import MemoryRange
+from memplan.memory.measurement import Measurement, exactly
+from memplan.memory.rehearsal import Rehearsal
+from memplan.standin.build import find_torch
+
+_LOOK_SECONDS = 0.005
+
+
+class Measurer:
+    """
+    Runs one program on *gpu*, a card of this machine, as often as asked. To be closed, or used in a `with`.
+
+    Raises MissingError where this Python has no PyTorch for CUDA.
+    """
+
+    def __init__(self, target: Target, gpu: GpuSpec) -> None:
+        find_torch()
+        self._gpu = gpu
+        self._runner = Runner(target)
+
+    def __enter__(self) -> Measurer:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the process and leave no file."""
+        self._runner.close()
+
+    def measure(
+        self,
+        values: Mapping[str, Any],
+        *,
+        steps: int | None = None,
+        timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
+        environment: Mapping[str, str] | None = None,
+    ) -> Measurement:
+        """
+        Return what the program does to the memory of the card, in a process that has used it for nothing before.
+
+        *steps*: how many; None runs three, and ten where the third still takes more than the second. *environment*: variables for this run.
+
+        Raises UsageError when the program fails for another reason than memory, DoesNotFitError where not even CUDA itself can begin.
+        """
+        until = self._runner.folder / "until"
+        until.unlink(missing_ok=True)
+        with watched_card(self._gpu.uuid) as use, _seen_at_the_end(use, self._runner.result, until) as seen:
+            before = use()
+            status = self._runner.run(
+                device=self._device,
+                environment=environment or {},
+                values=values,
+                steps=steps,
+                answers=None,
+                looks=False,
+                timeout_seconds=timeout_seconds,
+                until=until,
+            )
+            answer = self._runner.answer(status)
+        return _measurement(answer, self._gpu, _held_bytes(answer["pid"], before, seen))
+
+    def _device(self) -> Mapping[str, str]:
+        """Return the environment in which CUDA shows the card alone."""
+        return {**os.environ, **({"CUDA_VISIBLE_DEVICES": self._gpu.uuid} if self._gpu.uuid else {})}
+
+
+@contextmanager
+def _seen_at_the_end(use: Any, result: Path, until: Path) -> Iterator[list[CardUse]]:
+    """Ask what the card holds when *result* is there, and let the run go on by making *until*."""
+    seen: list[CardUse] = []
+    ends = threading.Event()
+
+    def look() -> None:
+        while not ends.wait(_LOOK_SECONDS):
+            if result.exists():
+                seen.append(use())
+                until.touch()
+                return
+
+    watcher = threading.Thread(target=look, daemon=True)
+    watcher.start()
+    try:
+        yield seen
+    finally:
+        ends.set()
+        watcher.join()
+
+
+def _held_bytes(pid: int, before: CardUse, seen: list[CardUse]) -> int | None:
+    """Return what the process held at its end, by its number, or else by what all hold more than before; None where nobody tells."""
+    if not seen:
+        return None
+    after = seen[0]
+    if after.by_process is not None and pid in after.by_process:
+        return after.by_process[pid]
+    if after.used_bytes is None or before.used_bytes is None:
+        return None
+    return max(0, after.used_bytes - before.used_bytes)  # in a container the driver's process numbers are those of its host
+
+
+def _measurement(answer: Mapping[str, Any], gpu: GpuSpec, held_bytes: int | None) -> Measurement:
+    reserved = answer["reserved_bytes"]
+    outside = None if held_bytes is None or held_bytes <= reserved else held_bytes - reserved
+    context = context_of(gpu) if outside is None else exactly(outside)
+    rehearsal = rehearsal_of(Seen(answer), without=None, context_bytes=context.expected_bytes)
+    peak = rehearsal.peak_reserved_bytes
+    told = {name: getattr(rehearsal, name) for name in Rehearsal.model_fields} | {
+        "method": "measured",
+        "driver_version": gpu.driver_version,
+        "device_used": MemoryRange(
+            low_bytes=peak + context.low_bytes, expected_bytes=peak + context.expected_bytes, high_bytes=peak + context.high_bytes
+        ),
+    }
+    if outside is None:
+        return Measurement(**told)
+    libraries = min(answer["outside_bytes"], outside)
+    return Measurement(**told, device_bytes=peak + outside, context_bytes=outside - libraries, libraries_bytes=libraries)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from memplan.hardware.spec import GpuSpec
     from memplan.planner.curves import Curve, Variable
     from memplan.planner.plan import Plan
+    from memplan.planner.profile import Profile
 
 EXAMPLES = """
 \b
@@ -28,6 +29,7 @@ Examples:
   memplan --gpu-memory 24                        plan for the cards that are sold with 24 GB
   memplan --gpu "RTX 4090" --config-path conf    plan a configuration tree for one card
   memplan --auto --apply                         plan for this machine's GPU and write the plan
+  memplan --profile --target-effective-batch 512 plan for this machine's GPU, run the planned step on it, compare
   memplan --gpu t4 --pin micro_batch_size=8      keep a value and see what it costs
   memplan --gpu a100-80 --dry-run                show what --apply would change
   memplan --gpu a100-80 --method rehearsed       the same with the workload's real step, on a card that is not there
@@ -50,8 +52,14 @@ Examples:
 @target_option
 @click.option("--apply", "apply_plan", is_flag=True, help="Write the plan into the configuration: show the diff, back up, write, verify.")
 @click.option("--dry-run", is_flag=True, help="Show the diff that --apply would make, and write nothing.")
-@method_option(["auto", "analytic", "rehearsed", "guide"])
-@click.option("--profile", is_flag=True, help="Run the workload's real step; on a stand-in card (--method rehearsed), as the report says.")
+@method_option(["auto", "analytic", "rehearsed", "measured", "guide"])
+@click.option(
+    "--profile",
+    "profiles",
+    is_flag=True,
+    help="Run the planned step on this machine's GPU and compare; a plan that it contradicts is not applied. For a card that was named the "
+    "step is rehearsed.",
+)
 @click.option("--levers", "with_levers", is_flag=True, help="Say also of a plan that fits what changes would do: each is tried.")
 @click.option(
     "--curves",
@@ -89,7 +97,7 @@ def plan_command(
     apply_plan: bool,
     dry_run: bool,
     method: str,
-    profile: bool,
+    profiles: bool,
     with_levers: bool,
     curves: Sequence[Variable] | None,
     report: Path | None,
@@ -117,10 +125,13 @@ def plan_command(
         raise click.BadParameter("nan is not a share", param_hint="--margin")
     if apply_plan and dry_run:
         raise UsageError("--apply and --dry-run exclude each other", hint="--dry-run shows what --apply would write")
-    if profile and context.get_parameter_source("method") == click.core.ParameterSource.ENVIRONMENT:
+    names_card = gpu_name is not None or gpu_memory is not None
+    if profiles and names_card and context.get_parameter_source("method") == click.core.ParameterSource.ENVIRONMENT:
         method = "auto"  # what is typed goes before what is set
-    if profile and method not in ("auto", "rehearsed"):
-        raise UsageError(f"--profile runs the step, and --method {method} does not", hint="leave one of them out")
+    if profiles and method not in (("auto", "rehearsed") if names_card else ("auto", "analytic", "rehearsed")):
+        raise UsageError(f"--profile runs the step, and does not go with --method {method}", hint="leave one of them out")
+    if method == "measured" and names_card:
+        raise UsageError("--method measured runs steps on this machine's GPU, not on one that is named", hint="use `--auto`")
     if (apply_plan or dry_run) and method == "guide":
         raise UsageError("the guide's numbers are never written", hint="leave `--method guide` out to apply a plan that fits")
     for path in filter(None, (report, snapshot)):
@@ -133,9 +144,17 @@ def plan_command(
         curves=curves,
         report=report,
         snapshot=snapshot,
+        profile=profiles and not names_card,
     )
-    asked = Asked("rehearsed" if profile else method, target, margin, pins, with_levers)
-    return _plan(cards_for(auto=auto, name=gpu_name, memory=gpu_memory), gpu_memory, config_path, asked, wanted, profiles=profile)
+    asked = Asked("rehearsed" if profiles and names_card else method, target, margin, pins, with_levers)
+    from memplan.cli.configuration import read_configuration
+
+    configuration = read_configuration(config_path)
+    if profiles and names_card:
+        said = "--profile: the card was named, so the step was rehearsed on a stand-in of it, with the real PyTorch"
+        configuration = configuration.with_note(f"{said}; `memplan --auto --profile` runs it on this machine's GPU")
+    cards = cards_for(auto=auto, name=gpu_name, memory=gpu_memory)
+    return _plan(cards, gpu_memory, configuration, asked, wanted)
 
 
 def _read_curves(text: str | None) -> Sequence[Variable] | None:
@@ -161,13 +180,21 @@ class _Wanted(NamedTuple):
     """Along which variables; none of them: the usual ones."""
     report: Path | None
     snapshot: Path | None
+    profile: bool
+    """On this machine's GPU."""
 
 
 class _Planned(NamedTuple):
-    """A plan, and what was drawn of it."""
+    """A plan, what was drawn of it, and what the card said to it."""
 
     plan: Plan
     curves: Sequence[Curve] = ()
+    profile: Profile | None = None
+
+    def profiled(self, profile: Profile) -> _Planned:
+        """Return a copy with what the card said: a plan that it contradicts does not fit."""
+        fits = self.plan.fits and profile.contradiction is None
+        return self._replace(plan=self.plan.model_copy(update={"fits": fits}), profile=profile)
 
 
 def cards_for(*, auto: bool, name: str | None, memory: str | None) -> list[GpuSpec]:
@@ -192,25 +219,35 @@ def cards_for(*, auto: bool, name: str | None, memory: str | None) -> list[GpuSp
         return [sized]
     from memplan.hardware.detect import detect_gpus
 
-    return sorted(detect_gpus(), key=lambda card: card.free_memory_bytes)
+    return sorted(map(_calibrated, detect_gpus()), key=lambda card: card.free_memory_bytes)
 
 
-def _plan(
-    cards: list[GpuSpec], typed_memory: str | None, config_path: Path | None, asked: Asked, wanted: _Wanted, *, profiles: bool
-) -> int:
-    from memplan.cli.configuration import read_configuration
+def _calibrated(card: GpuSpec) -> GpuSpec:
+    """Return *card* with what a profile has measured of it with the PyTorch that is here."""
+    from memplan.estimators.calibration import calibrated
+    from memplan.standin.build import find_torch
 
-    configuration = read_configuration(config_path)
-    if profiles:
-        configuration = configuration.with_note(_how_profiled())
+    try:
+        return calibrated(card, find_torch().version)
+    except MissingError:  # no PyTorch for CUDA: a plan by formulas, which nothing was measured for
+        return card
+
+
+def _plan(cards: list[GpuSpec], typed_memory: str | None, configuration: Configuration, asked: Asked, wanted: _Wanted) -> int:
     if wanted.shows_diff and configuration.reading is None:
         raise UsageError(
             f"there is nothing to apply to: planned was {configuration.source}",
             hint="only configuration trees are written: name one with `--config-path`, or run memplan in its project's folder",
         )
     planned = [_make(configuration, card, typed_memory, asked, wanted if card is cards[0] else None) for card in cards]
-    plans = [each.plan for each in planned]
-    plan = plans[0]
+    if wanted.profile:
+        from memplan.cli.profile import profile
+
+        found = profile(planned[0].plan)
+        if found is None:
+            return 0  # rank 0 reports
+        planned[0] = planned[0].profiled(found)
+    plan = planned[0].plan
     changes = _changes(configuration, plan) if wanted.shows_diff and plan.fits else []
     if wanted.as_json:  # says what was done, and so comes after it
         from memplan.reports.json import plan_as_json
@@ -238,18 +275,6 @@ def _changes(configuration: Configuration, plan: Plan) -> list[FileChange]:
             hint="leave the pin out, or change it in the code",
         )
     return prepare(edits_for(configuration.reading, plan.after))
-
-
-def _how_profiled() -> str:
-    """Say where --profile ran the step."""
-    from memplan.errors import MissingError
-    from memplan.hardware.detect import detect_gpus
-
-    try:
-        detect_gpus()
-    except MissingError:
-        return "--profile: this machine has no GPU, so the step was rehearsed, on a stand-in card with the real PyTorch"
-    return "--profile: the step was rehearsed on a stand-in card with the real PyTorch; it is not run on the GPU of this machine yet"
 
 
 def _write(configuration: Configuration, changes: Sequence[FileChange]) -> bool:
@@ -284,6 +309,11 @@ def _make(configuration: Configuration, card: GpuSpec, typed_memory: str | None,
         plan = plan.model_copy(update={"warnings": (*plan.warnings, *others)})
         return _Planned(plan, _drawn(configuration, plan, estimator, wanted) if wanted else ())
 
+    if asked.method == "measured":
+        from memplan.estimators.workload_measurement import WorkloadMeasurements
+
+        with WorkloadMeasurements(card) as measurements:
+            return find("measured", measurements)
     found = by_method(asked.method, find)
     planned: _Planned = found.result
     return planned._replace(plan=planned.plan.model_copy(update={"warnings": (*planned.plan.warnings, *found.notes)}))
@@ -341,10 +371,12 @@ def _write_report(configuration: Configuration, plan: Plan, estimator: Estimator
 
 
 def _report(configuration: Configuration, planned: Sequence[_Planned], changes: Sequence[FileChange], wanted: _Wanted) -> None:
-    from memplan.reports.terminal import print_curves, print_plan
+    from memplan.reports.terminal import print_curves, print_plan, print_profile
 
     plan = planned[0].plan
     print_plan(plan, source=configuration.source, notes=(*configuration.notes, *_alone([each.plan for each in planned])))
+    if planned[0].profile is not None:
+        print_profile(planned[0].profile)
     if wanted.curves is not None:
         print_curves(planned[0].curves)
     for path in filter(None, (wanted.report, wanted.snapshot)):
@@ -352,7 +384,9 @@ def _report(configuration: Configuration, planned: Sequence[_Planned], changes: 
     if wanted.shows_diff and plan.fits:
         _show_changes(changes, writes=wanted.writes)
     elif wanted.shows_diff:
-        click.echo("\nNothing was written, since the plan does not fit.", err=True)
+        contradicts = planned[0].profile is not None and planned[0].profile.contradiction is not None
+        reason = "the profile contradicts the plan" if contradicts else "the plan does not fit"
+        click.echo(f"\nNothing was written, since {reason}.", err=True)
 
 
 def _alone(plans: Sequence[Plan]) -> list[str]:
@@ -396,6 +430,22 @@ def _extra(configuration: Configuration, planned: Sequence[_Planned], changes: S
             {"file": str(change.path), "edits": [{"key": edit.dotted, "value": edit.value} for edit in change.edits]} for change in changes
         ],
         "other_gpus": [
-            {"name": plan.gpu.name, "fits": plan.fits, "micro_batch_size": plan.after.training.micro_batch_size} for plan, _ in planned[1:]
+            {"name": each.plan.gpu.name, "fits": each.plan.fits, "micro_batch_size": each.plan.after.training.micro_batch_size}
+            for each in planned[1:]
         ],
+        "profile": _profile_as_json(planned[0].profile),
     }
+
+
+def _profile_as_json(profile: Profile | None) -> dict[str, Any] | None:
+    if profile is None:
+        return None
+    from memplan.memory.measurement import compare
+
+    answer = profile.model_dump(mode="json") | {"contradiction": profile.contradiction}
+    for stage, told in zip(profile.stages, answer["stages"], strict=True):
+        told["comparison"] = [
+            {**row._asdict(), "difference_bytes": row.difference_bytes, "percent": row.percent}
+            for row in compare(stage.estimate, stage.measured)
+        ]
+    return answer

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from memplan.hardware.spec import GpuSpec
 from memplan.memory.estimate import MemoryEstimate, MemoryRange
 from memplan.memory.requests import Replayed
 from memplan.workload.stage import Stage
 from memplan.workload.workload import Workload
+
+if TYPE_CHECKING:
+    from memplan.memory.measurement import Measurement
 
 
 class Estimator(Protocol):
@@ -24,6 +27,14 @@ def rough_of(estimator: Estimator) -> Estimator | None:
     """Return an estimator that says about the same in no time, so that a search can begin near its end; None where there is none."""
     rough: Estimator | None = getattr(estimator, "rough", None)
     return rough
+
+
+class Measures(Protocol):
+    """Runs a step on a real card. Another that the planner takes as an argument."""
+
+    def __call__(self, workload: Workload, gpu: GpuSpec, stage: Stage | None) -> Measurement:
+        """Return what one step of *workload* in *stage* took of *gpu*."""
+        ...
 
 
 class Squeezer(Protocol):

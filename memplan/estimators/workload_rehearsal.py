@@ -76,7 +76,7 @@ class WorkloadRehearsals:
 
         Raises NotRehearsedError where the step cannot be built or run, MissingError where this machine cannot rehearse.
         """
-        return with_context(self._rehearsal(_step_of(workload, gpu, stage)), gpu)
+        return with_context(self._rehearsal(step_of(workload, gpu, stage)), gpu)
 
     def _rehearsal(self, step: Step) -> Rehearsal:
         key = step.family, step.micro_batch_size
@@ -88,7 +88,7 @@ class WorkloadRehearsals:
 
     def _rehearsed(self, step: Step) -> Rehearsal:
         """Run *step*, and keep what was seen."""
-        _check_packages(step)
+        check_packages(step)
         if self.tells is not None:
             self.tells(step)
         training = step.workload["training"]
@@ -107,7 +107,7 @@ class WorkloadRehearsals:
 
     def trace(self, workload: Workload, gpu: GpuSpec, stage: Stage | None) -> MemoryTrace:
         """Return every event of the allocator in that step."""
-        return self._trace(_step_of(workload, gpu, stage))
+        return self._trace(step_of(workload, gpu, stage))
 
     def _trace(self, step: Step) -> MemoryTrace:
         key = step.family, step.micro_batch_size
@@ -117,7 +117,7 @@ class WorkloadRehearsals:
 
     def requests(self, workload: Workload, gpu: GpuSpec, stage: Stage | None) -> Requests:
         """Return what that step asks of the allocator."""
-        return self._requests_of(_step_of(workload, gpu, stage))
+        return self._requests_of(step_of(workload, gpu, stage))
 
     def _requests_of(self, step: Step) -> Requests:
         key = step.family, step.micro_batch_size
@@ -135,7 +135,7 @@ class WorkloadRehearsals:
         card that is most like it; from the formulas where there is one or none, corrected by how far they were off at the one. What others
         have kept on disk plays no part: a plan is the same whatever the cache holds.
         """
-        step = _step_of(workload, gpu, stage)
+        step = step_of(workload, gpu, stage)
         size = step.micro_batch_size
         known = self._asked(step.family)
         if size in known:
@@ -174,7 +174,7 @@ class WorkloadRehearsals:
 
         By the simulated allocator, from one rehearsal of the step.
         """
-        step = _step_of(workload, gpu, stage)
+        step = step_of(workload, gpu, stage)
         text = workload.training.allocator_settings if settings is None else settings
         question = f"{capacity_bytes} of {gpu.total_memory_bytes} with {text!r}"
         answers = self._kept.get_answers(step.family, step.micro_batch_size) if self._kept else {}
@@ -205,7 +205,7 @@ class WorkloadRehearsals:
         sweep = Sweep(lambda value: self.requests(*_with_card(of_value(value), gpu)))
         low, high = min(values), max(values)
         for value in values:
-            step = _step_of(*_with_card(of_value(value), gpu))
+            step = step_of(*_with_card(of_value(value), gpu))
             if step.micro_batch_size in self._asked(step.family):
                 sweep.ask(value)
         ends = {value: self(*_with_card(of_value(value), gpu)) for value in (low, high)}
@@ -265,7 +265,7 @@ def _with_reserved(estimate: MemoryEstimate, reserved_bytes: int) -> MemoryEstim
     )
 
 
-def _check_packages(step: Step) -> None:
+def check_packages(step: Step) -> None:
     """Raise NotRehearsedError where the step's optimizer comes from a package that is missing: no process has to begin for that."""
     optimizer: Any = step.workload["optimizer"]
     package = _PACKAGES.get(optimizer["name"])
@@ -279,7 +279,7 @@ _PACKAGES = {"adafactor": "transformers", "adam8bit": "bitsandbytes", "lion8bit"
 """Where optimizers come from that are not PyTorch's."""
 
 
-def _step_of(workload: Workload, gpu: GpuSpec, stage: Stage | None) -> Step:
+def step_of(workload: Workload, gpu: GpuSpec, stage: Stage | None) -> Step:
     """Return what of *workload*, *gpu* and *stage* decides a rehearsal."""
     micro_batches = min(workload.training.gradient_accumulation_steps, MOST_MICRO_BATCHES)
     reduced = workload.with_training(gradient_accumulation_steps=micro_batches, target_effective_batch_size=None)

@@ -156,7 +156,8 @@ def _curve(plan: Plan, estimator: Estimator, variable: Variable, stage_name: str
     values = _spread(varied.low, varied.high, varied.planned)
     works_out = worker_of(estimator)
     if works_out is None:
-        found = [(estimator(workload, plan.gpu, stage).device_used, "analytic") for workload, stage in map(varied.of_value, values)]
+        each = [estimator(workload, plan.gpu, stage) for workload, stage in map(varied.of_value, values)]
+        found = [(estimate.device_used, str(estimate.method)) for estimate in each]
     else:
         found = works_out(varied.of_value, values, plan.gpu)
     points = tuple(

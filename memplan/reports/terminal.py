@@ -16,8 +16,9 @@ from memplan.hardware.spec import GpuSpec
 from memplan.memory.rehearsal import Rehearsal
 from memplan.planner.curves import Curve
 from memplan.planner.plan import Plan
+from memplan.planner.profile import Profile
 from memplan.planner.would_fit import WouldFit
-from memplan.reports.view import view_curve, view_plan, view_rehearsal
+from memplan.reports.view import view_curve, view_plan, view_profile, view_rehearsal
 
 WIDTH_WITHOUT_TERMINAL = 120
 BAR_WIDTH = 24
@@ -92,6 +93,20 @@ def print_rehearsal(
     console.print(_bars(view.breakdown.rows))
     _print_list(console, "mind", (*view.warnings, *notes))
     _print_list(console, "what would fit", view.would_fit)
+
+
+def print_profile(profile: Profile, *, stream: TextIO | None = None) -> None:
+    """Print what the card said to a plan, for each step that was run."""
+    console = _console(stream)
+    for stage in profile.stages:
+        view = view_profile(stage, num_ranks=profile.num_ranks)
+        console.print()
+        console.print(Text(view.title, style="bold red" if stage.contradiction else ""))
+        console.print(Padding(_facts(view.facts), (0, 0, 0, 2)))
+        console.print(Padding(_table(view.columns, view.rows), (0, 0, 0, 2)))
+    if profile.is_kept:
+        console.print()
+        console.print(Text("What CUDA took beside PyTorch is kept: plans for this card count on it from now on."))
 
 
 def _facts(facts: Iterable[tuple[str, str]]) -> Table:

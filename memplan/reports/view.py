@@ -5,10 +5,12 @@ from typing import NamedTuple
 
 from memplan.hardware.spec import GpuSpec
 from memplan.memory.breakdown import MemoryBreakdown
+from memplan.memory.measurement import Compared, compare
 from memplan.memory.rehearsal import Rehearsal
 from memplan.planner.comparison import ComparedCard
 from memplan.planner.curves import Curve, CurvePoint
 from memplan.planner.plan import Lever, Plan, StagePlan
+from memplan.planner.profile import StageProfile
 from memplan.planner.would_fit import WouldFit
 from memplan.units import GIB, format_bytes
 
@@ -26,6 +28,7 @@ _CATEGORIES = {
 METHOD_NOTES = {
     "analytic": "closed formulas; a plan fits when the high end of the range does",
     "rehearsed": "the real PyTorch ran the step on a stand-in card: exact, but for the CUDA context, whose high end has to fit",
+    "measured": "the step was run on the card itself, at each size that was tried",
     "guide": "the guide's rule of thumb, to compare with",
 }
 
@@ -70,6 +73,8 @@ def view_plan(plan: Plan, *, source: str) -> PlanView:
 
 
 def _headline(plan: Plan) -> str:
+    if not plan.fits and not plan.missing_bytes:
+        return f"Does not fit on {plan.gpu.name}, whatever the plan says: the card itself contradicts it"
     if not plan.fits:
         return f"Does not fit on {plan.gpu.name}: {format_bytes(plan.missing_bytes)} are missing"
     batches = {(stage.planned.micro_batch_size, stage.planned.gradient_accumulation_steps) for stage in plan.stages}
@@ -96,6 +101,7 @@ def _facts(plan: Plan, source: str) -> list[tuple[str, str]]:
         ("workload", f"{plan.after.name} ({training.precision}, sequence {training.sequence_length}, {plan.after.optimizer.name})"),
         ("card", f"{plan.gpu.name}: {plan.gpu.origin}"),
         ("budget", budget),
+        *([("CUDA context", f"{format_bytes(plan.gpu.context_bytes)}, as --profile measured it here")] if plan.gpu.context_bytes else []),
         ("method", f"{plan.method}: {METHOD_NOTES[plan.method]}"),
     ]
     if plan.after.parallelism.data_parallel_size > 1:
@@ -337,3 +343,53 @@ def _curve_remarks(curve: Curve, point: CurvePoint) -> Iterator[str]:
         yield "over the budget"
     if point.method == "worked out":
         yield point.method
+
+
+class ProfileView(NamedTuple):
+    """What a card said to the steps of some stages."""
+
+    title: str
+    facts: tuple[tuple[str, str], ...]
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+
+def view_profile(stage: StageProfile, *, num_ranks: int) -> ProfileView:
+    """Return what a report shows of *stage*, run by one of *num_ranks* processes."""
+    measured = stage.measured
+    which = f", the largest of {_count(num_ranks, 'rank')}: rank {stage.rank}" if num_ranks > 1 else ""
+    return ProfileView(
+        title=f"{_joined(list(stage.stages))} on the card itself, {measured.card}, beside the plan ({stage.estimate.method}){which}",
+        facts=tuple(_profile_facts(stage)),
+        columns=("", "planned", "measured", "difference", ""),
+        rows=tuple(
+            (row.name, format_bytes(row.planned_bytes), format_bytes(row.measured_bytes), *_difference(row))
+            for row in compare(stage.estimate, measured)
+        ),
+    )
+
+
+def _difference(row: Compared) -> tuple[str, str]:
+    sign = "+" if row.difference_bytes > 0 else "-" if row.difference_bytes < 0 else ""
+    share = "" if row.percent is None else f"{row.percent:+.1f}%" if row.difference_bytes else "equal"
+    return f"{sign}{format_bytes(abs(row.difference_bytes))}", share
+
+
+def _by_step(peaks: Sequence[int]) -> str:
+    """Say after which step which peak was reached: "7.06 GiB in step 1, 7.17 GiB in step 2 of 10"."""
+    rises = [(number, peak) for number, peak in enumerate(peaks, 1) if number == 1 or peak > peaks[number - 2]]
+    return ", ".join(f"{format_bytes(peak)} in step {number}" for number, peak in rises) + f" of {len(peaks)}"
+
+
+def _profile_facts(stage: StageProfile) -> Iterator[tuple[str, str]]:
+    measured = stage.measured
+    yield "PyTorch", f"{measured.torch}, driver {measured.driver_version or 'unknown'}"
+    if measured.steps:
+        yield "peak allocated", _by_step([step.peak_allocated_bytes for step in measured.steps])
+        yield "peak reserved", _by_step([step.peak_reserved_bytes for step in measured.steps])
+    if measured.device_bytes is not None and measured.context_bytes is not None:
+        context, libraries = format_bytes(measured.context_bytes), format_bytes(measured.libraries_bytes)
+        yield "the driver's figure", f"{format_bytes(measured.device_bytes)}, of which CUDA's context {context} and libraries {libraries}"
+    else:
+        yield "the driver's figure", "the driver does not tell what a process holds here; the context is taken for the usual one"
+    yield "verdict", stage.contradiction or "the plan holds"

@@ -1,0 +1,48 @@
+"""Where memplan itself runs under torchrun: which process this is, and how what each has found comes together."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from memplan.errors import UsageError
+
+_GATHER = "from memplan.programs.ranks import main; main()"
+
+
+class Rank(NamedTuple):
+    """One process of several that train together."""
+
+    number: int
+    local: int
+    """Of this machine; CUDA's number of its card."""
+    num_ranks: int
+
+
+def rank_of(environment: Mapping[str, str] = os.environ) -> Rank:
+    """Return which process this is; the only one where torchrun did not start it."""
+    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
+    if not all(environment.get(name, "").isdigit() for name in (*names, "MASTER_PORT")):
+        return Rank(0, 0, 1)
+    return Rank(*(int(environment[name]) for name in names))
+
+
+def gather(own: Any) -> list[Any]:
+    """
+    Return what every process gives, by rank; nothing where this is not rank 0.
+
+    In a process of its own that loads PyTorch, which this one does without. Raises UsageError where the processes do not find each other.
+    """
+    gathered = subprocess.run([sys.executable, "-c", _GATHER], input=json.dumps(own), capture_output=True, text=True, check=False)
+    if gathered.returncode:
+        said = gathered.stderr.strip().splitlines()
+        raise UsageError(
+            f"the processes of torchrun did not find each other: {said[-1] if said else 'no reason given'}",
+            hint="profile without torchrun: `memplan --auto --profile`",
+        )
+    found: list[Any] = json.loads(gathered.stdout) if gathered.stdout else []
+    return found

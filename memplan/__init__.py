@@ -4,11 +4,15 @@ from typing import Any
 
 __version__ = "0.1.0"
 
+_OFFERED = {"rehearse": "memplan.estimators.rehearsed", "find_batch": "memplan.planner.find_batch"}
+"""By name, where it is defined."""
+
 
 def __getattr__(name: str) -> Any:
-    """Return `memplan.rehearse`, loaded when it is asked for: `memplan --help` does without."""
-    if name == "rehearse":
-        from memplan.estimators.rehearsed import rehearse  # noqa: PLC0415
+    """Return what `memplan` offers to programs, loaded when it is asked for: `memplan --help` does without."""
+    module = _OFFERED.get(name)
+    if module is not None:
+        from importlib import import_module  # noqa: PLC0415
 
-        return rehearse
+        return getattr(import_module(module), name)
     raise AttributeError(f"module 'memplan' has no attribute {name!r}")

@@ -14,6 +14,7 @@ import click
 
 from memplan import __version__
 from memplan.cli.compare import compare
+from memplan.cli.find_batch import find_batch
 from memplan.cli.gpus import gpus
 from memplan.cli.plan import plan_command
 from memplan.cli.rehearse import rehearse
@@ -23,6 +24,7 @@ from memplan.errors import MemplanError
 
 cli = plan_command
 cli.add_command(compare)
+cli.add_command(find_batch)
 cli.add_command(gpus)
 cli.add_command(rehearse)
 cli.add_command(replay)

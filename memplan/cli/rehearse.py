@@ -106,7 +106,7 @@ def rehearse(
     if program:
         return _rehearse_script(program, gpu, steps=steps, reads=reads, timeout=timeout, output_format=output_format)
     assert target is not None
-    return _rehearse_step(target, gpu, _values(assignments), steps=steps, reads=reads, timeout=timeout, output_format=output_format)
+    return _rehearse_step(target, gpu, values_from(assignments), steps=steps, reads=reads, timeout=timeout, output_format=output_format)
 
 
 def _card(name: str | None, memory: str | None) -> GpuSpec:
@@ -202,7 +202,7 @@ def _report(rehearsal: Rehearsal, gpu: GpuSpec, would_fit: WouldFit | None, note
         print_rehearsal(rehearsal, gpu, would_fit=would_fit, notes=notes)
 
 
-def _values(assignments: Sequence[str]) -> dict[str, Any]:
+def values_from(assignments: Sequence[str]) -> dict[str, Any]:
     """Return the values that "NAME=VALUE" texts say: Python's literals, and text for everything else."""
     values: dict[str, Any] = {}
     for text in assignments:

@@ -64,13 +64,18 @@ def what_would_fit(run: Callable[[GpuSpec, Mapping[str, Any]], Rehearsal], *, gp
         needed, known = _least(run, gpu, values, whole.device_used_bytes) if whole.fits else None, whole.values
     except UsageError:
         needed, known = None, dict(values)
-    name = next((name for name in BATCH_NAMES if type(known.get(name)) is int), None)  # True is no batch
+    name = batch_name(known)
     return WouldFit(
         device_used_bytes=needed,
         cards=_cards_with(needed) if needed else (),
         name=name,
         value=_largest(lambda value: run(gpu, dict(values) | {name: value}).fits, known[name]) if name else None,
     )
+
+
+def batch_name(values: Mapping[str, Any]) -> str | None:
+    """Return which of *values* is the batch, by its name; None where none is."""
+    return next((name for name in BATCH_NAMES if type(values.get(name)) is int), None)  # True is no batch
 
 
 def _least(run: Callable[[GpuSpec, Mapping[str, Any]], Rehearsal], gpu: GpuSpec, values: Mapping[str, Any], used_bytes: int) -> int:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from memplan.cli.rehearse import _values
+from memplan.cli.rehearse import values_from
 from memplan.standin.build import TorchBuild
 from tests.conftest import Run
 from tests.standin.conftest import torch_build
@@ -188,6 +188,6 @@ def test_values_are_read_as_people_write_them() -> None:
     """Python's literals, its words in any case, and text for everything else."""
     texts = ["a=8", "b=false", "c=True", "d=None", "e=null", "f=[1, 2]", "g=bf16", "h=1e-3", "i='false'"]
 
-    assert _values(texts) == {
+    assert values_from(texts) == {
         "a": 8, "b": False, "c": True, "d": None, "e": None, "f": [1, 2], "g": "bf16", "h": 0.001, "i": "false",
     }  # fmt: skip

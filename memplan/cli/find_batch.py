@@ -1,0 +1,127 @@
+"""`memplan find-batch`: the largest batch by real trial on this machine's GPU."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from memplan.cli.options import config_path_option, format_option, margin_option
+from memplan.errors import UsageError
+
+if TYPE_CHECKING:
+    from memplan.planner.trials import FoundBatch, Trial
+
+EXAMPLES = """
+\b
+Examples:
+  memplan find-batch train_step.py:build                     the largest `batch` with which build("cuda", batch=…) runs
+  memplan find-batch train_step.py:build --set seq=1024      with another value
+  memplan find-batch                                         the micro-batch of this folder's configuration
+  memplan find-batch train_step.py:build --start 64 --tries 4
+"""
+
+
+@click.command("find-batch", epilog=EXAMPLES)
+@click.argument("target", metavar="[FILE.py:FUNCTION]", required=False)
+@click.option("--set", "assignments", multiple=True, metavar="NAME=VALUE", help="A value that the function is called with.")
+@click.option(
+    "--value", "name", metavar="NAME", help="The value that is the batch.  [default: the one called batch, batch_size or the like]"
+)
+@click.option("--start", type=click.IntRange(min=1), metavar="N", help="Where to begin.  [default: where a rehearsal sees the end]")
+@click.option("--tries", type=click.IntRange(min=1), metavar="N", default=16, show_default=True, help="Trials at the most.")
+@click.option(
+    "--time", "seconds", type=click.FloatRange(min=0), metavar="SECONDS", default=900.0, show_default=True, help="No trial begins later."
+)
+@config_path_option
+@margin_option
+@format_option
+def find_batch(
+    *,
+    target: str | None,
+    assignments: Sequence[str],
+    name: str | None,
+    start: int | None,
+    tries: int,
+    seconds: float,
+    config_path: Path | None,
+    margin: float | None,
+    output_format: str,
+) -> int:
+    """
+    Find the largest batch that this machine's GPU takes, by running the step.
+
+    FILE.py:FUNCTION is called with the device and the values, and returns a function that runs one whole training step, as for `memplan
+    rehearse`. Without it the workload of the configuration is run. Each trial begins in a process that has used the card for nothing
+    before; the first is where a rehearsal sees the end. Exit code 0: found; 1: no size fits; 3: this machine lacks something, as a GPU.
+    """
+    from memplan.cli.rehearse import values_from
+    from memplan.memory.budget import DEFAULT_MARGIN
+
+    margin = DEFAULT_MARGIN if margin is None else margin
+    if target is None:
+        if assignments or name:
+            raise UsageError("--set and --value are for a function", hint="name it: `memplan find-batch train_step.py:build`")
+        found = _of_configuration(config_path, start=start, margin=margin, tries=tries, seconds=seconds)
+    else:
+        from memplan.planner.find_batch import find_batch as find
+
+        found = find(
+            target,
+            values=values_from(assignments),
+            name=name,
+            start=start,
+            margin=margin,
+            most_tries=tries,
+            most_seconds=seconds,
+            tells=_tell,
+        )
+    if output_format == "json":
+        click.echo(found.model_dump_json(indent=2))
+    else:
+        _show(found)
+    return 0 if found.size is not None else 1
+
+
+def _of_configuration(path: Path | None, *, start: int | None, margin: float, tries: int, seconds: float) -> FoundBatch:
+    from memplan.cli.configuration import read_configuration
+    from memplan.cli.plan import cards_for
+    from memplan.planner.find_batch import find_micro_batch
+
+    configuration = read_configuration(path)
+    click.echo(f"memplan: the workload is {configuration.source}", err=True)
+    card = cards_for(auto=True, name=None, memory=None)[0]
+    return find_micro_batch(configuration.workload, card, start=start, margin=margin, most_tries=tries, most_seconds=seconds, tells=_tell)
+
+
+def _tell(trial: Trial) -> None:
+    """Say how a trial went, while more are to come."""
+    from memplan.units import format_bytes
+
+    took = f", {format_bytes(trial.device_used_bytes)}" if trial.device_used_bytes is not None and trial.fits else ""
+    sys.stderr.write(f"  {trial.size}: {trial.problem or 'runs'}{took} ({trial.seconds:.1f} s)\n")
+    sys.stderr.flush()
+
+
+def _show(found: FoundBatch) -> None:
+    from memplan.units import format_bytes
+
+    used = next((trial.device_used_bytes for trial in found.trials if trial.size == found.size), None)
+    if found.size is None:
+        click.echo(f"No {found.name} fits on {found.card}: not even {min(trial.size for trial in found.trials)}")
+    else:
+        click.echo(
+            f"{found.name} {found.size} on {found.card}: "
+            + (f"{format_bytes(used)} of a budget of {format_bytes(found.budget_bytes)}" if used else "runs")
+        )
+    if found.ended != "found":
+        click.echo(
+            f"The search was out of {found.ended}: a larger one may fit. Go on with `--start`, or allow more with `--{found.ended}`.",
+            err=True,
+        )
+    click.echo(
+        f"Began at {found.start}, as said {found.start_is_from}; {len(found.trials)} trial{'s' if len(found.trials) > 1 else ''}.", err=True
+    )

@@ -4,7 +4,11 @@ from typing import Any
 
 __version__ = "0.1.0"
 
-_OFFERED = {"rehearse": "memplan.estimators.rehearsed", "find_batch": "memplan.planner.find_batch"}
+_OFFERED = {
+    "rehearse": "memplan.estimators.rehearsed",
+    "find_batch": "memplan.planner.find_batch",
+    "Monitor": "memplan.monitor.background",
+}
 """By name, where it is defined."""
 
 

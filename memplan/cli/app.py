@@ -16,6 +16,7 @@ from memplan import __version__
 from memplan.cli.compare import compare
 from memplan.cli.find_batch import find_batch
 from memplan.cli.gpus import gpus
+from memplan.cli.monitor import monitor
 from memplan.cli.plan import plan_command
 from memplan.cli.rehearse import rehearse
 from memplan.cli.replay import replay
@@ -26,6 +27,7 @@ cli = plan_command
 cli.add_command(compare)
 cli.add_command(find_batch)
 cli.add_command(gpus)
+cli.add_command(monitor)
 cli.add_command(rehearse)
 cli.add_command(replay)
 cli.add_command(undo)

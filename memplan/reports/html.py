@@ -48,7 +48,7 @@ _SHARES = {
 }  # fmt: skip
 
 
-class _Axes(NamedTuple):
+class Axes(NamedTuple):
     """From values to places in a drawing."""
 
     low: float
@@ -56,9 +56,11 @@ class _Axes(NamedTuple):
     top_bytes: float
 
     def x(self, value: float) -> float:
+        """Return where *value* stands from the left."""
         return LEFT + (value - self.low) / max(self.high - self.low, 1e-9) * (WIDTH - LEFT - RIGHT)
 
     def y(self, bytes_: float) -> float:
+        """Return where *bytes_* stand from the top."""
         return HEIGHT - BOTTOM - bytes_ / max(self.top_bytes, 1) * (HEIGHT - TOP - BOTTOM)
 
 
@@ -73,34 +75,42 @@ def plan_as_html(
     view = view_plan(plan, source=source)
     parts = [
         f'<h1 class="{"good" if plan.fits else "bad"}">{escape(view.headline)}</h1>',
-        _facts(view.facts),
-        _table(view.columns, view.rows),
+        definitions(view.facts),
+        table(view.columns, view.rows),
         *_breakdowns(view),
         *(_timeline(timeline, plan, stage) if timeline is not None else ()),
         *(part for curve in curves for part in _curve(curve)),
-        *_list("Why", view.reasons),
-        *_list("Mind", (*view.warnings, *notes)),
-        *_list("What would help", view.levers),
+        *bullet_list("Why", view.reasons),
+        *bullet_list("Mind", (*view.warnings, *notes)),
+        *bullet_list("What would help", view.levers),
     ]
+    return page(view.headline, parts, f"figures by method {plan.method}")
+
+
+def page(title: str, parts: Iterable[str], foot: str) -> str:
+    """Return a whole page of *parts*, which are HTML."""
     body = "\n".join(parts)
     return (
         f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n<meta name="viewport" content="width=device-width">\n'
-        f"<title>{escape(view.headline)}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n{body}\n"
-        f'<p class="dim">Made by memplan; figures by method {escape(plan.method)}.</p>\n</body>\n</html>\n'
+        f"<title>{escape(title)}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n{body}\n"
+        f'<p class="dim">Made by memplan; {escape(foot)}.</p>\n</body>\n</html>\n'
     )
 
 
-def _facts(facts: Iterable[tuple[str, str]]) -> str:
+def definitions(facts: Iterable[tuple[str, str]]) -> str:
+    """Return names and what they stand for."""
     return f"<dl>{''.join(f'<dt>{escape(name)}</dt><dd>{escape(value)}</dd>' for name, value in facts)}</dl>"
 
 
-def _table(columns: Iterable[str], rows: Iterable[Sequence[str]]) -> str:
+def table(columns: Iterable[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a table with a head."""
     head = "".join(f"<th>{escape(column)}</th>" for column in columns)
     body = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
-def _list(title: str, lines: Iterable[str]) -> Iterator[str]:
+def bullet_list(title: str, lines: Iterable[str]) -> Iterator[str]:
+    """Yield a list with its title; nothing where it is empty."""
     items = "".join(f"<li>{escape(line)}</li>" for line in lines)
     if items:
         yield f"<h2>{title}</h2><ul>{items}</ul>"
@@ -129,7 +139,7 @@ def _breakdowns(view: PlanView) -> Iterator[str]:
         yield f"<table><thead><tr><th>category</th><th>bytes</th><th>of card</th></tr></thead><tbody>{keyed}</tbody></table>"
 
 
-def _grid(axes: _Axes, ticks: Iterable[tuple[float, str]]) -> str:
+def grid(axes: Axes, ticks: Iterable[tuple[float, str]]) -> str:
     """Return the lines and figures of both axes."""
     parts = []
     for part in range(5):
@@ -142,7 +152,7 @@ def _grid(axes: _Axes, ticks: Iterable[tuple[float, str]]) -> str:
     return "".join(parts)
 
 
-def _limit(axes: _Axes, bytes_: int, label: str, *, is_below: bool = False) -> str:
+def limit_line(axes: Axes, bytes_: int, label: str, *, is_below: bool = False) -> str:
     """Return a line across the drawing, with its figure above or below it at the left, where curves are low."""
     y = axes.y(bytes_)
     return (
@@ -151,7 +161,8 @@ def _limit(axes: _Axes, bytes_: int, label: str, *, is_below: bool = False) -> s
     )
 
 
-def _figure(content: str, label: str) -> str:
+def figure(content: str, label: str) -> str:
+    """Return a drawing of the usual size; *label* is for whoever cannot see it."""
     return f'<figure><svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(label, quote=True)}">{content}</svg></figure>'
 
 
@@ -161,7 +172,7 @@ def _timeline(timeline: Timeline, plan: Plan, stage: str) -> Iterator[str]:
     if not samples:
         return
     top = max(sample.reserved_bytes for sample in samples) * 1.08
-    axes = _Axes(samples[0].event, samples[-1].event, top)
+    axes = Axes(samples[0].event, samples[-1].event, top)
     areas, below = [], [0] * len(samples)
     for number, category in enumerate(CATEGORIES):
         above = [low + sample.allocated[number] for low, sample in zip(below, samples, strict=True)]
@@ -181,14 +192,14 @@ def _timeline(timeline: Timeline, plan: Plan, stage: str) -> Iterator[str]:
     where = f" of {escape(stage)}" if stage else ""
     highest = max(samples, key=lambda sample: sample.allocated_bytes)
     yield f"<h2>Memory over time, step {timeline.step}{where}</h2>"
-    yield _figure(_grid(axes, shown) + "".join(areas) + reserved_line, f"memory over time by category; on {plan.gpu.name}")
+    yield figure(grid(axes, shown) + "".join(areas) + reserved_line, f"memory over time by category; on {plan.gpu.name}")
     yield (
         f'<p class="dim">{keys}<br>The thin line is what is reserved. Time runs by events of the allocator, not by the clock; allocated is '
         f"highest at {format_bytes(highest.allocated_bytes)}, in {escape(_phase_at(timeline, highest.event))}.</p>"
     )
 
 
-def _phase_ticks(timeline: Timeline, axes: _Axes) -> Iterator[tuple[float, str]]:
+def _phase_ticks(timeline: Timeline, axes: Axes) -> Iterator[tuple[float, str]]:
     """Yield where phases begin, but for those whose word would lie on the one before it."""
     last_x, last_phase = -ROOM_FOR_A_WORD, ""
     ends = [mark.position for mark in timeline.phases[1:]] + [axes.high]
@@ -202,7 +213,7 @@ def _phase_ticks(timeline: Timeline, axes: _Axes) -> Iterator[tuple[float, str]]
         last_phase = mark.phase
 
 
-def _outline(axes: _Axes, samples: Sequence[Sample], above: Sequence[int], below: Sequence[int]) -> str:
+def _outline(axes: Axes, samples: Sequence[Sample], above: Sequence[int], below: Sequence[int]) -> str:
     events = [axes.x(sample.event) for sample in samples]
     there = [f"{x:.1f},{axes.y(bytes_):.1f}" for x, bytes_ in zip(events, above, strict=True)]
     back = [f"{x:.1f},{axes.y(bytes_):.1f}" for x, bytes_ in zip(events, below, strict=True)]
@@ -217,7 +228,7 @@ def _curve(curve: Curve) -> Iterator[str]:
     """Yield the line of a curve with its points, the limits, and its figures."""
     name = CURVE_WORDS[curve.variable]
     top = max(curve.card_bytes, *(point.device_used_bytes for point in curve.points)) * 1.08
-    axes = _Axes(curve.points[0].value, curve.points[-1].value, top)
+    axes = Axes(curve.points[0].value, curve.points[-1].value, top)
     line = " ".join(f"{axes.x(point.value):.1f},{axes.y(point.device_used_bytes):.1f}" for point in curve.points)
     marks = "".join(
         f'<circle cx="{axes.x(point.value):.1f}" cy="{axes.y(point.device_used_bytes):.1f}" r="{6 if point.value == curve.planned else 4}" '
@@ -226,11 +237,11 @@ def _curve(curve: Curve) -> Iterator[str]:
         f"{'' if point.fits else ', over the budget'}</title></circle>"
         for point in curve.points
     )
-    limits = _limit(axes, curve.card_bytes, "card") + _limit(axes, curve.budget_bytes, "budget", is_below=True)
+    limits = limit_line(axes, curve.card_bytes, "card") + limit_line(axes, curve.budget_bytes, "budget", is_below=True)
     ticks = [(point.value, str(point.value)) for point in curve.points]
     yield f"<h2>{escape(curve.stage)}: memory against {name}</h2>"
-    yield _figure(
-        _grid(axes, ticks) + limits + f'<polyline class="curve" points="{line}"/>' + marks, f"peak memory against {name}, with the limits"
+    yield figure(
+        grid(axes, ticks) + limits + f'<polyline class="curve" points="{line}"/>' + marks, f"peak memory against {name}, with the limits"
     )
     rows = [
         (
@@ -241,4 +252,4 @@ def _curve(curve: Curve) -> Iterator[str]:
         )
         for point in curve.points
     ]
-    yield f"<details><summary>figures</summary>{_table((name, 'memory', '', 'found'), rows)}</details>"
+    yield f"<details><summary>figures</summary>{table((name, 'memory', '', 'found'), rows)}</details>"

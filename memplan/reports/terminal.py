@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, TextIO, cast
 
-from rich.console import Console
+from rich.console import Console, Group
+from rich.live import Live
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
@@ -145,6 +147,17 @@ def _print_list(console: Console, title: str, lines: Iterable[str]) -> None:
     for line in lines:
         grid.add_row("  -", Text(line))
     console.print(grid)
+
+
+@contextmanager
+def live_table(columns: Sequence[str]) -> Iterator[Callable[[Sequence[Sequence[str]], Sequence[str]], None]]:
+    """Give what shows rows, and lines below them, in place of those before; the last stay when the block ends."""
+    with Live(console=_console(None), auto_refresh=False) as live:
+
+        def update(rows: Sequence[Sequence[str]], lines: Sequence[str]) -> None:
+            live.update(Group(_table(columns, rows), *(Text(line) for line in lines)), refresh=True)
+
+        yield update
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, stream: TextIO | None = None) -> None:

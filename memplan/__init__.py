@@ -7,6 +7,7 @@ __version__ = "0.1.0"
 _OFFERED = {
     "rehearse": "memplan.estimators.rehearsed",
     "find_batch": "memplan.planner.find_batch",
+    "fits_or_smaller": "memplan.training.retry",
     "Monitor": "memplan.monitor.background",
 }
 """By name, where it is defined."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import click
 
 from memplan.cli.options import format_option
-from memplan.errors import ConfigError, UsageError
+from memplan.errors import UsageError
 
 if TYPE_CHECKING:
     from memplan.monitor.compare import Advice
@@ -122,14 +122,10 @@ def _shown(sampler: Sampler, kept: deque[Sample], planned_bytes: int | None, *, 
 
 def _planned_bytes(path: Path) -> int:
     """Return what a plan counts on: its heaviest stage, and what others held when it was made."""
-    try:
-        plan = json.loads(path.read_text(encoding="utf-8"))
-        heaviest = max(int(stage["estimate"]["device_used"]["expected_bytes"]) for stage in plan["stages"])
-        return heaviest + int(plan["gpu"]["others_used_bytes"])
-    except OSError as error:
-        raise ConfigError(str(error.strerror), file=path, hint="make it with `memplan --auto --format json > plan.json`") from error
-    except (ValueError, KeyError, TypeError) as error:
-        raise ConfigError("is no plan", file=path, hint="make it with `memplan --auto --format json > plan.json`") from error
+    from memplan.planner.saved import read_saved_plan
+
+    plan = read_saved_plan(path)
+    return plan.device_used_bytes + plan.others_used_bytes
 
 
 def _check_files(log: Path | None, plot: Path | None) -> None:

@@ -80,7 +80,7 @@ class Sample(Description):
     """The host's memory."""
 
     torch_peak_reserved_bytes: NonNegativeInt | None = None
-    """torch.cuda.max_memory_reserved() of this process, where it watches itself: a peak between samples too."""
+    """torch.cuda.max_memory_reserved() of this process, where it watches itself: a peak between samples too. Of its largest GPU."""
 
     problem: str | None = None
     """Why there are no GPUs, where the driver did not answer."""
@@ -127,18 +127,18 @@ class Sampler:
         if not gpus and not self.has_seen_gpus:
             raise MissingError("CUDA shows no GPU here", hint="see what there is: `memplan gpus`")
         self.has_seen_gpus = True
-        own = torch_peak_bytes() if self._watches_itself else None
+        own = torch_peak_bytes() if self._watches_itself else {}
         host = self._host()
         for gpu in gpus:
             if gpu.used_bytes is not None:
-                self._peaks[key_of(gpu)] = max(self._peaks.get(key_of(gpu), 0), gpu.used_bytes, own or 0)
+                self._peaks[key_of(gpu)] = max(self._peaks.get(key_of(gpu), 0), gpu.used_bytes, own.get(gpu.number, 0))
         return Sample(
             time=self._clock(),
             gpus=gpus,
             cpu_percent=host.cpu_percent,
             ram_used_bytes=host.ram_used_bytes,
             ram_total_bytes=host.ram_total_bytes,
-            torch_peak_reserved_bytes=own,
+            torch_peak_reserved_bytes=max(own.values(), default=None),
             problem=problem,
         )
 
@@ -179,9 +179,9 @@ def gpu_sample(number: int, device: NvmlDevice) -> GpuSample:
     )
 
 
-def torch_peak_bytes() -> int | None:
-    """Return PyTorch's reserved peak of this process; None where it has not used CUDA."""
+def torch_peak_bytes() -> dict[int, int]:
+    """Return PyTorch's reserved peak of this process on each GPU, by CUDA's number; nothing where it has not used CUDA."""
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
-        return None
-    return int(torch.cuda.max_memory_reserved())
+        return {}
+    return {number: int(torch.cuda.max_memory_reserved(number)) for number in range(torch._C._cuda_getDeviceCount())}

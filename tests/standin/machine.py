@@ -40,7 +40,12 @@ def machine(
     environment = driver.environment(text)
     account = Path(environment["NVML_MACHINE"]).with_suffix(".account")
     account.write_bytes(b"".join(SLOT.pack(os.getpid(), card, held) for card, held in (busy or {}).items()).ljust(64 * SLOT.size, b"\0"))
+    cache = driver.folder / "cache" / "memplan"  # what is learnt of this machine is nothing for plans of the real one
+    cache.mkdir(parents=True, exist_ok=True)
+    if not (cache / folder.name).exists():
+        (cache / folder.name).symlink_to(folder)
     return environment | {
+        "XDG_CACHE_HOME": str(cache.parent),
         "LD_PRELOAD": f"{folder / 'libstandin.so'}:{folder / 'libnvrtc.so'}",
         "LD_LIBRARY_PATH": f"{driver.folder}:{folder}",
         "MEMPLAN_CARD": "\n".join(card_description(spec, CONTEXT_BYTES) for spec in specs),

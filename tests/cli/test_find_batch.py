@@ -1,0 +1,112 @@
+"""`memplan find-batch` and `memplan.find_batch` on machines that are not there."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from memplan.standin.build import TorchBuild
+from tests.conftest import Run
+from tests.estimators.test_workload_rehearsal import small_workload
+from tests.hardware.nvml_driver import GIB, MIB, Driver, no_driver
+from tests.standin.conftest import torch_build
+from tests.standin.machine import CONTEXT_BYTES, machine
+
+__all__ = ["small_workload", "torch_build"]
+
+STEPS = Path(__file__).parents[1] / "programs" / "steps.py"
+T4_BYTES = 15_835_660_288
+
+
+def found(run: Any) -> dict[str, Any]:
+    assert run.returncode == 0, run.stderr
+    answer: dict[str, Any] = json.loads(run.stdout)
+    return answer
+
+
+def test_the_rehearsal_is_right_at_once(run_memplan: Run, torch_build: TorchBuild, driver: Driver) -> None:
+    """What a rehearsal foresees runs, and the next size does not: two trials, when the context has been measured."""
+    here = machine(torch_build, driver, "t4", busy={0: T4_BYTES - GIB})
+    arguments = ["find-batch", f"{STEPS}:mlp", "--set", "width=512", "--format", "json"]
+
+    first, second = found(run_memplan(*arguments, **here)), found(run_memplan(*arguments, **here))
+
+    assert first["size"] == second["size"] == second["start"]
+    assert [(trial["size"], trial["problem"] is None) for trial in second["trials"]] == [
+        (second["size"], True),
+        (second["size"] + 1, False),
+    ]
+    assert (first["name"], first["ended"], first["card"]) == ("batch", "found", "Tesla T4")
+    fitting = second["trials"][0]["device_used_bytes"]
+    assert fitting <= second["budget_bytes"] == int(GIB * 0.95)
+    assert fitting > second["budget_bytes"] - 50 * MIB
+
+
+def test_a_person_reads_how_each_trial_went(run_memplan: Run, torch_build: TorchBuild, driver: Driver) -> None:
+    """The answer on standard output, the way on standard error; out of tries, it says that a larger one may fit."""
+    result = run_memplan("find-batch", f"{STEPS}:mlp", "--start", "8", "--tries", "2", **machine(torch_build, driver, "t4"))
+
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.startswith("batch 9 on Tesla T4: ")
+    assert "  8: runs, " in result.stderr
+    assert "out of tries: a larger one may fit" in result.stderr
+
+
+def test_where_nothing_fits_the_exit_code_is_1(run_memplan: Run, torch_build: TorchBuild, driver: Driver) -> None:
+    """A card that somebody fills but for the context."""
+    here = machine(torch_build, driver, "t4", busy={0: T4_BYTES - CONTEXT_BYTES - 8 * MIB})
+
+    result = run_memplan("find-batch", f"{STEPS}:mlp", "--start", "2", **here)
+
+    assert result.returncode == 1, result.stderr
+    assert result.stdout == "No batch fits on Tesla T4: not even 1\n"
+
+
+def test_the_workload_of_a_configuration_is_tried(run_memplan: Run, torch_build: TorchBuild, driver: Driver, small_workload: Path) -> None:
+    """Where the plan says."""
+    here = machine(torch_build, driver, "t4", busy={0: T4_BYTES - 2 * GIB})
+
+    answer = found(run_memplan("find-batch", "--config-path", small_workload, "--format", "json", **here))
+
+    assert answer["name"] == "micro_batch_size"
+    assert answer["size"] >= 1
+    assert len(answer["trials"]) <= 4
+
+
+def test_a_program_without_a_batch_is_told_apart(run_memplan: Run, torch_build: TorchBuild, driver: Driver) -> None:
+    """With the way out."""
+    result = run_memplan("find-batch", f"{STEPS}:fails", **machine(torch_build, driver, "t4"))
+
+    assert result.returncode == 2
+    assert "Traceback" not in result.stderr.split("its last words")[0]
+
+
+def test_without_a_gpu_there_is_nothing_to_try(run_memplan: Run, tmp_path: Path) -> None:
+    """Exit code 3, and what to type instead."""
+    result = run_memplan("find-batch", f"{STEPS}:mlp", **no_driver(tmp_path).environment())
+
+    assert (result.returncode, result.stdout) == (3, "")
+    assert "no NVIDIA driver answers" in result.stderr
+
+
+def test_values_without_a_function_make_no_sense(run_memplan: Run) -> None:
+    """They are the function's."""
+    result = run_memplan("find-batch", "--set", "a=1")
+
+    assert result.returncode == 2
+    assert "--set and --value are for a function" in result.stderr
+
+
+def test_a_program_finds_its_own_batch(torch_build: TorchBuild, driver: Driver, tmp_path: Path) -> None:
+    """memplan.find_batch in a script, which is loaded anew for the trials and does not search again there."""
+    script = tmp_path / "train.py"
+    script.write_text(
+        f"import sys; sys.path.insert(0, {str(STEPS.parent)!r})\nfrom steps import mlp as build\nimport memplan\n"
+        "def step(device, batch=64):\n    return build(device, batch=batch)\n"
+        "if __name__ == '__main__':\n    print(memplan.find_batch(step, start=32, most_tries=1).size)\n"
+    )
+
+    done = driver.run(str(script), **machine(torch_build, driver, "t4"))
+
+    assert done.stdout == "32\n", done.stderr

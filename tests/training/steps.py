@@ -1,0 +1,100 @@
+"""What trains on the stand-in device in the tests of this folder; each prints JSON at its end."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import torch
+from torch import nn
+
+import memplan
+
+WIDTH = 1024
+
+
+def retries(total_mib: int, batch: int) -> None:
+    """A step whose batch is too large for the card: until it is not."""
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.GELU()) for _ in range(8))).cuda()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    parts = []
+
+    def loss_of(part):
+        parts.append(len(part["x"]))
+        return model(part["x"].cuda()).square().mean()
+
+    with memplan.fits_or_smaller() as fitting:
+        for _ in range(2):
+            loss = fitting.step(loss_of, {"x": torch.randn(batch, WIDTH), "scale": 2.0}, optimizer)
+    told = {"micro": fitting.micro_batch_size, "retries": fitting.num_retries, "parts": parts, "shape": list(loss.shape)}
+    print(json.dumps(told | {"peak": torch.cuda.max_memory_reserved()}))
+
+
+def one_does_not_fit() -> None:
+    """Not even one sample."""
+    model = nn.Linear(WIDTH, WIDTH).cuda()
+
+    def loss_of(part):
+        return model(part.cuda()).square().mean() + torch.empty(2**34, device="cuda").mean()
+
+    with memplan.fits_or_smaller(4) as fitting:
+        try:
+            fitting.step(loss_of, torch.randn(4, WIDTH), torch.optim.SGD(model.parameters()))
+        except torch.OutOfMemoryError as error:
+            print(json.dumps({"error": type(error).__name__, "retries": fitting.num_retries}))
+
+
+def transformers_trainer(folder: str, plan: str, batch: int) -> None:
+    """Two epochs of a small model by transformers' Trainer."""
+    from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
+
+    from memplan.transformers import MemoryPlanCallback
+
+    model = GPT2LMHeadModel(GPT2Config(n_embd=64, n_layer=2, n_head=2, vocab_size=128, n_positions=64))
+    ids = torch.zeros(64, dtype=torch.long)
+    data = [{"input_ids": ids, "labels": ids}] * 16
+    callback = MemoryPlanCallback(plan or None)
+    arguments = TrainingArguments(
+        folder, per_device_train_batch_size=batch, gradient_accumulation_steps=2, num_train_epochs=2, report_to=[], save_strategy="no",
+        disable_tqdm=True, logging_strategy="no",
+    )  # fmt: skip
+    Trainer(model=model, args=arguments, train_dataset=data, callbacks=[callback]).train()
+    tell(callback.watch)
+
+
+def lightning_trainer(folder: str, plan: str, batch: int) -> None:
+    """Two epochs of a small model by Lightning, whose loader changes its batch in the second."""
+    import lightning
+
+    from memplan.lightning import MemoryPlanCallback
+
+    class Model(lightning.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(WIDTH, WIDTH)
+
+        def training_step(self, part):
+            return self.layer(part[0]).square().mean()
+
+        def configure_optimizers(self):
+            return torch.optim.AdamW(self.parameters())
+
+        def train_dataloader(self):
+            return torch.utils.data.DataLoader(
+                torch.utils.data.TensorDataset(torch.randn(16, WIDTH)), batch_size=batch * (self.current_epoch + 1)
+            )
+
+    callback = MemoryPlanCallback(plan or None)
+    lightning.Trainer(
+        max_epochs=2, callbacks=[callback], logger=False, enable_checkpointing=False, enable_progress_bar=False, default_root_dir=folder,
+        reload_dataloaders_every_n_epochs=1, log_every_n_steps=1,
+    ).fit(Model())  # fmt: skip
+    tell(callback.watch)
+
+
+def tell(watch) -> None:
+    print(json.dumps({"batch": watch.batch_size, "warnings": watch.warnings, "epochs": [epoch._asdict() for epoch in watch.epochs]}))
+
+
+if __name__ == "__main__":
+    globals()[sys.argv[1]](*(int(argument) if argument.isdigit() else argument for argument in sys.argv[2:]))

@@ -1,12 +1,13 @@
 # make plan        set up everything and plan the built-in workload for a 24 GB card
 # make test        set up everything and run all checks: formatting, types, architecture, tests with coverage
 # make heavy       what takes longer: thirteen programs on three cards worked out and rehearsed, the README's rehearsed plan
+# make gpu         on a machine with a GPU: run the accuracy suite on it, compare with rehearsals, record what was seen
 # All need python3 (3.10 or later) and make, nothing else. The environment is .venv, about 6 GB: PyTorch's CUDA build is part of it.
 
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: plan test heavy lint types architecture pytest format templates benchmark clean
+.PHONY: plan test heavy gpu lint types architecture pytest format templates benchmark clean
 
 plan: .venv/ready
 	$(BIN)/memplan --gpu-memory 24
@@ -35,6 +36,10 @@ pytest: .venv/ready
 
 heavy: .venv/ready
 	$(BIN)/pytest -n auto --dist worksteal -m heavy
+
+gpu: .venv/ready
+	$(BIN)/pytest -m gpu
+	$(BIN)/python benchmarks/gpu_accuracy.py
 
 format: .venv/ready
 	$(BIN)/ruff check --fix --quiet . ; $(BIN)/ruff format --quiet .

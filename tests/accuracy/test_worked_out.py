@@ -12,7 +12,7 @@ import pytest
 
 from memplan.estimators.rehearsed import Rehearser
 from memplan.estimators.target import Target
-from memplan.estimators.workload_rehearsal import WorkloadRehearsals, _step_of
+from memplan.estimators.workload_rehearsal import WorkloadRehearsals, step_of
 from memplan.hardware.catalog import find_card
 from memplan.planner.planner import make_plan
 from memplan.standin.build import TorchBuild
@@ -62,7 +62,7 @@ def test_a_plan_reports_what_a_fresh_rehearsal_says(torch_build: TorchBuild, bui
         stages = plan.after.stages or (None,)
         with Rehearser(Target("memplan.programs.built_in", "build")) as fresh:
             for stage, reported in zip(stages, plan.stages, strict=True):
-                step = _step_of(plan.after, gpu, stage)
+                step = step_of(plan.after, gpu, stage)
                 seen = fresh.rehearse(gpu=step.card, values={"workload": step.workload}, looks=False)
 
                 assert reported.estimate.peak_reserved_bytes == seen.peak_reserved_bytes

@@ -1,0 +1,123 @@
+"""
+Programs run on a card of this machine, and held to rehearsals with the same PyTorch: what is written down of each run, and how it compares.
+
+A recording is two files: NAME.json with the card, driver, versions, date and peaks, NAME.trace with the allocator's events.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from memplan.estimators.measured import Measurer
+from memplan.estimators.rehearsed import Rehearser
+from memplan.estimators.target import Target
+from memplan.hardware.catalog import of_some_kind
+from memplan.hardware.spec import GpuSpec
+from memplan.memory.measurement import Measurement
+from memplan.memory.requests import requests_of
+from memplan.memory.trace import MemoryTrace
+from tests.accuracy.programs_to_plan import PROGRAMS
+from tests.conftest import SHARED
+
+FILE = Path(__file__).with_name("programs_to_plan.py")
+RECORDINGS = Path(__file__).with_name("recordings")
+STEPS = 3
+RESERVED_ERROR = 0.005
+"""Of the reserved peak: how far a rehearsal may be from a card. Convolutions, whose workspaces cuDNN picks on the card, are told apart."""
+
+
+CONVOLVING = ("unet", "residual_network", "vision_transformer", "adversarial", "recurrent", "shared-resnet")
+"""Beginnings of the names of programs for which cuDNN may pick a workspace, whether the device makes an allowance for it or not."""
+
+
+class Program(NamedTuple):
+    """A step with its values."""
+
+    name: str
+    target: Target
+    values: dict[str, Any]
+
+
+def programs() -> Iterator[Program]:
+    """Yield the accuracy suite at two batches, and the shared workloads where they are there."""
+    for name in PROGRAMS:
+        for batch in (8, 32):
+            yield Program(f"{name}-{batch}", Target(str(FILE), name), {"batch": batch})
+    for file in sorted((SHARED / "standin" / "workloads").glob("*.py")):
+        yield Program(f"shared-{file.stem}", Target(str(file), "build"), {})
+
+
+def record(program: Program, gpu: GpuSpec, folder: Path) -> Path:
+    """Run *program* on *gpu*, write down what was seen, and return the recording's JSON file."""
+    with Measurer(program.target, gpu) as measurer:
+        seen = measurer.measure(program.values, steps=STEPS)
+    assert seen.trace is not None
+    folder.mkdir(parents=True, exist_ok=True)
+    card = "-".join(gpu.name.lower().split())
+    path = folder / f"{card}-{seen.torch.partition('+')[0]}-{program.name}.json"
+    told = {
+        "program": program.name,
+        "values": program.values,
+        "date": datetime.now(timezone.utc).date().isoformat(),
+        "gpu": gpu.model_dump(mode="json"),
+        "measured": seen.model_dump(mode="json", round_trip=True),
+    }
+    path.with_suffix(".trace").write_bytes(seen.trace.to_bytes())
+    path.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
+    return path
+
+
+class Held(NamedTuple):
+    """A recording beside a rehearsal."""
+
+    program: str
+    card: str
+    allocated: tuple[int, int]
+    """Peak, on the card and rehearsed, in bytes."""
+    reserved: tuple[int, int]
+    same_requests: bool
+    """The same allocations and frees in the same order."""
+    convolves: bool
+    """cuDNN or cuFFT pick a workspace on the card."""
+    context_bytes: int | None
+
+    @property
+    def reserved_error(self) -> float:
+        """Rehearsed over measured, less 1."""
+        return self.reserved[1] / self.reserved[0] - 1
+
+    @property
+    def holds(self) -> bool:
+        """Say whether the rehearsal is as exact as it is said to be."""
+        return self.allocated[0] == self.allocated[1] and abs(self.reserved_error) <= RESERVED_ERROR
+
+
+def hold(path: Path) -> Held:
+    """Rehearse what the recording at *path* recorded, on that kind of card, and compare."""
+    told = json.loads(path.read_text(encoding="utf-8"))
+    measured = Measurement.model_validate(told["measured"])
+    gpu = of_some_kind(GpuSpec.model_validate(told["gpu"]).model_copy(update={"others_used_bytes": 0}))
+    program = next(program for program in programs() if program.name == told["program"])
+    with Rehearser(program.target) as rehearser:
+        seen = rehearser.rehearse(gpu=gpu, values=told["values"], steps=STEPS, looks=False)
+    assert seen.trace is not None
+    recorded = requests_of(MemoryTrace.from_bytes(path.with_suffix(".trace").read_bytes()))
+    rehearsed = requests_of(seen.trace)
+    return Held(
+        program=told["program"],
+        card=gpu.name,
+        allocated=(measured.peak_allocated_bytes, seen.peak_allocated_bytes),
+        reserved=(measured.peak_reserved_bytes, seen.peak_reserved_bytes),
+        same_requests=recorded.sequence == rehearsed.sequence and list(recorded.sizes) == list(rehearsed.sizes),
+        convolves=told["program"].startswith(CONVOLVING) or any(finding.kind == "library_workspaces" for finding in seen.findings),
+        context_bytes=measured.outside_bytes,
+    )
+
+
+def torch_of(path: Path) -> str:
+    """Return the PyTorch of the recording at *path*."""
+    return str(json.loads(path.read_text(encoding="utf-8"))["measured"]["torch"])

@@ -1,0 +1,99 @@
+"""
+Rehearsals beside a card: `pytest -m gpu` on a machine with one, recordings of cards on every other.
+
+On a machine without a GPU the suite itself is tried on the stand-in device as the machine's own, where everything has to be equal.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from memplan.errors import MissingError
+from memplan.hardware.detect import detect_gpus
+from memplan.hardware.spec import GpuSpec
+from memplan.planner.find_batch import find_batch
+from memplan.standin.build import TorchBuild
+from tests.accuracy.on_card import FILE, RECORDINGS, Program, hold, programs, record, torch_of
+from tests.hardware.nvml_driver import Driver
+from tests.standin.conftest import torch_build
+from tests.standin.machine import CONTEXT_BYTES, machine
+
+__all__ = ["torch_build"]
+
+BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "gpu_accuracy.py"
+RECORDED = sorted(RECORDINGS.glob("*.json"))
+
+
+@pytest.fixture(scope="module")
+def gpu() -> GpuSpec:
+    """A card of this machine."""
+    try:
+        return detect_gpus()[0]
+    except MissingError as error:
+        pytest.skip(f"no GPU here: {error.message}")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("program", list(programs()), ids=lambda program: program.name)
+def test_a_card_allocates_what_a_rehearsal_says(torch_build: TorchBuild, gpu: GpuSpec, program: Program, tmp_path: Path) -> None:
+    """Allocated equal, reserved within 0.5%; of convolutions only that they are within a tenth."""
+    held = hold(record(program, gpu, tmp_path))
+
+    assert held.holds or (held.convolves and abs(held.reserved_error) <= 0.1), held
+
+
+@pytest.mark.gpu
+def test_the_batch_that_a_rehearsal_foresees_runs_on_the_card(torch_build: TorchBuild, gpu: GpuSpec) -> None:
+    """And the search says so after a few trials."""
+    found = find_batch(f"{FILE}:gqa_decoder", gpu=gpu, most_tries=8)
+
+    assert found.ended == "found"
+    assert found.size is not None
+    assert abs(found.size - found.start) <= max(2, found.start // 50)
+
+
+@pytest.mark.parametrize("path", RECORDED or [None], ids=lambda path: path.stem if path else "none")
+def test_recordings_of_cards_are_what_rehearsals_say(torch_build: TorchBuild, path: Path | None) -> None:
+    """Each that was made with the PyTorch that is here."""
+    if path is None:
+        pytest.skip("no card has been recorded yet: `python benchmarks/gpu_accuracy.py` does so")
+    if torch_of(path) != torch_build.version:
+        pytest.skip(f"recorded with PyTorch {torch_of(path)}, this is {torch_build.version}")
+
+    held = hold(path)
+
+    assert held.holds or held.convolves, held
+
+
+def test_the_suite_runs_and_writes_what_it_saw(torch_build: TorchBuild, driver: Driver, tmp_path: Path) -> None:
+    """On the stand-in device: a recording for each program, and all of it equal."""
+    done: subprocess.CompletedProcess[str] = driver.run(
+        str(BENCHMARK), "--to", str(tmp_path), "--only", "lora-8", "--only", "unet-8", **machine(torch_build, driver, "t4")
+    )
+
+    assert done.returncode == 0, done.stderr
+    recorded = [json.loads(path.read_text()) for path in sorted(tmp_path.glob("*.json"))]
+    assert [each["program"] for each in recorded] == ["lora-8", "unet-8"]
+    assert all(each["gpu"]["driver_version"].startswith("580.95.05") for each in recorded)
+    assert [each["measured"]["context_bytes"] for each in recorded] == [CONTEXT_BYTES] * 2
+    lora, unet = (hold(path) for path in sorted(tmp_path.glob("*.json")))
+    assert lora.holds
+    assert lora.same_requests
+    assert (lora.convolves, unet.convolves) == (False, True)
+    assert "allocated equal in 1 of 1, reserved within 0.5% in 1 of 1" in done.stdout
+
+
+def test_a_difference_is_seen(torch_build: TorchBuild, driver: Driver, tmp_path: Path) -> None:
+    """A recording that says one byte more does not hold."""
+    made = driver.run(str(BENCHMARK), "--to", str(tmp_path), "--only", "lora-8", **machine(torch_build, driver, "t4"))
+    assert made.returncode == 0, made.stderr
+    (path,) = tmp_path.glob("*.json")
+    told = json.loads(path.read_text())
+    told["measured"]["peak_allocated_bytes"] += 512
+    path.write_text(json.dumps(told))
+
+    assert not hold(path).holds

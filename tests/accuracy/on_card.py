@@ -30,7 +30,7 @@ RESERVED_ERROR = 0.005
 """Of the reserved peak: how far a rehearsal may be from a card. Convolutions, whose workspaces cuDNN picks on the card, are told apart."""
 
 
-CONVOLVING = ("unet", "residual_network", "vision_transformer", "adversarial", "recurrent", "shared-resnet")
+CONVOLVING = ("unet", "residual_network", "vision_transformer", "recurrent", "shared-resnet")
 """Beginnings of the names of programs for which cuDNN may pick a workspace, whether the device makes an allowance for it or not."""
 
 

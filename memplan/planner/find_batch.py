@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from memplan.errors import DoesNotFitError, MissingError, UsageError
 from memplan.estimators.calibration import calibrated, keep_calibration
@@ -20,6 +20,7 @@ from memplan.hardware.catalog import of_some_kind
 from memplan.hardware.detect import detect_gpus
 from memplan.hardware.spec import GpuSpec
 from memplan.memory.budget import DEFAULT_MARGIN, MemoryBudget
+from memplan.memory.estimate import MemoryRange
 from memplan.memory.measurement import Measurement, contradiction
 from memplan.memory.rehearsal import Rehearsal
 from memplan.planner.fitting import heaviest_stage, largest_micro_batch
@@ -33,7 +34,6 @@ from memplan.planner.trials import (
     Trial,
     largest_by_trial,
     largest_that_ran,
-    sizes_to_begin_with,
 )  # fmt: skip
 from memplan.planner.would_fit import batch_name
 from memplan.standin.build import find_torch
@@ -72,11 +72,12 @@ def find_batch(
     card = gpu or calibrated(detect_gpus()[0], find_torch().version)
     budget = MemoryBudget(total_bytes=card.total_memory_bytes, others_used_bytes=card.others_used_bytes, margin=margin)
     given = dict(values or {})
-    name, begin, origin = _beginning(target, card, budget, given, name, start)
+    begin = _beginning(target, card, budget, given, name, start)
     with Measurer(target, card) as measurer:
-        search = _Search(lambda size: measurer.measure(given | {name: size}), budget, tells)
-        trials, ended = largest_by_trial(search, start=begin, most_tries=most_tries, most_seconds=most_seconds)
-    return search.found(name, trials, ended, card, begin, origin)
+        guess = _Guess(begin.size, budget, context_of(card).expected_bytes, begin.reserved)
+        search = _Search(lambda size: measurer.measure(given | {begin.name: size}), guess, budget, tells)
+        trials, ended = largest_by_trial(search, guess, unit=begin.unit, most_tries=most_tries, most_seconds=most_seconds)
+    return search.found(begin.name, trials, ended, card, begin.size, begin.origin)
 
 
 def find_micro_batch(
@@ -103,16 +104,24 @@ def find_micro_batch(
     begin = start or largest_micro_batch(of_size, card, estimator, budget, most=MOST_BATCH) or 1
     stage = heaviest_stage(of_size(begin), card, estimator)
     with WorkloadMeasurements(card) as measure:
-        search = _Search(lambda size: measure(of_size(size), card, stage), budget, tells)
-        trials, ended = largest_by_trial(search, start=begin, most_tries=most_tries, most_seconds=most_seconds)
+        guess = _Guess(begin, budget, context_of(card).expected_bytes)
+        search = _Search(lambda size: measure(of_size(size), card, stage), guess, budget, tells)
+        trials, ended = largest_by_trial(search, guess, most_tries=most_tries, most_seconds=most_seconds)
     return search.found("micro_batch_size", trials, ended, card, begin, "you" if start else f"the plan ({method})")
+
+
+MOST_POWER = 5
+"""The largest power of two that is tried for the least that a program takes."""
 
 
 class _Search:
     """Runs trials, and makes of them what was found."""
 
-    def __init__(self, measure: Callable[[int], Measurement], budget: MemoryBudget, tells: Callable[[Trial], None] | None) -> None:
+    def __init__(
+        self, measure: Callable[[int], Measurement], guess: _Guess, budget: MemoryBudget, tells: Callable[[Trial], None] | None
+    ) -> None:
         self._measure = measure
+        self._guess = guess
         self._budget = budget
         self._tells = tells
         self._last: Measurement | None = None
@@ -122,9 +131,15 @@ class _Search:
         began = time.monotonic()
         try:
             self._last = measured = self._measure(size)
+            if measured.fits:
+                self._guess.learn(size, measured)
             trial = Trial(size=size, device_used_bytes=measured.device_used_bytes, problem=contradiction(measured, self._budget))
         except DoesNotFitError as error:
             trial = Trial(size=size, problem=error.message)
+        except UsageError as error:
+            if self._last is None:
+                raise  # it is not the size
+            trial = Trial(size=size, problem=f"the program does not run with it: {error.message.splitlines()[0]}")
         trial = trial.model_copy(update={"seconds": time.monotonic() - began})
         if self._tells is not None:
             self._tells(trial)
@@ -146,15 +161,68 @@ class _Search:
         )
 
 
+class _Guess:
+    """
+    Guesses whether a size fits: as if memory were a straight line through the two nearest sizes of which it is known.
+
+    *reserved*: peaks that a rehearsal saw, by size. Until two sizes are known, *start* is where it thinks that the end is.
+    """
+
+    def __init__(self, start: int, budget: MemoryBudget, outside_bytes: int, reserved: Mapping[int, int] | None = None) -> None:
+        self._start = start
+        self._budget_bytes = budget.budget_bytes
+        self._outside_bytes = outside_bytes
+        self._reserved = dict(reserved or {})
+
+    def learn(self, size: int, measured: Measurement) -> None:
+        """Take in what a trial showed that ran to its end: its own peak, and what CUDA takes beside PyTorch."""
+        self._reserved[size] = measured.peak_reserved_bytes
+        self._outside_bytes = measured.device_used.expected_bytes - measured.peak_reserved_bytes
+
+    def __call__(self, size: int) -> bool:
+        """Say whether *size* fits, as far as is known."""
+        nearest = sorted(sorted(self._reserved.items(), key=lambda each: abs(each[0] - size))[:2])
+        if len(nearest) < 2:
+            return size <= self._start
+        (low, low_bytes), (high, high_bytes) = nearest
+        return low_bytes + max(0, high_bytes - low_bytes) * (size - low) // (high - low) + self._outside_bytes <= self._budget_bytes
+
+
+class _Beginning(NamedTuple):
+    """Where a search begins."""
+
+    name: str
+    """The value to vary."""
+    size: int
+    origin: str
+    """Who said so."""
+    unit: int = 1
+    """What sizes are multiples of: a program may take no others."""
+    reserved: Mapping[int, int] | None = None
+    """Peaks that a rehearsal saw, by size."""
+
+
 def _beginning(
     target: Target, card: GpuSpec, budget: MemoryBudget, values: dict[str, Any], name: str | None, start: int | None
-) -> tuple[str, int, str]:
-    """Return the value to vary, where to begin, and who said so."""
+) -> _Beginning:
     if name is not None and start is not None:
-        return name, start, "you"
+        return _Beginning(name, start, "you")
     try:
         with Rehearser(target) as rehearser:
-            return _rehearsed_beginning(rehearser, card, budget, values, name, start)
+
+            def rehearse(tried: Mapping[str, Any]) -> Rehearsal:
+                return rehearser.rehearse(gpu=of_some_kind(card).endless(), values=tried, looks=False)
+
+            if name is None:
+                present = rehearse(values).values
+                name = batch_name(present)
+                if name is None:
+                    called = ", ".join(present) or "none"
+                    raise UsageError(f"no value of the program is called batch (its values: {called})", hint="name it with `--value NAME`")
+            if start is not None:
+                return _Beginning(name, start, "you")
+            varied = name
+            return _foreseen(name, budget, context_of(card), lambda size: rehearse(values | {varied: size}).peak_reserved_bytes)
     except MissingError as error:
         name = name or batch_name(values)
         if name is None:
@@ -163,61 +231,55 @@ def _beginning(
                 hint="name it with `--value NAME`, and its value with `--set`",
             ) from error
         found = values.get(name)
-        return name, start or (found if isinstance(found, int) and found > 0 else 1), f"the program, since {error.message}"
+        return _Beginning(name, start or (found if isinstance(found, int) and found > 0 else 1), f"the program, since {error.message}")
 
 
-def _rehearsed_beginning(
-    rehearser: Rehearser, card: GpuSpec, budget: MemoryBudget, values: dict[str, Any], name: str | None, start: int | None
-) -> tuple[str, int, str]:
-    endless, room = of_some_kind(card).endless(), budget.budget_bytes - context_of(card).expected_bytes
+def _foreseen(name: str, budget: MemoryBudget, context: MemoryRange, rehearse: Callable[[int], int]) -> _Beginning:
+    """Return the largest size that fits *budget* with its reserved peak, by *rehearse*, and *context*."""
     known: dict[int, int] = {}
-
-    def rehearse(tried: Mapping[str, Any]) -> Rehearsal:
-        return rehearser.rehearse(gpu=endless, values=tried, looks=False, library_workspaces=True)
-
-    if name is None:
-        present = rehearse(values)
-        name = batch_name(present.values)
-        if name is None:
-            called = ", ".join(present.values) or "none"
-            raise UsageError(f"no value of the program is called batch (its values: {called})", hint="name it with `--value NAME`")
-        known[int(str(present.values[name]))] = present.peak_reserved_bytes
-    if start is not None:
-        return name, start, "you"
-    varied = name
 
     def reserved(size: int) -> int:
         if size not in known:
-            known[size] = rehearse(values | {varied: size}).peak_reserved_bytes
+            known[size] = rehearse(size)
         return known[size]
 
-    problem = _know_two(reserved, known)
-    if problem is not None:
-        raise problem
+    least, unit = _least_and_unit(reserved)
+    reserved(least + unit)
 
-    def rough(size: int) -> bool:
-        """Say whether *size* fits, if memory is a straight line through the two sizes nearest to it."""
-        (low, low_bytes), (high, high_bytes) = sorted(sorted(known.items(), key=lambda each: abs(each[0] - size))[:2])
-        return low_bytes + max(0, high_bytes - low_bytes) * (size - low) // (high - low) <= room
-
-    def fits(size: int) -> bool:
+    def fits(count: int) -> bool:
         try:
-            return reserved(size) <= room
+            return reserved(count * unit) + context.expected_bytes <= budget.budget_bytes
         except UsageError:  # a size that the program does not take
             return False
 
-    found = largest_fitting(fits, low=min(known), high=MOST_BATCH, rough=rough)
-    return name, found or 1, f"a rehearsal, with {format_bytes(known[found]) if found else 'none that fits'}"
+    def rough(count: int) -> bool:
+        return _Guess(least, budget, context.expected_bytes, known)(count * unit)
+
+    found = largest_fitting(fits, low=least // unit, high=MOST_BATCH // unit, rough=rough)
+    size = least if found is None else found * unit
+    told = f"a rehearsal, {'with' if found else 'though even that takes'} {format_bytes(known[size])}"
+    return _Beginning(name, size, told, unit, known)
 
 
-def _know_two(reserved: Callable[[int], int], known: dict[int, int]) -> UsageError | None:
-    """Rehearse small sizes until two are known; return why the program takes none, where it takes none."""
-    problem = None
-    for size in sizes_to_begin_with():
-        if len(known) >= 2:
-            return None
+def _least_and_unit(reserved: Callable[[int], int]) -> tuple[int, int]:
+    """
+    Return the smallest power of two that the program takes, and what the sizes that it takes are multiples of.
+
+    Batch normalisation refuses a single sample and takes all others; some programs take multiples of 8 only. Raises UsageError where the
+    program takes none.
+    """
+    for power in range(MOST_POWER + 1):
+        least = 2**power
         try:
-            reserved(size)
-        except UsageError as error:
-            problem = error
-    return problem if len(known) < 2 else None
+            reserved(least)
+        except UsageError:
+            if power == MOST_POWER:
+                raise
+        else:
+            break
+    if least > 1:
+        try:
+            reserved(least + 1)
+        except UsageError:
+            return least, least
+    return least, 1

@@ -22,18 +22,19 @@ def largest_fitting(fits: Fits, *, low: int, high: int, rough: Fits | None = Non
     if rough is None:
         return _doubled(fits, low, high)
     good, bad = low - 1, high + 1
-    above = below = 0  # how often in a row the guide was too low, or too high: then the way is doubled
+    above = below = 0  # how often in a row a value next to the end was not the end: then the way is doubled
     while bad - good > 1:
         furthest = bad - 1 if good < low else min(bad - 1, good + (good - low) + 1)
         tried = _end_of(rough, good + 1, furthest)
-        if tried == good + 1:
+        is_next, is_last = tried == good + 1 > low, tried == bad - 1 < high
+        if is_next:
             tried = min(bad - 1, good + 2**above)
-        elif tried == bad - 1:
+        elif is_last:
             tried = max(good + 1, bad - 2**below)
         if fits(tried):
-            good, above, below = tried, above + 1, 0
+            good, above, below = tried, above + is_next, 0
         else:
-            bad, above, below = tried, 0, below + 1
+            bad, above, below = tried, 0, below + is_last
     return good if good >= low else None
 
 

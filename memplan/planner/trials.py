@@ -8,12 +8,13 @@ What it returns has run; a size that failed is never returned, and neither is on
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Literal
 
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveInt
 
 from memplan.description import Description
+from memplan.planner.search import largest_fitting
 
 MOST_BATCH = 2**20
 DEFAULT_TRIES = 16
@@ -75,38 +76,44 @@ class FoundBatch(Description):
     """In their order."""
 
 
+class _OutOfError(Exception):
+    """No trial may begin any more."""
+
+    def __init__(self, what: Literal["tries", "time"]) -> None:
+        super().__init__(what)
+        self.what: Literal["tries", "time"] = what
+
+
 def largest_by_trial(
     run: Callable[[int], Trial],
+    rough: Callable[[int], bool],
     *,
-    start: int,
+    unit: int = 1,
     most_tries: int = DEFAULT_TRIES,
     most_seconds: float = DEFAULT_SECONDS,
     clock: Callable[[], float] = time.monotonic,
 ) -> tuple[list[Trial], Ended]:
     """
-    Run trials around *start* until one size fits and the next does not; return them, and why they ended.
+    Run trials until one size fits and the next does not; return them, and why they ended.
 
-    No trial begins after *most_seconds*. A size is tried once.
+    *rough* guesses whether a size fits, and may learn from the trials: the first is where it thinks that the end is. *unit*: sizes are
+    multiples of it. No trial begins after *most_seconds*. A size is tried once.
     """
     trials: list[Trial] = []
     begin = clock()
-    good, bad, step = 0, MOST_BATCH + 1, 0
-    size = min(max(1, start), MOST_BATCH)
-    while bad - good > 1:
+
+    def fits(count: int) -> bool:
         if len(trials) == most_tries:
-            return trials, "tries"
+            raise _OutOfError("tries")
         if clock() - begin >= most_seconds:
-            return trials, "time"
-        trial = run(size)
-        trials.append(trial)
-        good, bad = (size, bad) if trial.fits else (good, size)
-        step = max(1, 2 * step)
-        if bad > MOST_BATCH:  # nothing has failed yet: further up, in steps that double
-            size = min(good + step, MOST_BATCH)
-        elif good == 0:  # nothing has run yet: further down
-            size = max(bad - step, 1)
-        else:
-            size = (good + bad) // 2
+            raise _OutOfError("time")
+        trials.append(run(count * unit))
+        return trials[-1].fits
+
+    try:
+        largest_fitting(fits, low=1, high=MOST_BATCH // unit, rough=lambda count: rough(count * unit))
+    except _OutOfError as end:
+        return trials, end.what
     return trials, "found"
 
 
@@ -114,8 +121,3 @@ def largest_that_ran(trials: list[Trial]) -> int | None:
     """Return the largest size of *trials* that fits, below every one that does not: a larger that runs by luck is none to rely on."""
     failed = min((trial.size for trial in trials if not trial.fits), default=MOST_BATCH + 1)
     return max((trial.size for trial in trials if trial.fits and trial.size < failed), default=None)
-
-
-def sizes_to_begin_with() -> Iterator[int]:
-    """Yield the smallest powers of two: batch normalisation refuses a single sample, others what is no multiple of 8."""
-    return (2**power for power in range(5))

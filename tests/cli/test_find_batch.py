@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from memplan.standin.build import TorchBuild
 from tests.conftest import Run
 from tests.estimators.test_workload_rehearsal import small_workload
@@ -72,6 +74,37 @@ def test_the_workload_of_a_configuration_is_tried(run_memplan: Run, torch_build:
     assert answer["name"] == "micro_batch_size"
     assert answer["size"] >= 1
     assert len(answer["trials"]) <= 4
+
+
+PICKY = """
+import torch
+def build(device, batch=16, unit=1, least=1):
+    model = torch.nn.Linear(4096, 4096).to(device)
+    def step():
+        if batch % unit or batch < least:
+            raise ValueError(f"a batch of {batch} is not what it takes")
+        model(torch.randn(batch * 64, 4096, device=device)).square().mean().backward()
+        model.zero_grad()
+    return step
+"""
+
+
+@pytest.mark.parametrize(("unit", "least"), [(8, 1), (1, 2)])
+def test_a_program_that_takes_some_sizes_only_is_asked_for_those(
+    run_memplan: Run, torch_build: TorchBuild, driver: Driver, tmp_path: Path, unit: int, least: int
+) -> None:
+    """Multiples of 8, or all but a single sample, as batch normalisation does."""
+    (tmp_path / "picky.py").write_text(PICKY)
+    here = machine(torch_build, driver, "t4", busy={0: T4_BYTES - GIB})
+
+    answer = found(
+        run_memplan("find-batch", "picky.py:build", "--set", f"unit={unit}", "--set", f"least={least}", "--format", "json", **here)
+    )
+
+    assert answer["ended"] == "found"
+    assert answer["size"] % unit == 0
+    assert max(trial["size"] for trial in answer["trials"]) == answer["size"] + unit
+    assert answer["size"] > 64
 
 
 def test_a_program_without_a_batch_is_told_apart(run_memplan: Run, torch_build: TorchBuild, driver: Driver) -> None:

@@ -74,6 +74,10 @@ def read_configuration(path: Path | None) -> Configuration:
         said = f"{path} says nothing of the training: planned with {training.precision}, sequence length {training.sequence_length} and "
         said += f"{workload.optimizer.name}; change them with --pin. Without a target the plan fills the card"
         return Configuration(workload, str(path), has_batch=False, noticed=(said,))
+    chosen = workload.training.model_fields_set & {"micro_batch_size", "gradient_accumulation_steps", "target_effective_batch_size"}
+    if not chosen:
+        said = f"{path} names no batch: without a target the plan fills the card"
+        return Configuration(workload, str(path), has_batch=False, noticed=(said,))
     return Configuration(workload, str(path))
 
 

@@ -334,15 +334,16 @@ def _guide(configuration: Configuration, card: GpuSpec, typed_memory: str | None
 
 def _drawn(configuration: Configuration, plan: Plan, estimator: Estimator, wanted: _Wanted) -> Sequence[Curve]:
     """Write the files that are *wanted* of *plan*; return its curves where they are wanted, in a file or on the terminal."""
+    from memplan.estimators.base import rehearsing
     from memplan.planner.curves import curves_of, heaviest_step
 
     if wanted.snapshot is not None:
         from memplan.memory.snapshot import write_snapshot
 
-        trace_of = getattr(estimator, "trace", None)
-        if trace_of is None:
+        rehearses = rehearsing(estimator)
+        if rehearses is None:
             raise MissingError("only a rehearsed step has a snapshot, and this plan is by formulas", hint="use `--method rehearsed`")
-        write_snapshot(wanted.snapshot, trace_of(*heaviest_step(plan, estimator)), settings=plan.after.training.allocator_settings)
+        write_snapshot(wanted.snapshot, rehearses.trace(*heaviest_step(plan, estimator)), settings=plan.after.training.allocator_settings)
     curves = curves_of(plan, estimator, wanted.curves or ()) if wanted.curves is not None or wanted.report else ()
     if wanted.report is not None:
         _write_report(configuration, plan, estimator, curves, wanted.report)
@@ -350,18 +351,19 @@ def _drawn(configuration: Configuration, plan: Plan, estimator: Estimator, wante
 
 
 def _write_report(configuration: Configuration, plan: Plan, estimator: Estimator, curves: Sequence[Curve], path: Path) -> None:
+    from memplan.estimators.base import rehearsing
     from memplan.memory.timeline import timeline
     from memplan.planner.curves import heaviest_step
     from memplan.reports.html import plan_as_html
 
     workload, gpu, stage = heaviest_step(plan, estimator)
-    trace_of = getattr(estimator, "trace", None)
+    rehearses = rehearsing(estimator)
     page = plan_as_html(
         plan,
         source=configuration.source,
         notes=configuration.notes,
         curves=curves,
-        timeline=timeline(trace_of(workload, gpu, stage)) if trace_of else None,
+        timeline=timeline(rehearses.trace(workload, gpu, stage)) if rehearses else None,
         stage=stage.name if stage else "",
     )
     try:

@@ -18,7 +18,10 @@ WIDTH = 100
 @contextmanager
 def told_of_rehearsals(estimator: Estimator) -> Iterator[None]:
     """Show which step *estimator* runs, while the block lasts."""
-    if not hasattr(estimator, "tells") or not sys.stderr.isatty():
+    from memplan.estimators.base import rehearsing
+
+    rehearses = rehearsing(estimator)
+    if rehearses is None or not sys.stderr.isatty():
         yield
         return
     begin, count = time.monotonic(), 0
@@ -30,11 +33,11 @@ def told_of_rehearsals(estimator: Estimator) -> Iterator[None]:
         sys.stderr.write(f"\r{line[:WIDTH]:{WIDTH}}")
         sys.stderr.flush()
 
-    estimator.tells = tell
+    rehearses.tells = tell
     try:
         yield
     finally:
-        estimator.tells = None
+        rehearses.tells = None
         if count:
             sys.stderr.write(f"\r{'':{WIDTH}}\r")
             sys.stderr.flush()

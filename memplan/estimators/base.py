@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from memplan.hardware.spec import GpuSpec
 from memplan.memory.estimate import MemoryEstimate, MemoryRange
@@ -13,6 +13,7 @@ from memplan.workload.workload import Workload
 
 if TYPE_CHECKING:
     from memplan.memory.measurement import Measurement
+    from memplan.memory.trace import MemoryTrace
 
 
 class Estimator(Protocol):
@@ -37,33 +38,33 @@ class Measures(Protocol):
         ...
 
 
-class Squeezer(Protocol):
-    """Tells how a step goes on a card that is too small for all that it would reserve."""
+class Rehearsing(Estimator, Protocol):
+    """An estimator that has run the steps, and so knows more of them than their peaks."""
 
-    def __call__(
+    tells: Callable[[Any], None] | None
+    """Is told of each rehearsal before it begins."""
+
+    def trace(self, workload: Workload, gpu: GpuSpec, stage: Stage | None) -> MemoryTrace:
+        """Return every event of the allocator in that step."""
+        ...
+
+    def squeezed(
         self, workload: Workload, gpu: GpuSpec, stage: Stage | None, *, capacity_bytes: int, settings: str | None = None
     ) -> Replayed:
         """Return how the step goes where the allocator can have *capacity_bytes*, with its own settings or others."""
         ...
 
+    def work_out(
+        self, of_value: Callable[[int], tuple[Workload, Stage | None]], values: Sequence[int], gpu: GpuSpec
+    ) -> list[tuple[MemoryRange, str]]:
+        """Return what the step takes that *of_value* makes of each of *values*, and how that was found out: many from a few."""
+        ...
 
-def squeezer_of(estimator: Estimator) -> Squeezer | None:
-    """Return what tells so for the steps of *estimator*; None where it knows their peaks only."""
-    squeezed: Squeezer | None = getattr(estimator, "squeezed", None)
-    return squeezed
-
-
-WorksOut = Callable[[Callable[[int], tuple[Workload, Stage | None]], Sequence[int], GpuSpec], list[tuple[MemoryRange, str]]]
-"""From what a value makes of a workload, and values, to what each takes and how that was found out."""
-
-
-def worker_of(estimator: Estimator) -> WorksOut | None:
-    """Return what works out many sizes from a few; None where each is an estimate of its own."""
-    works_out: WorksOut | None = getattr(estimator, "work_out", None)
-    return works_out
+    def under(self, settings: str) -> Estimator:
+        """Return the estimator of the same steps under other allocator settings."""
+        ...
 
 
-def settings_of(estimator: Estimator) -> Callable[[str], Estimator] | None:
-    """Return what gives the estimator of the same steps under other allocator settings; None where that makes no difference to it."""
-    under: Callable[[str], Estimator] | None = getattr(estimator, "under", None)
-    return under
+def rehearsing(estimator: Estimator) -> Rehearsing | None:
+    """Return *estimator* as one that rehearses; None for formulas, measurements and the like."""
+    return cast("Rehearsing", estimator) if hasattr(estimator, "squeezed") else None

@@ -9,7 +9,7 @@ from pydantic import NonNegativeInt
 
 from memplan.description import Description
 from memplan.estimators import analytic
-from memplan.estimators.base import Estimator, worker_of
+from memplan.estimators.base import Estimator, rehearsing
 from memplan.hardware.spec import GpuSpec
 from memplan.planner.fitting import heaviest_stage
 from memplan.planner.negatives import limit_of, with_negatives
@@ -154,12 +154,12 @@ def _spread(low: int, high: int, planned: int) -> list[int]:
 
 def _curve(plan: Plan, estimator: Estimator, variable: Variable, stage_name: str, varied: _Varied) -> Curve:
     values = _spread(varied.low, varied.high, varied.planned)
-    works_out = worker_of(estimator)
-    if works_out is None:
+    rehearses = rehearsing(estimator)
+    if rehearses is None:
         each = [estimator(workload, plan.gpu, stage) for workload, stage in map(varied.of_value, values)]
         found = [(estimate.device_used, str(estimate.method)) for estimate in each]
     else:
-        found = works_out(varied.of_value, values, plan.gpu)
+        found = rehearses.work_out(varied.of_value, values, plan.gpu)
     points = tuple(
         CurvePoint.model_validate(
             {

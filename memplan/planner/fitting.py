@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from memplan.estimators.base import Estimator, rough_of, squeezer_of
+from memplan.estimators.base import Estimator, rehearsing, rough_of
 from memplan.estimators.context import context_of
 from memplan.hardware.spec import GpuSpec
 from memplan.memory.budget import MemoryBudget
@@ -65,6 +65,6 @@ def near_misses(
 
 def is_tight(workload: Workload, gpu: GpuSpec, stage: Stage | None, estimator: Estimator, budget: MemoryBudget) -> bool:
     """Say whether *stage*, which does not fit, runs within the budget all the same, by giving cached memory back."""
-    squeezed = squeezer_of(estimator)
+    rehearses = rehearsing(estimator)
     capacity_bytes = max(0, budget.budget_bytes - context_of(gpu).high_bytes)
-    return squeezed is not None and squeezed(workload, gpu, stage, capacity_bytes=capacity_bytes).fits
+    return rehearses is not None and rehearses.squeezed(workload, gpu, stage, capacity_bytes=capacity_bytes).fits

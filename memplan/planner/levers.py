@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from memplan.errors import NotRehearsedError
 from memplan.estimators import analytic
-from memplan.estimators.base import Estimator, rough_of, settings_of
+from memplan.estimators.base import Estimator, rehearsing, rough_of
 from memplan.hardware.catalog import cards
 from memplan.hardware.spec import GpuSpec
 from memplan.memory.budget import MemoryBudget
@@ -64,9 +64,9 @@ def _tried(candidate: Candidate, before: Workload, *, gpu: GpuSpec, budget: Memo
     """Return what *candidate* takes and allows; by formulas where it cannot be rehearsed (a package that it needs is missing)."""
     judge = estimator
     if candidate.settings is not None:
-        under = settings_of(estimator)
-        assert under is not None
-        judge = under(candidate.settings)
+        rehearses = rehearsing(estimator)
+        assert rehearses is not None
+        judge = rehearses.under(candidate.settings)
     usual = _heaviest(before, gpu, estimator).device_used
     try:
         lever = _judged(candidate, gpu, budget, judge, most=most)
@@ -126,7 +126,7 @@ def _candidates(workload: Workload, *, gpu: GpuSpec, budget: MemoryBudget, estim
         cached = workload.contrastive.model_copy(update={"cached_loss_mini_batch_size": CACHED_ITEMS})
         change = f"use a cached contrastive loss (GradCache) with {CACHED_ITEMS} items at a time"
         yield Candidate(change, workload.model_copy(update={"contrastive": cached}))
-    if settings_of(estimator) is not None and not training.allocator_settings:
+    if rehearsing(estimator) is not None and not training.allocator_settings:
         for settings in ALLOCATOR_SETTINGS:
             yield Candidate(f"run with PYTORCH_ALLOC_CONF={settings}", workload, settings)
     yield from _fewer_negatives(workload, gpu=gpu, budget=budget, estimator=estimator, fits=fits)

@@ -178,6 +178,22 @@ def test_a_config_alone_fills_the_card_and_says_what_was_assumed(run_memplan: Ru
     assert "says nothing of the training: planned with fp32, sequence length 512 and adamw" in answer["notes"][0]
 
 
+def test_a_workload_that_names_no_batch_fills_the_card(run_memplan: Run, tmp_path: Path) -> None:
+    """Nobody chose one sample; a batch or a target of its own stays what it is."""
+    model = {
+        "kind": "transformer", "architecture": "decoder", "num_layers": 2, "hidden_size": 256, "num_attention_heads": 4,
+        "intermediate_size": 1024, "vocab_size": 1000, "num_positions": 512,
+    }  # fmt: skip
+    answers = []
+    for training in ({}, {"micro_batch_size": 2}, {"target_effective_batch_size": 6}):
+        (tmp_path / "workload.json").write_text(json.dumps({"model": model, "training": training}))
+        answers.append(json.loads(run_memplan("--gpu", "t4", "--config-path", "workload.json", "--format", "json").stdout))
+
+    assert answers[0]["after"]["training"]["micro_batch_size"] > 64
+    assert "workload.json names no batch: without a target the plan fills the card" in answers[0]["notes"]
+    assert [answer["effective_batch_size"] for answer in answers[1:]] == [2, 6]
+
+
 def test_files_that_were_passed_over_are_named(run_memplan: Run, tmp_path: Path) -> None:
     """A config.yaml without the keys of any layout, and a workload that was not named, do not become the built-in workload in silence."""
     (tmp_path / "conf").mkdir()

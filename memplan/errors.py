@@ -64,6 +64,20 @@ class EditRefusedError(ConfigError):
     """A value that cannot be changed without guessing what its author meant. Nothing was written."""
 
 
+def is_out_of_memory(error: BaseException) -> bool:
+    """
+    Say whether *error* is for want of a GPU's memory: the allocator's, or that of CUDA and its libraries, which PyTorch raises as others.
+
+    By name and words, so that whoever asks needs no PyTorch.
+    """
+    if type(error).__name__ == "OutOfMemoryError":
+        return True
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in _OUT_OF_MEMORY)
+
+
+_OUT_OF_MEMORY = ("CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED")
+
+
 class MissingError(MemplanError):
     """The machine lacks what the command needs."""
 

@@ -35,7 +35,9 @@ class MemoryPlanCallback(Callback):
         """Note what is configured."""
         del pl_module
         if trainer.is_global_zero:
-            self.watch.begin(configured=_configured(trainer), accumulation=trainer.accumulate_grad_batches)
+            self.watch.begin(
+                device=trainer.strategy.root_device, configured=_configured(trainer), accumulation=trainer.accumulate_grad_batches
+            )
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         """Note the batch."""
@@ -48,6 +50,21 @@ class MemoryPlanCallback(Callback):
         del pl_module, outputs, batch, batch_idx
         if trainer.is_global_zero and trainer.global_step > 0:
             self.watch.step_ended()
+
+    def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+        """Count anew."""
+        del trainer, pl_module
+        self.watch.epoch_began()
+
+    def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
+        """Stop the clock while the model is evaluated."""
+        del trainer, pl_module
+        self.watch.pause()
+
+    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
+        """Let it go on."""
+        del trainer, pl_module
+        self.watch.resume()
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         """Compare the epoch."""

@@ -9,6 +9,7 @@ Imported only when asked; needs `transformers`.
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ class MemoryPlanCallback(TrainerCallback):
         del control, more
         if not state.is_world_process_zero:
             return
-        self.watch.begin(configured=args.per_device_train_batch_size, accumulation=args.gradient_accumulation_steps)
+        self.watch.begin(device=args.device, configured=args.per_device_train_batch_size, accumulation=args.gradient_accumulation_steps)
         self._unhook()  # a training that was begun anew after it ran out of memory
         if model is not None:
             self._hook = model.register_forward_pre_hook(self._forward, with_kwargs=True)
@@ -55,7 +56,22 @@ class MemoryPlanCallback(TrainerCallback):
         if state.is_world_process_zero:
             if args.n_gpu <= 1:
                 self.watch.changed(state.train_batch_size)
-            self.watch.epoch_ended(round(state.epoch) - 1)
+            self.watch.epoch_ended(max(0, math.ceil(state.epoch) - 1))
+
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **more: Any) -> None:
+        """Count anew."""
+        del args, state, control, more
+        self.watch.epoch_began()
+
+    def on_prediction_step(self, args: Any, state: Any, control: Any, **more: Any) -> None:
+        """Stop the clock while the model is evaluated."""
+        del args, state, control, more
+        self.watch.pause()
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, **more: Any) -> None:
+        """Let it go on."""
+        del args, state, control, more
+        self.watch.resume()
 
     def on_train_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
         """Look no more."""

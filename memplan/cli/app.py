@@ -9,6 +9,7 @@ import errno
 import io
 import os
 import sys
+from pathlib import Path
 
 import click
 
@@ -45,6 +46,8 @@ def main(arguments: list[str] | None = None) -> None:
 
 def run(arguments: list[str] | None = None) -> int:
     """Run the command line and return its exit code; errors that are the user's to solve are printed, not raised."""
+    sys.stdout = sys.stdout or Path(os.devnull).open("w")  # noqa: SIM115  (a shell's `>&-` leaves none)
+    sys.stderr = sys.stderr or Path(os.devnull).open("w")  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal or pipe that knows no arrows gets question marks, not a traceback

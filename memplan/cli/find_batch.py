@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from memplan.cli.options import config_path_option, format_option, margin_option
+from memplan.cli.options import FiniteRange, config_path_option, format_option, margin_option
 from memplan.errors import UsageError
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ Examples:
 @click.option("--start", type=click.IntRange(min=1), metavar="N", help="Where to begin.  [default: where a rehearsal sees the end]")
 @click.option("--tries", type=click.IntRange(min=1), metavar="N", default=16, show_default=True, help="Trials at the most.")
 @click.option(
-    "--time", "seconds", type=click.FloatRange(min=0), metavar="SECONDS", default=900.0, show_default=True, help="No trial begins later."
+    "--time", "seconds", type=FiniteRange(min=0), metavar="SECONDS", default=900.0, show_default=True, help="No trial begins later."
 )
 @config_path_option
 @margin_option
@@ -52,7 +53,7 @@ def find_batch(
     output_format: str,
 ) -> int:
     """
-    Find the largest batch that this machine's GPU takes, by running the step.
+    Find the largest batch that this machine's GPU takes (of several, the one with least free), by running the step.
 
     FILE.py:FUNCTION is called with the device and the values, and returns a function that runs one whole training step, as for `memplan
     rehearse`. Without it the workload of the configuration is run. Each trial begins in a process that has used the card for nothing
@@ -94,7 +95,10 @@ def _of_configuration(path: Path | None, *, start: int | None, margin: float, tr
     configuration = read_configuration(path)
     click.echo(f"memplan: the workload is {configuration.source}", err=True)
     card = cards_for(auto=True, name=None, memory=None)[0]
-    return find_micro_batch(configuration.workload, card, start=start, margin=margin, most_tries=tries, most_seconds=seconds, tells=_tell)
+    method = os.environ.get("MEMPLAN_METHOD", "auto")
+    return find_micro_batch(
+        configuration.workload, card, method=method, start=start, margin=margin, most_tries=tries, most_seconds=seconds, tells=_tell
+    )
 
 
 def _tell(trial: Trial) -> None:
@@ -110,18 +114,17 @@ def _show(found: FoundBatch) -> None:
     from memplan.units import format_bytes
 
     used = next((trial.device_used_bytes for trial in found.trials if trial.size == found.size), None)
-    if found.size is None:
+    if not found.trials:
+        click.echo(f"No {found.name} was tried: there was no time left for a trial")
+    elif found.size is None:
         click.echo(f"No {found.name} fits on {found.card}: not even {min(trial.size for trial in found.trials)}")
     else:
-        click.echo(
-            f"{found.name} {found.size} on {found.card}: "
-            + (f"{format_bytes(used)} of a budget of {format_bytes(found.budget_bytes)}" if used else "runs")
-        )
-    if found.ended != "found":
-        click.echo(
-            f"The search was out of {found.ended}: a larger one may fit. Go on with `--start`, or allow more with `--{found.ended}`.",
-            err=True,
-        )
-    click.echo(
-        f"Began at {found.start}, as said {found.start_is_from}; {len(found.trials)} trial{'s' if len(found.trials) > 1 else ''}.", err=True
-    )
+        of_budget = f"{format_bytes(used or 0)} of a budget of {format_bytes(found.budget_bytes)}"
+        click.echo(f"{found.name} {found.size} on {found.card}: {of_budget}")
+    if found.ended in ("tries", "time"):
+        more = f"Go on with `--start`, or allow more with `--{found.ended}`."
+        click.echo(f"The search was out of {found.ended}: a larger one may fit. {more}", err=True)
+    elif found.ended == "refused":
+        click.echo(f"The program does not take {(found.size or 0) + 1}: a larger one that it takes may fit.", err=True)
+    trials = f"{len(found.trials)} trial{'' if len(found.trials) == 1 else 's'}"
+    click.echo(f"Began at {found.start}, as said {found.start_is_from}; {trials}.", err=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from memplan.cli.options import format_option
+from memplan.cli.options import FiniteRange, format_option
 from memplan.errors import UsageError
 
 if TYPE_CHECKING:
@@ -30,12 +31,15 @@ Examples:
 """
 
 MOST_KEPT = 86_400
-"""Samples that are kept for the page and the advice: a day, by seconds."""
+"""Samples that are kept for the page: a day, by seconds."""
+
+MOST_ADVISED = 900
+"""Samples that the advice is from: every look goes through them."""
 
 
 @click.command(epilog=EXAMPLES)
 @click.option("--once", is_flag=True, help="Look once, and leave.")
-@click.option("--interval", type=click.FloatRange(min=0.05), metavar="SECONDS", default=1.0, show_default=True, help="Between two looks.")
+@click.option("--interval", type=FiniteRange(min=0.05), metavar="SECONDS", default=1.0, show_default=True, help="Between two looks.")
 @click.option("--samples", type=click.IntRange(min=1), metavar="N", help="Leave after so many looks.  [default: at Ctrl-C]")
 @click.option(
     "--plan", "plan_file", type=click.Path(path_type=Path, dir_okay=False), help="What `memplan --format json` printed, to compare."
@@ -57,9 +61,12 @@ def monitor(
     from memplan.monitor.compare import advise
     from memplan.monitor.sampler import Sampler
 
+    if once and samples is not None:
+        raise UsageError("--once looks once, and --samples says how often", hint="leave one of them out")
     planned_bytes = _planned_bytes(plan_file) if plan_file else None
     _check_files(log, plot)
     kept: deque[Sample] = deque(maxlen=MOST_KEPT)
+    recent: deque[Sample] = deque(maxlen=MOST_ADVISED)
     sampler = Sampler()
     count = 1 if once else samples
     with _shown(sampler, kept, planned_bytes, as_json=output_format == "json") as show:
@@ -68,10 +75,11 @@ def monitor(
                 kept.append(sample)
                 if log is not None:
                     _add(log, sample)
-                show(advise(kept, planned_bytes=planned_bytes))
+                recent.append(sample)
+                show(advise(recent, planned_bytes=planned_bytes))
         except KeyboardInterrupt:  # how it is ended
             pass
-    advice = advise(kept, planned_bytes=planned_bytes)
+    advice = advise(recent, planned_bytes=planned_bytes)
     if output_format != "json" and not sys.stdout.isatty():
         for each in advice:
             click.echo(f"mind: {each.message}", err=True)
@@ -105,7 +113,7 @@ def _shown(sampler: Sampler, kept: deque[Sample], planned_bytes: int | None, *, 
     elif sys.stdout.isatty():
         from memplan.reports.terminal import live_table
 
-        with live_table(report.COLUMNS) as update:
+        with live_table(report.columns(planned_bytes)) as update:
             yield lambda advice: update(
                 list(report.rows(kept[-1], sampler.peaks, planned_bytes)), [report.host_line(kept[-1]), *(each.message for each in advice)]
             )
@@ -133,6 +141,13 @@ def _check_files(log: Path | None, plot: Path | None) -> None:
     for path in filter(None, (log, plot)):
         if not path.absolute().parent.is_dir():
             raise UsageError(f"{path}: there is no such folder", hint="name a file in a folder that is there")
+        try:
+            if path.exists():
+                path.open("a").close()
+            else:
+                tempfile.TemporaryFile(dir=path.absolute().parent).close()
+        except OSError as error:
+            raise UsageError(f"{path}: {error.strerror}", hint="name a file that can be written") from error
     if plot is not None and plot.suffix.lower() not in (".html", ".png"):
         raise UsageError(f"--plot {plot}: neither a page nor a picture", hint="name it FILE.html or FILE.png")
     if plot is not None and plot.suffix.lower() == ".png":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -34,8 +35,20 @@ target_option = click.option(
     help="Samples an optimizer step should see. Default: the workload's own target, else as many as now.",
 )
 
+
+class FiniteRange(click.FloatRange):
+    """A range of numbers; "nan" and "inf" are none, though they compare as if they were."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the number. Fails for what is none."""
+        number = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value} is no number to use here", param, ctx)
+        return number
+
+
 margin_option = click.option(
-    "--margin", type=click.FloatRange(0, 1, max_open=True), metavar="F", help="Share of the free memory that stays free.  [default: 0.05]"
+    "--margin", type=FiniteRange(0, 1, max_open=True), metavar="F", help="Share of the free memory that stays free.  [default: 0.05]"
 )
 
 pin_option = click.option(

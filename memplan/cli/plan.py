@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from datetime import datetime, timezone
 from pathlib import Path
@@ -121,8 +120,6 @@ def plan_command(
     if not given:
         click.echo(context.get_help())
         return 0
-    if margin is not None and math.isnan(margin):
-        raise click.BadParameter("nan is not a share", param_hint="--margin")
     if apply_plan and dry_run:
         raise UsageError("--apply and --dry-run exclude each other", hint="--dry-run shows what --apply would write")
     names_card = gpu_name is not None or gpu_memory is not None
@@ -234,18 +231,22 @@ def _calibrated(card: GpuSpec) -> GpuSpec:
 
 
 def _plan(cards: list[GpuSpec], typed_memory: str | None, configuration: Configuration, asked: Asked, wanted: _Wanted) -> int:
+    from memplan.cli.profile import profile
+    from memplan.estimators.ranks import rank_of
+
     if wanted.shows_diff and configuration.reading is None:
         raise UsageError(
             f"there is nothing to apply to: planned was {configuration.source}",
             hint="only configuration trees are written: name one with `--config-path`, or run memplan in its project's folder",
         )
+    if rank_of().number != 0:  # under torchrun rank 0 plans, reports and writes
+        if wanted.profile:
+            profile(None)
+        return 0
     planned = [_make(configuration, card, typed_memory, asked, wanted if card is cards[0] else None) for card in cards]
     if wanted.profile:
-        from memplan.cli.profile import profile
-
         found = profile(planned[0].plan)
-        if found is None:
-            return 0  # rank 0 reports
+        assert found is not None
         planned[0] = planned[0].profiled(found)
     plan = planned[0].plan
     changes = _changes(configuration, plan) if wanted.shows_diff and plan.fits else []
@@ -386,8 +387,7 @@ def _report(configuration: Configuration, planned: Sequence[_Planned], changes: 
     if wanted.shows_diff and plan.fits:
         _show_changes(changes, writes=wanted.writes)
     elif wanted.shows_diff:
-        contradicts = planned[0].profile is not None and planned[0].profile.contradiction is not None
-        reason = "the profile contradicts the plan" if contradicts else "the plan does not fit"
+        reason = "the plan does not fit" if plan.missing_bytes else "the profile contradicts the plan"
         click.echo(f"\nNothing was written, since {reason}.", err=True)
 
 

@@ -10,30 +10,34 @@ if TYPE_CHECKING:
     from memplan.planner.profile import Profile
 
 
-def profile(plan: Plan) -> Profile | None:
+def profile(plan: Plan | None) -> Profile | None:
     """
-    Return what the card says to *plan*; None in a process of torchrun that is not rank 0, and has told rank 0.
+    Return what the card says to *plan*; None in a process of torchrun that is not rank 0: it gets the plan of rank 0, and tells it.
 
     Raises NotRehearsedError where the step cannot be built or run, DoesNotFitError where not even CUDA itself can begin.
     """
     from memplan.estimators.calibration import keep_calibration
-    from memplan.estimators.ranks import gather, rank_of
+    from memplan.estimators.ranks import gather, rank_of, share
     from memplan.estimators.workload_measurement import WorkloadMeasurements
     from memplan.memory.budget import MemoryBudget
+    from memplan.planner.plan import Plan
     from memplan.planner.profile import Profile, StageProfile, largest_of_ranks, profile_of
 
     rank = rank_of()
+    if rank.num_ranks > 1:  # all run one plan: what each would plan by itself depends on what the others do meanwhile
+        plan = Plan.model_validate(share(plan and plan.model_dump(mode="json", round_trip=True)))
+    assert plan is not None
     card = plan.gpu if rank.num_ranks == 1 else _card_of(rank.local)
     budget = MemoryBudget(total_bytes=card.total_memory_bytes, others_used_bytes=card.others_used_bytes, margin=plan.budget.margin)
     with WorkloadMeasurements(card) as measure:
         stages = profile_of(plan.model_copy(update={"gpu": card, "budget": budget}), measure)
-    kept = [keep_calibration(card, stage.measured) for stage in stages]
+    is_kept = keep_calibration(card, [stage.measured for stage in stages])
     if rank.num_ranks > 1:
         told = gather([stage.model_dump(mode="json", round_trip=True) for stage in stages])
         if rank.number != 0:
             return None
         stages = largest_of_ranks([[StageProfile.model_validate(stage) for stage in each] for each in told])
-    return Profile(stages=stages, num_ranks=rank.num_ranks, is_kept=any(kept))
+    return Profile(stages=stages, num_ranks=rank.num_ranks, is_kept=is_kept)
 
 
 def _card_of(local: int) -> GpuSpec:

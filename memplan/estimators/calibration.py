@@ -11,11 +11,16 @@ import hashlib
 import json
 import os
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from memplan.hardware.spec import GpuSpec
 from memplan.memory.measurement import Measurement
 from memplan.standin.build import default_cache
+from memplan.units import GIB
+
+MOST_BYTES = 4 * GIB
+"""A context and its libraries have been seen up to 0.7 GiB; cuDNN and NCCL may add as much again."""
 
 
 def calibrated(gpu: GpuSpec, torch_version: str, cache: Path | None = None) -> GpuSpec:
@@ -26,22 +31,31 @@ def calibrated(gpu: GpuSpec, torch_version: str, cache: Path | None = None) -> G
     try:
         kept = json.loads(path.read_text(encoding="utf-8"))
         context = int(kept["context_bytes"]) + int(kept["libraries_bytes"])
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, OverflowError):
+        return gpu
+    if not 0 <= context <= MOST_BYTES:
         return gpu
     return gpu.model_copy(update={"context_bytes": context})
 
 
-def keep_calibration(gpu: GpuSpec, measured: Measurement, cache: Path | None = None) -> bool:
-    """Keep what *measured* shows of *gpu*; say whether it shows anything, and the cache could be written."""
-    path = _path(gpu, measured.torch, cache)
-    if path is None or measured.context_bytes is None:
+def keep_calibration(gpu: GpuSpec, measured: Sequence[Measurement], cache: Path | None = None) -> bool:
+    """
+    Keep the largest that *measured* shows of *gpu*; say whether it shows anything, and the cache could be written.
+
+    Only steps that ran to their end count: what ran out of memory has not loaded all of its kernels. What is larger than any context is
+    another program's.
+    """
+    whole = [each for each in measured if each.fits and each.outside_bytes is not None and each.outside_bytes <= MOST_BYTES]
+    largest = max(whole, key=lambda each: each.outside_bytes or 0, default=None)
+    path = _path(gpu, largest.torch, cache) if largest is not None else None
+    if path is None or largest is None:
         return False
     kept = {
         "card": gpu.name,
         "driver": gpu.driver_version,
-        "torch": measured.torch,
-        "context_bytes": measured.context_bytes,
-        "libraries_bytes": measured.libraries_bytes,
+        "torch": largest.torch,
+        "context_bytes": largest.context_bytes,
+        "libraries_bytes": largest.libraries_bytes,
     }
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -11,8 +11,6 @@ from typing import Any, NamedTuple
 
 from memplan.errors import UsageError
 
-_GATHER = "from memplan.programs.ranks import main; main()"
-
 
 class Rank(NamedTuple):
     """One process of several that train together."""
@@ -31,18 +29,25 @@ def rank_of(environment: Mapping[str, str] = os.environ) -> Rank:
     return Rank(*(int(environment[name]) for name in names))
 
 
-def gather(own: Any) -> list[Any]:
-    """
-    Return what every process gives, by rank; nothing where this is not rank 0.
+def share(own: Any) -> Any:
+    """Return what rank 0 gives, in every process. Raises UsageError where the processes do not find each other."""
+    return _told("share", own)
 
-    In a process of its own that loads PyTorch, which this one does without. Raises UsageError where the processes do not find each other.
-    """
-    gathered = subprocess.run([sys.executable, "-c", _GATHER], input=json.dumps(own), capture_output=True, text=True, check=False)
-    if gathered.returncode:
-        said = gathered.stderr.strip().splitlines()
+
+def gather(own: Any) -> list[Any]:
+    """Return what every process gives, by rank; nothing where this is not rank 0. Raises as `share`."""
+    found: list[Any] = _told("gather", own)
+    return found
+
+
+def _told(what: str, own: Any) -> Any:
+    """Ask a process of its own that loads PyTorch, which this one does without."""
+    code = f"from memplan.programs.ranks import main; main({what!r})"
+    done = subprocess.run([sys.executable, "-c", code], input=json.dumps(own), capture_output=True, text=True, check=False)
+    if done.returncode:
+        said = done.stderr.strip().splitlines()
         raise UsageError(
             f"the processes of torchrun did not find each other: {said[-1] if said else 'no reason given'}",
             hint="profile without torchrun: `memplan --auto --profile`",
         )
-    found: list[Any] = json.loads(gathered.stdout) if gathered.stdout else []
-    return found
+    return json.loads(done.stdout)

@@ -11,8 +11,8 @@ from memplan.estimators.measured import Measurer
 from memplan.estimators.target import Target
 from memplan.estimators.workload_rehearsal import check_packages, step_of
 from memplan.hardware.spec import GpuSpec
-from memplan.memory.estimate import MemoryEstimate
-from memplan.memory.measurement import Measurement, exactly
+from memplan.memory.estimate import MemoryEstimate, MemoryRange
+from memplan.memory.measurement import Measurement
 from memplan.workload.stage import Stage
 from memplan.workload.workload import Workload
 
@@ -21,7 +21,7 @@ class WorkloadMeasurements:
     """
     Runs steps of workloads on one card of this machine, each once: an Estimator. To be closed, or used in a `with`.
 
-    A step that ran out of memory takes all of the card and what the failed allocation lacked, at the least.
+    A step that ran out of memory takes all of the card and what the failed allocation lacked, at the least, and by formulas more.
     """
 
     def __init__(self, gpu: GpuSpec) -> None:
@@ -55,7 +55,7 @@ class WorkloadMeasurements:
                 reason = error.message.splitlines()[0].removesuffix("; its last words:")
                 raise NotRehearsedError(f"the step of this workload does not run: {reason}", hint="use `--method analytic`") from error
             found = found.model_copy(update={"values": {}, "trace": None})
-            self._measured[key] = _with_what_was_missing(found, gpu)
+            self._measured[key] = _with_what_was_missing(found, self.rough(workload, gpu, stage), gpu)
         return self._measured[key]
 
     def rough(self, workload: Workload, gpu: GpuSpec, stage: Stage | None) -> MemoryEstimate:
@@ -63,11 +63,13 @@ class WorkloadMeasurements:
         return analytic.estimate(workload, gpu, stage)
 
 
-def _with_what_was_missing(found: Measurement, gpu: GpuSpec) -> Measurement:
-    """Return *found* with what it takes at the least, where memory ran out: all of the card, and the allocation that failed."""
+def _with_what_was_missing(found: Measurement, formula: MemoryEstimate, gpu: GpuSpec) -> Measurement:
+    """Return *found*, where memory ran out, with what it takes: all of the card and the allocation that failed, or more by *formula*."""
     if found.fits or found.out_of_memory is None:
         return found
     outside = found.outside_bytes or context_of(gpu).expected_bytes
     asked = max(0, found.out_of_memory.requested_bytes - found.out_of_memory.free_bytes)
     least = max(found.peak_reserved_bytes + outside, gpu.free_memory_bytes) + asked
-    return found.model_copy(update={"device_used": exactly(least)})
+    used = formula.device_used
+    whole = MemoryRange(low_bytes=least, expected_bytes=max(least, used.expected_bytes), high_bytes=max(least, used.high_bytes))
+    return found.model_copy(update={"device_used": whole})

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import logging
+import math
 import threading
 from collections import deque
 from pathlib import Path
 from types import TracebackType
 
-from memplan.errors import MissingError
+from memplan.errors import MissingError, UsageError
 from memplan.monitor.sampler import Sample, Sampler
 
 MOST_KEPT = 3600
 """Samples that are kept in memory; the log has all of them."""
+
+LEAST_SECONDS = 0.05
+
+logger = logging.getLogger("memplan")
 
 
 class Monitor:
@@ -23,14 +29,18 @@ class Monitor:
             train()
         print(monitor.peaks)
 
-    PyTorch's own peak counts, so that what happens between samples is not missed. Where there is no GPU it does nothing.
+    PyTorch's own peak counts, so that what happens between samples is not missed. Where there is no GPU it does nothing, and nothing that
+    happens to it disturbs the training: a log that cannot be written any more is warned of once. Raises UsageError for an interval below
+    0.05 seconds, and, when the block begins, for a log that cannot be written.
     """
 
     def __init__(self, *, interval: float = 1.0, log: str | Path | None = None) -> None:
+        if not (isinstance(interval, (int, float)) and LEAST_SECONDS <= interval < math.inf):
+            raise UsageError(f"interval={interval!r} is no time between two samples", hint=f"seconds, {LEAST_SECONDS} at the least")
         self._interval = interval
         self._log = Path(log) if log is not None else None
         self._ends = threading.Event()
-        self._thread = threading.Thread(target=self._watch, daemon=True, name="memplan-monitor")
+        self._thread: threading.Thread | None = None
         self._sampler = Sampler(watches_itself=True)
         self.samples: deque[Sample] = deque(maxlen=MOST_KEPT)
         """The last of them, oldest first."""
@@ -41,12 +51,20 @@ class Monitor:
         return dict(self._sampler.peaks)
 
     def __enter__(self) -> Monitor:
+        if self._log is not None:
+            try:
+                self._log.open("a", encoding="utf-8").close()
+            except OSError as error:
+                raise UsageError(f"{self._log}: {error.strerror}", hint="name a file that can be written") from error
+        self._ends.clear()
+        self._thread = threading.Thread(target=self._watch, daemon=True, name="memplan-monitor")
         self._thread.start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._ends.set()
-        self._thread.join()
+        if self._thread is not None:
+            self._thread.join()
         self._take()
 
     def _watch(self) -> None:
@@ -58,6 +76,14 @@ class Monitor:
         with contextlib.suppress(MissingError):  # no GPU: there is nothing to watch
             sample = self._sampler.sample()
             self.samples.append(sample)
-            if self._log is not None:
-                with self._log.open("a", encoding="utf-8") as file:
-                    file.write(sample.model_dump_json() + "\n")
+            self._write(sample)
+
+    def _write(self, sample: Sample) -> None:
+        if self._log is None:
+            return
+        try:
+            with self._log.open("a", encoding="utf-8") as file:
+                file.write(sample.model_dump_json() + "\n")
+        except OSError as error:
+            logger.warning("%s: %s; nothing more is written there", self._log, error.strerror)
+            self._log = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -11,7 +12,7 @@ from memplan.errors import DoesNotFitError, MissingError, UsageError
 from memplan.estimators.calibration import calibrated, keep_calibration
 from memplan.estimators.context import context_of
 from memplan.estimators.measured import Measurer
-from memplan.estimators.registry import best_estimator
+from memplan.estimators.registry import best_estimator, estimator_by
 from memplan.estimators.rehearsed import Rehearser
 from memplan.estimators.running import REHEARSING
 from memplan.estimators.target import Target, target_from, target_of
@@ -68,8 +69,9 @@ def find_batch(
             "a program that is being run to find its batch asked for another search",
             hint='call memplan.find_batch under `if __name__ == "__main__":`, so that loading the file does not call it',
         )
+    _check(start, margin, most_tries)
     target = target_from(program) if isinstance(program, str) else target_of(program)
-    card = gpu or calibrated(detect_gpus()[0], find_torch().version)
+    card = calibrated(_card_of_this_machine(gpu), find_torch().version)
     budget = MemoryBudget(total_bytes=card.total_memory_bytes, others_used_bytes=card.others_used_bytes, margin=margin)
     given = dict(values or {})
     begin = _beginning(target, card, budget, given, name, start)
@@ -80,10 +82,33 @@ def find_batch(
     return search.found(begin.name, trials, ended, card, begin.size, begin.origin)
 
 
+def _check(start: int | None, margin: float, most_tries: int) -> None:
+    """Raise UsageError for what makes no sense, before anything runs."""
+    for name, value, is_sound in (
+        ("start", start, start is None or start >= 1),
+        ("margin", margin, 0 <= margin < 1),
+        ("most_tries", most_tries, most_tries >= 1),
+    ):
+        if not is_sound:
+            raise UsageError(f"{name}={value} makes no sense", hint="a start and tries from 1 on, a margin from 0 to below 1")
+
+
+def _card_of_this_machine(gpu: GpuSpec | None) -> GpuSpec:
+    """Return *gpu* where it is of this machine, or the one with least free. Raises UsageError for another's."""
+    found = detect_gpus()
+    if gpu is None:
+        return min(found, key=lambda card: card.free_memory_bytes)
+    if not any((card.uuid, card.name) == (gpu.uuid, gpu.name) for card in found):
+        here = ", ".join(card.name for card in found)
+        raise UsageError(f"{gpu.name} is not a GPU of this machine ({here})", hint="take one of `memplan.hardware.detect.detect_gpus()`")
+    return gpu
+
+
 def find_micro_batch(
     workload: Workload,
     card: GpuSpec,
     *,
+    method: str = "auto",
     start: int | None = None,
     margin: float = DEFAULT_MARGIN,
     most_tries: int = DEFAULT_TRIES,
@@ -93,10 +118,11 @@ def find_micro_batch(
     """
     Return the largest micro-batch with which the heaviest stage of *workload* runs on *card*, of this machine; else as `find_batch`.
 
-    *start*: None asks the best estimator that there is.
+    *start*: None asks the estimator of *method*.
     """
+    _check(start, margin, most_tries)
     budget = MemoryBudget(total_bytes=card.total_memory_bytes, others_used_bytes=card.others_used_bytes, margin=margin)
-    method, estimator, _ = best_estimator()
+    method, estimator, _ = best_estimator() if method == "auto" else (method, estimator_by(method), None)
 
     def of_size(size: int) -> Workload:
         return workload.with_training(micro_batch_size=size)
@@ -124,22 +150,24 @@ class _Search:
         self._guess = guess
         self._budget = budget
         self._tells = tells
-        self._last: Measurement | None = None
+        self._whole: list[Measurement] = []
 
     def __call__(self, size: int) -> Trial:
         """Run the step with *size*, and tell of it."""
         began = time.monotonic()
         try:
-            self._last = measured = self._measure(size)
+            measured = self._measure(size)
             if measured.fits:
+                self._whole.append(measured)
                 self._guess.learn(size, measured)
             trial = Trial(size=size, device_used_bytes=measured.device_used_bytes, problem=contradiction(measured, self._budget))
         except DoesNotFitError as error:
             trial = Trial(size=size, problem=error.message)
         except UsageError as error:
-            if self._last is None:
-                raise  # it is not the size
-            trial = Trial(size=size, problem=f"the program does not run with it: {error.message.splitlines()[0]}")
+            if not self._whole:
+                raise  # it may not be the size
+            reason = error.message.splitlines()[0].removesuffix("; its last words:")
+            trial = Trial(size=size, problem=f"the program does not take it: {reason}", is_refused=True)
         trial = trial.model_copy(update={"seconds": time.monotonic() - began})
         if self._tells is not None:
             self._tells(trial)
@@ -147,12 +175,14 @@ class _Search:
 
     def found(self, name: str, trials: list[Trial], ended: Ended, card: GpuSpec, start: int, origin: str) -> FoundBatch:
         """Return what *trials* found; what was learnt of the card is kept."""
-        if self._last is not None:
-            keep_calibration(card, self._last)
+        keep_calibration(card, self._whole)
+        size = largest_that_ran(trials)
+        if ended == "found" and any(trial.is_refused and trial.size == (size or 0) + 1 for trial in trials):
+            ended = "refused"
         return FoundBatch(
             name=name,
-            size=largest_that_ran(trials),
-            start=start,
+            size=size,
+            start=trials[0].size if trials else start,
             start_is_from=origin,
             ended=ended,
             budget_bytes=self._budget.budget_bytes,
@@ -205,24 +235,23 @@ class _Beginning(NamedTuple):
 def _beginning(
     target: Target, card: GpuSpec, budget: MemoryBudget, values: dict[str, Any], name: str | None, start: int | None
 ) -> _Beginning:
-    if name is not None and start is not None:
-        return _Beginning(name, start, "you")
     try:
         with Rehearser(target) as rehearser:
 
             def rehearse(tried: Mapping[str, Any]) -> Rehearsal:
                 return rehearser.rehearse(gpu=of_some_kind(card).endless(), values=tried, looks=False)
 
-            if name is None:
-                present = rehearse(values).values
-                name = batch_name(present)
-                if name is None:
-                    called = ", ".join(present) or "none"
-                    raise UsageError(f"no value of the program is called batch (its values: {called})", hint="name it with `--value NAME`")
-            if start is not None:
-                return _Beginning(name, start, "you")
-            varied = name
-            return _foreseen(name, budget, context_of(card), lambda size: rehearse(values | {varied: size}).peak_reserved_bytes)
+            varied = name or _name_of(rehearse, values)
+
+            def reserved(size: int) -> int:
+                return rehearse(values | {varied: size}).peak_reserved_bytes
+
+            if start is None:
+                return _foreseen(varied, budget, context_of(card), reserved)
+            least, unit = _least_and_unit(reserved)
+            return _Beginning(
+                varied, max(least, start // unit * unit), "you" if start % unit == 0 and start >= least else "the program", unit
+            )
     except MissingError as error:
         name = name or batch_name(values)
         if name is None:
@@ -232,6 +261,22 @@ def _beginning(
             ) from error
         found = values.get(name)
         return _Beginning(name, start or (found if isinstance(found, int) and found > 0 else 1), f"the program, since {error.message}")
+
+
+def _name_of(rehearse: Callable[[Mapping[str, Any]], Rehearsal], values: Mapping[str, Any]) -> str:
+    """Return which value of the program is the batch. Raises UsageError where none is called so."""
+    try:
+        present = rehearse(values).values
+    except UsageError as error:
+        required = re.search(r"missing a required argument: '(\w+)'", error.message)  # as inspect says it, of the first
+        if required is None or batch_name({required[1]: 1}) is None:
+            raise
+        return required[1]
+    name = batch_name(present)
+    if name is None:
+        called = ", ".join(present) or "none"
+        raise UsageError(f"no value of the program is called batch (its values: {called})", hint="name it with `--value NAME`")
+    return name
 
 
 def _foreseen(name: str, budget: MemoryBudget, context: MemoryRange, rehearse: Callable[[int], int]) -> _Beginning:

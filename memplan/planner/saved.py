@@ -39,5 +39,5 @@ def read_saved_plan(path: Path) -> SavedPlan:
         )
     except OSError as error:
         raise ConfigError(str(error.strerror), file=path, hint=hint) from error
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, OverflowError) as error:
         raise ConfigError("is no plan", file=path, hint=hint) from error

@@ -21,7 +21,7 @@ DEFAULT_TRIES = 16
 DEFAULT_SECONDS = 900.0
 
 
-Ended = Literal["found", "tries", "time"]
+Ended = Literal["found", "refused", "tries", "time"]
 
 
 class Trial(Description):
@@ -35,6 +35,9 @@ class Trial(Description):
 
     problem: str | None = None
     """Why the size does not fit; None where it does."""
+
+    is_refused: bool = False
+    """The program fails with that size for another reason than memory."""
 
     seconds: NonNegativeFloat = 0.0
     """How long it took."""
@@ -64,7 +67,8 @@ class FoundBatch(Description):
     """Who said so."""
 
     ended: Ended
-    """Why the search ended: the next larger size does not fit, or it was out of tries or of time, and a larger one may fit."""
+    """Why the search ended: the next larger size does not fit; or the program does not take it, or it was out of tries or of time, and a
+    larger one may fit."""
 
     budget_bytes: NonNegativeInt
     """What the process may take of the card: what is free, less the margin."""

@@ -33,6 +33,7 @@ from typing import Any
 import torch
 import torch._dynamo  # the first optimizer would import it, in every fork anew
 
+from memplan.errors import is_out_of_memory
 from memplan.programs.recorder import Recorder, place_of
 
 Build = Callable[..., Callable[[], object]]
@@ -126,14 +127,6 @@ def failure_of(error: Exception) -> dict[str, Any]:
         traceback.print_exc()
     message = f"{type(error).__name__}: {error}" if kind == "error" else str(error)
     return {"kind": kind, "message": message, "place": place_of(error)}
-
-
-def is_out_of_memory(error: Exception) -> bool:
-    """Say whether *error* is for want of the card's memory: the allocator's, or CUDA's own where not even its context fits."""
-    said = str(error)
-    return isinstance(error, torch.OutOfMemoryError) or (
-        isinstance(error, RuntimeError) and ("CUDA error: out of memory" in said or "CUBLAS_STATUS_ALLOC_FAILED" in said)
-    )
 
 
 def _steps_to_run(request: dict[str, Any], steps: list[dict[str, int]]) -> int:

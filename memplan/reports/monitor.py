@@ -13,9 +13,15 @@ from memplan.monitor.sampler import GpuSample, Sample, key_of
 from memplan.reports.html import Axes, bullet_list, definitions, figure, grid, limit_line, page
 from memplan.units import GIB, format_bytes
 
-COLUMNS = ("GPU", "", "used", "of card", "of plan", "peak", "busy", "processes")
 MOST_PROCESSES = 3
+MOST_MARKS = 400
+"""Samples of a drawing that say their numbers when the pointer rests on them."""
 UNKNOWN = "?"
+
+
+def columns(planned_bytes: int | None) -> tuple[str, ...]:
+    """Return the head of the table."""
+    return ("GPU", "", "used", "of card", *(["of plan"] if planned_bytes is not None else []), "peak", "busy", "processes")
 
 
 def rows(sample: Sample, peaks: Mapping[str, int], planned_bytes: int | None) -> Iterator[tuple[str, ...]]:
@@ -27,7 +33,7 @@ def rows(sample: Sample, peaks: Mapping[str, int], planned_bytes: int | None) ->
             gpu.name or f"lost ({'; '.join(gpu.notes[:1])})",
             _of(gpu.used_bytes, gpu.total_bytes),
             _share(gpu.used_bytes, gpu.total_bytes),
-            _share(gpu.used_bytes, planned_bytes),
+            *([_share(gpu.used_bytes, planned_bytes)] if planned_bytes is not None else []),
             UNKNOWN if peak is None else format_bytes(peak),
             UNKNOWN if gpu.utilization_percent is None else f"{gpu.utilization_percent}%",
             _processes(gpu),
@@ -65,8 +71,8 @@ def lines(sample: Sample, peaks: Mapping[str, int], planned_bytes: int | None) -
     host = host_line(sample).removeprefix(_clock(sample)).strip()
     if not sample.gpus:
         yield f"{_clock(sample)}  {host}"
-    for number, name, used, of_card, of_plan, peak, busy, processes in rows(sample, peaks, planned_bytes):
-        plan = f", {of_plan} of the plan" if planned_bytes is not None else ""
+    for number, name, used, of_card, *of_plan, peak, busy, processes in rows(sample, peaks, planned_bytes):
+        plan = "".join(f", {share} of the plan" for share in of_plan)
         yield f"{_clock(sample)}  GPU {number} {name}  {used} ({of_card}{plan})  peak {peak}  busy {busy}  {host}  {processes}".rstrip()
 
 
@@ -119,7 +125,7 @@ def _drawing(gpu: GpuSample, samples: Sequence[Sample], planned_bytes: int | Non
     marks = "".join(
         f'<circle cx="{axes.x(second):.1f}" cy="{axes.y(used):.1f}" r="3" fill="var(--c0)"><title>{second:.0f} s: {format_bytes(used)}'
         f"{'' if busy is None else f', busy {busy}%'}</title></circle>"
-        for second, used, busy in series
+        for second, used, busy in series[:: 1 + len(series) // MOST_MARKS]
     )
     limits = limit_line(axes, total, "card") + (limit_line(axes, planned_bytes, "plan", is_below=True) if planned_bytes else "")
     ticks = [(axes.high * part / 4, f"{axes.high * part / 4:.0f} s") for part in range(5)]

@@ -357,9 +357,10 @@ class ProfileView(NamedTuple):
 def view_profile(stage: StageProfile, *, num_ranks: int) -> ProfileView:
     """Return what a report shows of *stage*, run by one of *num_ranks* processes."""
     measured = stage.measured
+    until = "" if measured.fits else ", until memory ran out"
     which = f", the largest of {_count(num_ranks, 'rank')}: rank {stage.rank}" if num_ranks > 1 else ""
     return ProfileView(
-        title=f"{_joined(list(stage.stages))} on the card itself, {measured.card}, beside the plan ({stage.estimate.method}){which}",
+        title=f"{_joined(list(stage.stages))} on the card itself, {measured.card}, beside the plan ({stage.estimate.method}){until}{which}",
         facts=tuple(_profile_facts(stage)),
         columns=("", "planned", "measured", "difference", ""),
         rows=tuple(

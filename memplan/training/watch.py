@@ -54,11 +54,18 @@ class Watch:
         self._is_on = False
         self._configured: int | None = None
         self._is_first_step = True
+        self._before = 0
         self._begin, self._samples, self._batches = clock(), 0, 0
+        self._paused_at: float | None = None
 
-    def begin(self, *, configured: int | None, accumulation: int | None) -> None:
-        """Note that a training begins, with batches of *configured* samples and so many of them to a step, where that is known."""
-        self._is_on = torch.cuda.is_available()
+    def begin(self, *, device: torch.device | None, configured: int | None, accumulation: int | None) -> None:
+        """
+        Note that a training begins on *device*.
+
+        Its batches have *configured* samples, so many of them to a step, where that is known. Nothing is watched but a GPU.
+        """
+        self._is_on = torch.cuda.is_available() and (device is None or device.type == "cuda")
+        self._before = torch.cuda.max_memory_reserved() if self._is_on else 0
         self._configured = configured
         self._is_first_step = True
         self._restart()
@@ -113,12 +120,30 @@ class Watch:
         self._tells(f"epoch {epoch}: {self._peaks()}{self._real_batch()}; {speed}")
         self._restart()
 
+    def epoch_began(self) -> None:
+        """Begin to count anew: what came between two epochs is no training."""
+        self._restart()
+
+    def pause(self) -> None:
+        """Stop the clock: an evaluation begins. Once is enough."""
+        if self._paused_at is None:
+            self._paused_at = self._clock()
+
+    def resume(self) -> None:
+        """Let the clock go on."""
+        if self._paused_at is not None:
+            self._begin += self._clock() - self._paused_at
+            self._paused_at = None
+
     def _restart(self) -> None:
         self._begin, self._samples, self._batches = self._clock(), 0, 0
+        self._paused_at = None
 
     def _peaks(self) -> str:
         reserved = torch.cuda.max_memory_reserved()
         said = f"{format_bytes(torch.cuda.max_memory_allocated())} allocated, {format_bytes(reserved)} reserved at the peak"
+        if self._before and reserved == self._before:
+            said += " (at the most: this process had reached that before the training began)"
         if self.plan is None:
             return said
         difference = reserved - self.plan.peak_reserved_bytes

@@ -123,6 +123,46 @@ def test_without_a_gpu_there_is_nothing_to_try(run_memplan: Run, tmp_path: Path)
     assert "no NVIDIA driver answers" in result.stderr
 
 
+def test_a_required_batch_is_found_by_its_name(run_memplan: Run, torch_build: TorchBuild, driver: Driver, tmp_path: Path) -> None:
+    """It has no default; and a start that the program does not take is brought to one that it does."""
+    (tmp_path / "picky.py").write_text(PICKY.replace("batch=16, unit=1", "batch, unit=8"))
+
+    answer = found(
+        run_memplan(
+            "find-batch", "picky.py:build", "--start", "13", "--tries", "1", "--format", "json", **machine(torch_build, driver, "t4")
+        )
+    )
+
+    assert (answer["name"], answer["size"], answer["start"]) == ("batch", 8, 8)
+
+
+def test_out_of_time_before_the_first_trial_is_said(run_memplan: Run, torch_build: TorchBuild, driver: Driver) -> None:
+    """Exit code 1: nothing is known to fit."""
+    result = run_memplan("find-batch", f"{STEPS}:mlp", "--start", "8", "--time", "0", **machine(torch_build, driver, "t4"))
+
+    assert result.returncode == 1, result.stderr
+    assert "there was no time left for a trial" in result.stdout
+
+
+@pytest.mark.parametrize("option", ["--margin", "--time"])
+def test_nan_is_no_number(run_memplan: Run, option: str) -> None:
+    """Though it compares as if it were."""
+    result = run_memplan("find-batch", f"{STEPS}:mlp", option, "nan")
+
+    assert (result.returncode, "Traceback" in result.stderr) == (2, False)
+
+
+@pytest.mark.parametrize("wrong", ["start=0", "margin=2", "most_tries=0", "gpu=find_card('h100')"])
+def test_what_makes_no_sense_is_said_before_anything_runs(torch_build: TorchBuild, driver: Driver, wrong: str) -> None:
+    """A card of another machine too."""
+    code = f"import memplan; from memplan.hardware.catalog import find_card; memplan.find_batch({str(STEPS) + ':mlp'!r}, {wrong})"
+
+    done = driver.run("-c", code, **machine(torch_build, driver, "t4"))
+
+    assert done.returncode == 1
+    assert "UsageError" in done.stderr.splitlines()[-3]
+
+
 def test_values_without_a_function_make_no_sense(run_memplan: Run) -> None:
     """They are the function's."""
     result = run_memplan("find-batch", "--set", "a=1")

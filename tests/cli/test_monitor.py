@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+import memplan
+from memplan.errors import UsageError
 from memplan.reports.html import page
 from memplan.standin.build import TorchBuild
 from tests.cli.test_profile import CALLS
@@ -207,7 +209,11 @@ def test_without_a_gpu_there_is_nothing_to_watch(run_memplan: Run, tmp_path: Pat
     [
         (["--plot", "run.gif"], "neither a page nor a picture"),
         (["--log", "nowhere/run.jsonl"], "there is no such folder"),
-        (["--log", "."], "is a directory"),
+        (["--log", "."], "s a directory"),
+        (["--log", "/proc/run.jsonl"], "/proc/run.jsonl: "),
+        (["--plot", "/proc/run.html"], "/proc/run.html: "),
+        (["--samples", "2"], "leave one of them out"),
+        (["--interval", "inf"], "is no number"),
         (["--plan", "nowhere.json"], "nowhere.json: No such file"),
     ],
 )
@@ -242,6 +248,31 @@ def test_a_training_watches_itself(torch_build: TorchBuild, driver: Driver, tmp_
     assert count == len(logged) >= 3
     assert json.loads(logged[-1])["torch_peak_reserved_bytes"] == GIB
     assert json.loads(logged[-1])["gpus"][0]["used_bytes"] < GIB // 2 + MIB
+
+
+@pytest.mark.parametrize("interval", [0, -1, float("nan"), float("inf"), "a"])
+def test_an_interval_is_a_time(interval: float) -> None:
+    """Else it would watch without a pause, or never."""
+    with pytest.raises(UsageError, match="is no time between two samples"):
+        memplan.Monitor(interval=interval)
+
+
+def test_a_log_never_disturbs_a_training(driver: Driver, tmp_path: Path) -> None:
+    """One that cannot be written is said when the block begins; one that cannot be written any more is warned of."""
+    script = (
+        "import os, shutil, time, memplan\nos.mkdir('logs')\n"
+        "try:\n    with memplan.Monitor(interval=0.05, log='logs/run.jsonl'):\n        time.sleep(0.2)\n        shutil.rmtree('logs')\n"
+        "        time.sleep(0.2)\n        raise ValueError('of the training')\nexcept ValueError as error:\n    print(error)\n"
+        "try:\n    memplan.Monitor(log='nowhere/run.jsonl').__enter__()\nexcept Exception as error:\n    print(type(error).__name__)\n"
+    )
+
+    environment = os.environ | driver.environment(T4)
+    command = [sys.executable, "-c", script]
+
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60, check=False)
+
+    assert done.stdout.splitlines() == ["of the training", "UsageError"], done.stderr
+    assert done.stderr.count("nothing more is written there") == 1
 
 
 def test_a_page_is_whole_and_escaped() -> None:

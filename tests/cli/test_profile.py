@@ -14,7 +14,7 @@ import pytest
 from memplan.standin.build import TorchBuild
 from tests.conftest import Run, content
 from tests.estimators.test_workload_rehearsal import small_workload
-from tests.hardware.nvml_driver import GIB, Driver, no_driver
+from tests.hardware.nvml_driver import A100, GIB, Driver, no_driver
 from tests.standin.conftest import torch_build
 from tests.standin.machine import CONTEXT_BYTES, machine
 
@@ -184,5 +184,18 @@ def test_under_torchrun_the_rank_that_takes_most_is_told(torch_build: TorchBuild
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
     (stage,) = told["profile"]["stages"]
+    assert done.stdout.count('"schema_version": 1,\n  "fits"') == 1
     assert (told["gpu"]["name"], told["profile"]["num_ranks"]) == ("Tesla T4", 2)
     assert (stage["rank"], stage["measured"]["card"]) in [(0, "NVIDIA A100-SXM4-80GB"), (1, "Tesla T4")]
+
+
+def test_under_torchrun_one_rank_plans_and_writes(driver: Driver, tree: Path) -> None:
+    """The others leave it to rank 0."""
+    environment = {"MASTER_PORT": "29500", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "RANK": "1", **driver.environment(A100)}
+
+    other = driver.run("-m", "memplan", "--auto", "--apply", "--config-path", str(tree), machine=A100, **environment)
+    first = driver.run("-m", "memplan", "--auto", "--apply", "--config-path", str(tree), machine=A100, **environment | {"RANK": "0"})
+
+    assert (other.returncode, other.stdout, other.stderr) == (0, "", "")
+    assert first.returncode == 0, first.stderr
+    assert "Wrote" in first.stderr

@@ -122,9 +122,9 @@ def test_the_drivers_figures_are_those_of_the_process(torch_build: TorchBuild, d
 def test_what_was_learnt_is_kept_by_card_driver_and_pytorch(tmp_path: Path) -> None:
     """Another driver, another PyTorch or another card knows nothing of it; nor does a card that is not of this machine."""
     gpu = here("t4")
-    seen = Measurement.model_construct(torch="2.13.0+cu130", context_bytes=300 * MIB, libraries_bytes=20 * MIB)
+    seen = Measurement.model_construct(fits=True, torch="2.13.0+cu130", context_bytes=300 * MIB, libraries_bytes=20 * MIB)
 
-    assert keep_calibration(gpu, seen, tmp_path)
+    assert keep_calibration(gpu, [seen], tmp_path)
 
     assert calibrated(gpu, "2.13.0+cu130", tmp_path).context_bytes == 320 * MIB
     others = [gpu.model_copy(update={"driver_version": "590.1"}), here("a100-80"), find_card("t4")]
@@ -135,14 +135,15 @@ def test_what_was_learnt_is_kept_by_card_driver_and_pytorch(tmp_path: Path) -> N
 def test_a_calibration_that_cannot_be_read_or_written_is_none(tmp_path: Path) -> None:
     """A torn file, a folder that is a file, a driver that told nothing."""
     gpu = here("t4")
-    seen = Measurement.model_construct(torch="2.13.0", context_bytes=300 * MIB, libraries_bytes=0)
-    assert keep_calibration(gpu, seen, tmp_path)
+    seen = Measurement.model_construct(fits=True, torch="2.13.0", context_bytes=300 * MIB, libraries_bytes=0)
+    assert keep_calibration(gpu, [seen], tmp_path)
     next((tmp_path / "calibrations").glob("*.json")).write_text("{")
     (tmp_path / "file").touch()
+    odds: list[dict[str, object]] = [{"context_bytes": None}, {"fits": False}, {"context_bytes": 5 * GIB}]
 
     assert calibrated(gpu, "2.13.0", tmp_path) == gpu
-    assert not keep_calibration(gpu, seen, tmp_path / "file")
-    assert not keep_calibration(gpu, seen.model_copy(update={"context_bytes": None}), tmp_path)
+    assert not keep_calibration(gpu, [seen], tmp_path / "file")
+    assert not keep_calibration(gpu, [seen.model_copy(update=odd) for odd in odds], tmp_path)
     assert len(list((tmp_path / "calibrations").iterdir())) == 1
 
 

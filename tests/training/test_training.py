@@ -109,15 +109,78 @@ def test_a_batch_without_samples_is_said() -> None:
 
 
 def test_a_batch_is_split_whatever_its_shape() -> None:
-    """Mappings, lists and tuples of tensors; what has another first dimension, or none, stays whole."""
-    batch = {"x": torch.arange(4), "pair": (torch.arange(8).reshape(4, 2), "text"), "table": torch.zeros(9), "scalar": torch.tensor(1)}
+    """Mappings, lists and tuples of tensors, lists of as many texts; what has no samples stays whole."""
+    pair = (torch.arange(8).reshape(4, 2), "text")
+    batch = {"x": torch.arange(4), "pair": pair, "texts": ["a", "b", "c", "d"], "names": ["one", "two"], "scalar": torch.tensor(1)}
 
     part = part_of(batch, 1, 3, 4)
 
     assert batch_size_of(batch) == 4
     assert part["x"].tolist() == [1, 2]
     assert part["pair"][0].tolist() == [[2, 3], [4, 5]]
-    assert (part["pair"][1], len(part["table"]), part["scalar"].item()) == ("text", 9, 1)
+    assert (part["pair"][1], part["texts"], part["names"], part["scalar"].item()) == ("text", ["b", "c"], ["one", "two"], 1)
+
+
+def test_a_batch_keeps_its_type() -> None:
+    """transformers' BatchEncoding has attributes and methods that a loss may use."""
+    from transformers import BatchEncoding
+
+    batch = BatchEncoding({"input_ids": torch.arange(4)})
+
+    part = part_of(batch, 1, 3, 4)
+
+    assert part.input_ids.tolist() == [1, 2]
+    assert batch.input_ids.tolist() == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("batch", [{"x": torch.zeros(10, 2), "y": torch.zeros(3)}, torch.zeros(0, 8), [torch.tensor(1.0)]])
+def test_a_batch_whose_samples_cannot_be_counted_is_refused(batch: object) -> None:
+    """Split by one of the sizes it would be silently wrong."""
+    with memplan.fits_or_smaller() as fitting, pytest.raises(UsageError, match="samples"):
+        fitting.step(torch.mean, batch, torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))]))
+
+
+@pytest.mark.parametrize("message", ["CUDA error: out of memory", "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate`"])
+def test_what_cudas_libraries_raise_for_want_of_memory_counts_too(message: str) -> None:
+    """They are plain RuntimeErrors; any other is the program's own, and is not tried again. With two optimizers."""
+    parameters = [torch.nn.Parameter(torch.ones(1)) for _ in range(2)]
+    optimizers = [torch.optim.SGD([parameter], lr=0.0) for parameter in parameters]
+    calls = []
+
+    def loss_of(part):
+        calls.append(len(part))
+        if len(calls) == 2:
+            raise RuntimeError(message)
+        return part.mean() * parameters[0].sum() * parameters[1].sum()
+
+    def fails(part):
+        raise RuntimeError(f"of the program, with {len(part)}")
+
+    with memplan.fits_or_smaller(4) as fitting:
+        fitting.step(loss_of, torch.ones(8, 1), optimizers)
+        with pytest.raises(RuntimeError, match="of the program"):
+            fitting.step(fails, torch.ones(8, 1), optimizers)
+
+    assert calls == [4, 4, 2, 2, 2, 2]
+    assert (fitting.micro_batch_size, fitting.num_retries) == (2, 1)
+
+
+def test_gradients_of_a_failed_try_are_dropped() -> None:
+    """Those of both optimizers: what stays is the gradient of the whole batch."""
+    parameter = torch.nn.Parameter(torch.ones(1))
+    calls = []
+
+    def loss_of(part):
+        calls.append(len(part))
+        if len(calls) == 2:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return (part * parameter).mean()
+
+    with memplan.fits_or_smaller(4) as fitting:
+        fitting.step(loss_of, torch.arange(8.0), torch.optim.SGD([parameter], lr=0.0))
+
+    assert parameter.grad is not None
+    assert parameter.grad.item() == pytest.approx(3.5)
 
 
 # callbacks
@@ -151,7 +214,7 @@ def test_without_a_gpu_a_watch_does_nothing(capsys: pytest.CaptureFixture[str], 
     assert not torch.cuda.is_available()
     watch = Watch(saved_plan(tmp_path, micro=8, accumulation=1, reserved=GIB))
 
-    watch.begin(configured=4, accumulation=2)
+    watch.begin(device=None, configured=4, accumulation=2)
     watch.batch(torch.zeros(99, 2))
     watch.step_ended()
     watch.epoch_ended(0)

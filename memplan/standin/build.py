@@ -134,7 +134,11 @@ def build(torch: TorchBuild, cache: Path | None = None) -> Path:
         working = cache = Path(tempfile.mkdtemp(prefix="memplan-standin-"))
         atexit.register(shutil.rmtree, working, ignore_errors=True)
         folder = working
-    _compile_all(torch, compiler, working)
+    try:
+        _compile_all(torch, compiler, working)
+    except BaseException:  # Ctrl-C too: half a device is of no use to anybody
+        shutil.rmtree(working, ignore_errors=True)
+        raise
     if folder != working:
         try:
             working.rename(folder)

@@ -69,11 +69,11 @@ def compare(
 
 
 def _cards(names: Sequence[str], *, with_mig: bool) -> list[GpuSpec]:
-    """Return the cards that were named, in that order; else all, the smallest first."""
+    """Return the cards that were named, in that order and each once; else all, the smallest first."""
     from memplan.hardware.catalog import cards, find_card
 
     if names:
-        return [find_card(name) for name in names]
+        return list(dict.fromkeys(find_card(name) for name in names))
     known = [card.spec for card in cards() if with_mig or not card.is_mig]
     return sorted(known, key=lambda card: (card.total_memory_bytes, card.name))
 

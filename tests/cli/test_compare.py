@@ -31,7 +31,8 @@ def test_every_card_has_a_row(run_memplan: Run) -> None:
 
 
 def test_a_row_says_what_a_plan_says(run_memplan: Run) -> None:
-    row = json.loads(run_memplan("compare", "rtx4090", "--format", "json").stdout)["cards"][0]
+    """A card that is named twice, once by another name, has one row."""
+    (row,) = json.loads(run_memplan("compare", "rtx4090", "RTX 4090", "--format", "json").stdout)["cards"]
     plan = json.loads(run_memplan("--gpu", "rtx4090", "--format", "json").stdout)
 
     assert [stage["planned"] for stage in row["stages"]] == [stage["planned"] for stage in plan["stages"]]

@@ -92,7 +92,7 @@ def test_without_a_compiler_it_says_what_to_install(torch_build: TorchBuild, tmp
 
 
 def test_a_compiler_that_fails_is_quoted(torch_build: TorchBuild, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With its own first words."""
+    """With its own first words, and nothing of the attempt is left."""
     broken = tmp_path / "mycc"
     broken.write_text("#!/bin/sh\necho 'mycc: out of luck' >&2\nexit 1\n")
     broken.chmod(0o755)
@@ -100,6 +100,8 @@ def test_a_compiler_that_fails_is_quoted(torch_build: TorchBuild, tmp_path: Path
 
     with pytest.raises(MissingError, match="mycc: out of luck"):
         build(torch_build, tmp_path / "cache")
+
+    assert list((tmp_path / "cache").iterdir()) == []
 
 
 @pytest.mark.parametrize(

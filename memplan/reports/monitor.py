@@ -127,7 +127,9 @@ def _drawing(gpu: GpuSample, samples: Sequence[Sample], planned_bytes: int | Non
         f"{'' if busy is None else f', busy {busy}%'}</title></circle>"
         for second, used, busy in series[:: 1 + len(series) // MOST_MARKS]
     )
-    limits = limit_line(axes, total, "card") + (limit_line(axes, planned_bytes, "plan", is_below=True) if planned_bytes else "")
+    limits = limit_line(axes, total, "card") + (
+        limit_line(axes, planned_bytes, "plan", is_below=True) if planned_bytes and planned_bytes <= total else ""
+    )
     ticks = [(axes.high * part / 4, f"{axes.high * part / 4:.0f} s") for part in range(5)]
     yield figure(grid(axes, ticks) + limits + f'<polyline class="curve" points="{line}"/>' + marks, "memory used over time")
 

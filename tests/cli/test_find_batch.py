@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from memplan.standin.build import TorchBuild
+from tests.cli.test_profile import CALLS
 from tests.conftest import Run
 from tests.estimators.test_workload_rehearsal import small_workload
 from tests.hardware.nvml_driver import GIB, MIB, Driver, no_driver
@@ -53,6 +54,26 @@ def test_a_person_reads_how_each_trial_went(run_memplan: Run, torch_build: Torch
     assert result.stdout.startswith("batch 9 on Tesla T4: ")
     assert "  8: runs, " in result.stderr
     assert "out of tries: a larger one may fit" in result.stderr
+
+
+def test_of_two_unlike_cards_the_smaller_is_searched(run_memplan: Run, torch_build: TorchBuild, driver: Driver) -> None:
+    """As `--auto` plans for it; CUDA_VISIBLE_DEVICES chooses another."""
+    here = machine(torch_build, driver, "t4", "a100-80")
+    arguments = ["find-batch", f"{STEPS}:mlp", "--start", "8", "--tries", "1", "--format", "json"]
+
+    smaller, chosen = found(run_memplan(*arguments, **here)), found(run_memplan(*arguments, **here, CUDA_VISIBLE_DEVICES="0"))
+
+    assert (smaller["card"], chosen["card"]) == ("Tesla T4", "NVIDIA A100-SXM4-80GB")
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_a_batch_is_found_whatever_nvml_refuses(run_memplan: Run, torch_build: TorchBuild, driver: Driver, call: str) -> None:
+    """Where it does not tell what others hold, a trial runs out of memory, and that is an answer."""
+    here = machine(torch_build, driver, "t4", busy={0: T4_BYTES - GIB}, refused=f"refuse {call} 4\n")
+
+    answer = found(run_memplan("find-batch", f"{STEPS}:mlp", "--start", "8", "--tries", "2", "--format", "json", **here))
+
+    assert answer["size"] == 9
 
 
 def test_where_nothing_fits_the_exit_code_is_1(run_memplan: Run, torch_build: TorchBuild, driver: Driver) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -59,8 +58,6 @@ def compare(
     """
     from memplan.cli.configuration import read_configuration
 
-    if margin is not None and math.isnan(margin):
-        raise click.BadParameter("nan is not a share", param_hint="--margin")
     configuration = read_configuration(config_path)
     cards = _cards(names, with_mig=with_mig)
     found = _compare(configuration, cards, Asked(method, target, margin, pins))

@@ -57,7 +57,9 @@ def test_markdown_is_a_table(run_memplan: Run) -> None:
     assert [line.split(" | ")[0] for line in lines[2:]] == ["| Tesla T4", "| H100 80GB HBM3"]
 
 
-@pytest.mark.parametrize(("arguments", "message"), [(["nocard"], "no card of the catalogue"), (["t4", "--margin", "nan"], "not a share")])
+@pytest.mark.parametrize(
+    ("arguments", "message"), [(["nocard"], "no card of the catalogue"), (["t4", "--margin", "nan"], "nan is no number to use here")]
+)
 def test_mistakes_are_told(run_memplan: Run, arguments: list[str], message: str) -> None:
     result = run_memplan("compare", *arguments)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -138,6 +137,8 @@ def _planned_bytes(path: Path) -> int:
 
 def _check_files(log: Path | None, plot: Path | None) -> None:
     """Raise UsageError for a file that could not be written when the run is over, or MissingError for a picture that could not be drawn."""
+    import tempfile
+
     for path in filter(None, (log, plot)):
         if not path.absolute().parent.is_dir():
             raise UsageError(f"{path}: there is no such folder", hint="name a file in a folder that is there")

@@ -231,7 +231,6 @@ def _calibrated(card: GpuSpec) -> GpuSpec:
 
 
 def _plan(cards: list[GpuSpec], typed_memory: str | None, configuration: Configuration, asked: Asked, wanted: _Wanted) -> int:
-    from memplan.cli.profile import profile
     from memplan.estimators.ranks import rank_of
 
     if wanted.shows_diff and configuration.reading is None:
@@ -241,11 +240,11 @@ def _plan(cards: list[GpuSpec], typed_memory: str | None, configuration: Configu
         )
     if rank_of().number != 0:  # under torchrun rank 0 plans, reports and writes
         if wanted.profile:
-            profile(None)
+            _profile(None)
         return 0
     planned = [_make(configuration, card, typed_memory, asked, wanted if card is cards[0] else None) for card in cards]
     if wanted.profile:
-        found = profile(planned[0].plan)
+        found = _profile(planned[0].plan)
         assert found is not None
         planned[0] = planned[0].profiled(found)
     plan = planned[0].plan
@@ -261,6 +260,12 @@ def _plan(cards: list[GpuSpec], typed_memory: str | None, configuration: Configu
     if wanted.writes and _write(configuration, changes):
         _say_written(changes)
     return 0 if plan.fits else 1
+
+
+def _profile(plan: Plan | None) -> Profile | None:
+    from memplan.cli.profile import profile
+
+    return profile(plan)
 
 
 def _changes(configuration: Configuration, plan: Plan) -> list[FileChange]:

@@ -19,7 +19,7 @@ def profile(plan: Plan | None) -> Profile | None:
     from memplan.estimators.calibration import keep_calibration
     from memplan.estimators.ranks import gather, rank_of, share
     from memplan.estimators.workload_measurement import WorkloadMeasurements
-    from memplan.memory.budget import MemoryBudget
+    from memplan.planner.fitting import budget_of
     from memplan.planner.plan import Plan
     from memplan.planner.profile import Profile, StageProfile, largest_of_ranks, profile_of
 
@@ -27,11 +27,13 @@ def profile(plan: Plan | None) -> Profile | None:
     if rank.num_ranks > 1:  # all run one plan: what each would plan by itself depends on what the others do meanwhile
         plan = Plan.model_validate(share(plan and plan.model_dump(mode="json", round_trip=True)))
     assert plan is not None
-    card = plan.gpu if rank.num_ranks == 1 else _card_of(rank.local)
-    budget = MemoryBudget(total_bytes=card.total_memory_bytes, others_used_bytes=card.others_used_bytes, margin=plan.budget.margin)
-    with WorkloadMeasurements(card) as measure:
-        stages = profile_of(plan.model_copy(update={"gpu": card, "budget": budget}), measure)
-    is_kept = keep_calibration(card, [stage.measured for stage in stages])
+    if rank.num_ranks > 1:
+        card = _card_of(rank.local)
+        budget = budget_of(card, plan.budget.margin, plan.after.training.allocator_settings)
+        plan = plan.model_copy(update={"gpu": card, "budget": budget})
+    with WorkloadMeasurements(plan.gpu) as measure:
+        stages = profile_of(plan, measure)
+    is_kept = keep_calibration(plan.gpu, [stage.measured for stage in stages])
     if rank.num_ranks > 1:
         told = gather([stage.model_dump(mode="json", round_trip=True) for stage in stages])
         if rank.number != 0:

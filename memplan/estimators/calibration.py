@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from memplan.estimators.kept import write_whole
 from memplan.hardware.spec import GpuSpec
 from memplan.memory.measurement import Measurement
 from memplan.standin.build import default_cache
@@ -59,10 +58,7 @@ def keep_calibration(gpu: GpuSpec, measured: Sequence[Measurement], cache: Path 
     }
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=".")
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            json.dump(kept, file, indent=2)
-        Path(name).replace(path)
+        write_whole(path, json.dumps(kept, indent=2).encode())
     except OSError:  # a full disk, a folder of somebody else: the next plan takes what is usual
         return False
     return True

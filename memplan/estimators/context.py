@@ -22,8 +22,17 @@ def context_of(gpu: GpuSpec) -> MemoryRange:
     """Return what CUDA takes of *gpu* in a process that trains."""
     measured = gpu.context_bytes
     if measured is None:
-        return MemoryRange(low_bytes=CONTEXT_LOW_BYTES, expected_bytes=CONTEXT_BYTES, high_bytes=CONTEXT_HIGH_BYTES)
+        return around(CONTEXT_BYTES)
     return MemoryRange(low_bytes=max(0, measured - KERNELS_BYTES), expected_bytes=measured, high_bytes=measured + KERNELS_BYTES)
+
+
+def around(context_bytes: int) -> MemoryRange:
+    """Return the range of a context that is taken for *context_bytes* and that nobody has measured."""
+    return MemoryRange(
+        low_bytes=min(context_bytes, CONTEXT_LOW_BYTES),
+        expected_bytes=context_bytes,
+        high_bytes=max(context_bytes, CONTEXT_HIGH_BYTES),
+    )
 
 
 def with_context(estimate: Estimate, gpu: GpuSpec) -> Estimate:

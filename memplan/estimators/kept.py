@@ -18,7 +18,6 @@ import hashlib
 import json
 import os
 import sys
-import tempfile
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -62,8 +61,8 @@ class KeptRehearsals:
         if self._is_writable:
             try:
                 (self._folder / family).mkdir(parents=True, exist_ok=True)
-                _write(self._path(family, size, "trace"), rehearsal.trace.to_bytes())
-                _write(self._path(family, size, "json"), rehearsal.model_dump_json(round_trip=True).encode())
+                write_whole(self._path(family, size, "trace"), rehearsal.trace.to_bytes())
+                write_whole(self._path(family, size, "json"), rehearsal.model_dump_json(round_trip=True).encode())
                 self._make_room()
             except OSError:
                 self._is_writable = False  # a full disk, a folder of somebody else: everything works without, only slower
@@ -81,7 +80,7 @@ class KeptRehearsals:
         """Keep what was worked out."""
         if self._is_writable and (self._folder / family).is_dir():
             try:
-                _write(self._path(family, size, "answers"), json.dumps(answers).encode())
+                write_whole(self._path(family, size, "answers"), json.dumps(answers).encode())
             except OSError:
                 self._is_writable = False
 
@@ -99,8 +98,10 @@ class KeptRehearsals:
             too_many -= size
 
 
-def _write(path: Path, content: bytes) -> None:
-    """Write a file that others see whole or not at all."""
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a file that others see whole or not at all. Raises OSError where it cannot be written."""
+    import tempfile  # noqa: PLC0415  (a plan that is kept writes nothing)
+
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=".")
     with os.fdopen(handle, "wb") as file:
         file.write(content)

@@ -12,16 +12,14 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from memplan.estimators.context import context_of
-from memplan.estimators.running import DEFAULT_TIMEOUT_SECONDS, Runner
+from memplan.estimators.running import DEFAULT_TIMEOUT_SECONDS, Closing, Runner
 from memplan.estimators.seen import Seen, rehearsal_of
 from memplan.estimators.target import Target
 from memplan.hardware.nvml import CardUse, watched_card
 from memplan.hardware.spec import GpuSpec
-from memplan.memory.estimate import MemoryRange
 from memplan.memory.measurement import Measurement, exactly
 from memplan.memory.rehearsal import Rehearsal
 from memplan.standin.build import find_torch
@@ -29,7 +27,7 @@ from memplan.standin.build import find_torch
 _LOOK_SECONDS = 0.005
 
 
-class Measurer:
+class Measurer(Closing):
     """
     Runs one program on *gpu*, a card of this machine, as often as asked. To be closed, or used in a `with`.
 
@@ -40,12 +38,6 @@ class Measurer:
         find_torch()
         self._gpu = gpu
         self._runner = Runner(target)
-
-    def __enter__(self) -> Measurer:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.close()
 
     def close(self) -> None:
         """End the process and leave no file."""
@@ -125,17 +117,11 @@ def _held_bytes(pid: int, before: CardUse, seen: list[CardUse]) -> int | None:
 def _measurement(answer: Mapping[str, Any], gpu: GpuSpec, held_bytes: int | None) -> Measurement:
     reserved = answer["reserved_bytes"]
     outside = None if held_bytes is None or held_bytes <= reserved else held_bytes - reserved
-    context = context_of(gpu) if outside is None else exactly(outside)
-    rehearsal = rehearsal_of(Seen(answer), without=None, context_bytes=context.expected_bytes)
-    peak = rehearsal.peak_reserved_bytes
-    told = {name: getattr(rehearsal, name) for name in Rehearsal.model_fields} | {
-        "method": "measured",
-        "driver_version": gpu.driver_version,
-        "device_used": MemoryRange(
-            low_bytes=peak + context.low_bytes, expected_bytes=peak + context.expected_bytes, high_bytes=peak + context.high_bytes
-        ),
-    }
+    rehearsal = rehearsal_of(Seen(answer), without=None, context=context_of(gpu) if outside is None else exactly(outside))
+    told = {name: getattr(rehearsal, name) for name in Rehearsal.model_fields}
+    told |= {"method": "measured", "driver_version": gpu.driver_version}
     if outside is None:
         return Measurement(**told)
     libraries = min(answer["outside_bytes"], outside)
-    return Measurement(**told, device_bytes=peak + outside, context_bytes=outside - libraries, libraries_bytes=libraries)
+    device = rehearsal.peak_reserved_bytes + outside
+    return Measurement(**told, device_bytes=device, context_bytes=outside - libraries, libraries_bytes=libraries)

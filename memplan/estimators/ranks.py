@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -42,6 +41,8 @@ def gather(own: Any) -> list[Any]:
 
 def _told(what: str, own: Any) -> Any:
     """Ask a process of its own that loads PyTorch, which this one does without."""
+    import subprocess  # noqa: PLC0415  (every plan asks which rank it is)
+
     code = f"from memplan.programs.ranks import main; main({what!r})"
     done = subprocess.run([sys.executable, "-c", code], input=json.dumps(own), capture_output=True, text=True, check=False)
     if done.returncode:

@@ -10,12 +10,11 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from memplan.errors import MissingError, UsageError
-from memplan.estimators.context import CONTEXT_BYTES
-from memplan.estimators.running import DEFAULT_TIMEOUT_SECONDS, REHEARSING, Runner
+from memplan.estimators.context import CONTEXT_BYTES, around
+from memplan.estimators.running import DEFAULT_TIMEOUT_SECONDS, REHEARSING, Closing, Runner
 from memplan.estimators.seen import Seen, rehearsal_of
 from memplan.estimators.target import Target, target_from, target_of
 from memplan.hardware.catalog import find_card
@@ -25,17 +24,11 @@ from memplan.standin.build import build, find_torch
 from memplan.standin.launch import card_description, environment_for
 
 
-class Rehearser:
+class Rehearser(Closing):
     """Rehearses one program, as often as asked. To be closed, or used in a `with`."""
 
     def __init__(self, target: Target) -> None:
         self._runner = Runner(target)
-
-    def __enter__(self) -> Rehearser:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.close()
 
     def close(self) -> None:
         """End the process and leave no file."""
@@ -91,7 +84,7 @@ class Rehearser:
         without = None
         if library_workspaces and any(line.startswith("workspace ") for line in whole.workspaces):
             without = seen(with_workspaces=False, looks=False)
-        return rehearsal_of(whole, without=without, context_bytes=context_bytes)
+        return rehearsal_of(whole, without=without, context=around(context_bytes))
 
 
 def not_served_in(log: Path) -> list[str]:

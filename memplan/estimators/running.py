@@ -17,7 +17,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from memplan.errors import DoesNotFitError, UsageError
+from typing_extensions import Self
+
+from memplan.errors import DoesNotFitError, NotRehearsedError, UsageError
 from memplan.estimators.findings import sizes_hint
 from memplan.estimators.target import Target
 from memplan.standin.process import Process, TookTooLongError
@@ -44,8 +46,22 @@ main(*map(int, sys.argv[1:]))
 """
 
 
+class Closing:
+    """Something to be closed, or used in a `with`."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End what was started."""
+        raise NotImplementedError
+
+
 class Runner:
-    """Runs one program. To be closed, or used in a `with`."""
+    """Runs one program. To be closed."""
 
     def __init__(self, target: Target) -> None:
         self._target = target
@@ -57,12 +73,6 @@ class Runner:
             path = self.folder / target.name
             path.write_bytes(target.pickled)
             self._target = target._replace(name=str(path))
-
-    def __enter__(self) -> Runner:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.close()
 
     def close(self) -> None:
         """End the process and leave no file."""
@@ -150,6 +160,16 @@ class Runner:
             whole["PYTHONPATH"] = os.pathsep.join([*paths, *filter(None, [whole.get("PYTHONPATH", "")])])
             self._process = Process(["-c", _SERVER], whole)
         return self._process
+
+
+def first_line(error: UsageError) -> str:
+    """Return what *error* says, without the last words of the program."""
+    return error.message.splitlines()[0].removesuffix("; its last words:")
+
+
+def not_run(error: UsageError) -> NotRehearsedError:
+    """Return *error* as that of a workload whose step does not run."""
+    return NotRehearsedError(f"the step of this workload does not run: {first_line(error)}", hint="use `--method analytic`")
 
 
 def said(process: Process) -> str:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from memplan.errors import MissingError, UsageError
-from memplan.estimators.context import CONTEXT_BYTES
+from memplan.estimators.context import CONTEXT_BYTES, around
 from memplan.estimators.rehearsed import not_served_in, workspaces_in
 from memplan.estimators.running import REHEARSING
 from memplan.estimators.seen import Seen, rehearsal_of
@@ -70,7 +70,7 @@ def rehearse_script(
         if answer is None:
             return None, process.returncode
         seen = Seen(answer, workspaces_in(log))
-        return rehearsal_of(seen, without=None, context_bytes=context_bytes, exit_code=process.returncode), process.returncode
+        return rehearsal_of(seen, without=None, context=around(context_bytes), exit_code=process.returncode), process.returncode
 
 
 def _wait(process: subprocess.Popen[bytes], timeout_seconds: float | None) -> None:

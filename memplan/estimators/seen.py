@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from memplan.estimators.context import CONTEXT_HIGH_BYTES, CONTEXT_LOW_BYTES
 from memplan.estimators.findings import find
 from memplan.memory.breakdown import MemoryBreakdown
 from memplan.memory.estimate import MemoryRange
@@ -30,8 +29,10 @@ def largest_workspace(lines: Sequence[str]) -> int:
     return max((int(line.split()[2]) for line in lines if line.startswith("workspace ")), default=0)
 
 
-def rehearsal_of(seen: Seen, *, without: Seen | None, context_bytes: int, exit_code: int = 0) -> Rehearsal:
-    """Return the rehearsal that *seen* is; *without* is the same without the libraries' workspaces, where there were any."""
+def rehearsal_of(seen: Seen, *, without: Seen | None, context: MemoryRange, exit_code: int = 0) -> Rehearsal:
+    """Return the rehearsal that *seen* is; *without* is the same without the libraries' workspaces, where there were
+    any; *context* is what CUDA takes beside them.
+    """
     answer = seen.answer
     trace = make_trace(answer["events"], counted_marks=map(tuple, answer["marks"]), notes=answer["notes"], end=answer["end"])
     position, blocks = trace.peak()
@@ -43,13 +44,13 @@ def rehearsal_of(seen: Seen, *, without: Seen | None, context_bytes: int, exit_c
     behind = answer["was_stopped"] and sum(recorded.values()) < allocated * (1 - UNSPLIT_SHARE)
     return Rehearsal(
         method="rehearsed",
-        breakdown=_breakdown(recorded, allocated, reserved, context_bytes),
+        breakdown=_breakdown(recorded, allocated, reserved, context.expected_bytes),
         peak_allocated_bytes=allocated,
         peak_reserved_bytes=reserved,
         device_used=MemoryRange(
-            low_bytes=min(low, reserved) + min(context_bytes, CONTEXT_LOW_BYTES),
-            expected_bytes=reserved + context_bytes,
-            high_bytes=reserved + max(context_bytes, CONTEXT_HIGH_BYTES),
+            low_bytes=min(low, reserved) + context.low_bytes,
+            expected_bytes=reserved + context.expected_bytes,
+            high_bytes=reserved + context.high_bytes,
         ),
         peak_phase="a step behind those recorded" if behind else where,
         card=answer["card"],

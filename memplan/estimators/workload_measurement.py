@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from types import TracebackType
-
-from memplan.errors import NotRehearsedError, UsageError
+from memplan.errors import UsageError
 from memplan.estimators import analytic
 from memplan.estimators.context import context_of
 from memplan.estimators.measured import Measurer
+from memplan.estimators.running import Closing, not_run
 from memplan.estimators.target import Target
 from memplan.estimators.workload_rehearsal import check_packages, step_of
 from memplan.hardware.spec import GpuSpec
@@ -17,7 +16,7 @@ from memplan.workload.stage import Stage
 from memplan.workload.workload import Workload
 
 
-class WorkloadMeasurements:
+class WorkloadMeasurements(Closing):
     """
     Runs steps of workloads on one card of this machine, each once: an Estimator. To be closed, or used in a `with`.
 
@@ -27,12 +26,6 @@ class WorkloadMeasurements:
     def __init__(self, gpu: GpuSpec) -> None:
         self._measurer = Measurer(Target("memplan.programs.built_in", "build"), gpu)
         self._measured: dict[tuple[str, int], Measurement] = {}
-
-    def __enter__(self) -> WorkloadMeasurements:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.close()
 
     def close(self) -> None:
         """End the process that runs the steps."""
@@ -52,8 +45,7 @@ class WorkloadMeasurements:
             try:
                 found = self._measurer.measure({"workload": step.workload}, environment=settings)
             except UsageError as error:
-                reason = error.message.splitlines()[0].removesuffix("; its last words:")
-                raise NotRehearsedError(f"the step of this workload does not run: {reason}", hint="use `--method analytic`") from error
+                raise not_run(error) from error
             found = found.model_copy(update={"values": {}, "trace": None})
             self._measured[key] = _with_what_was_missing(found, self.rough(workload, gpu, stage), gpu)
         return self._measured[key]

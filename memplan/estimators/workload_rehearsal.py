@@ -97,8 +97,9 @@ class WorkloadRehearsals:
         try:
             rehearsal = _rehearser().rehearse(gpu=step.card, values={"workload": step.workload}, looks=False, environment=settings)
         except UsageError as error:
-            reason = error.message.splitlines()[0].removesuffix("; its last words:")
-            raise NotRehearsedError(f"the step of this workload does not run: {reason}", hint="use `--method analytic`") from error
+            from memplan.estimators.running import not_run  # noqa: PLC0415
+
+            raise not_run(error) from error
         rehearsal = rehearsal.model_copy(update={"values": {}})
         assert rehearsal.trace is not None
         if not (self._kept and self._kept.put(step.family, step.micro_batch_size, rehearsal)):

@@ -15,12 +15,9 @@ from pathlib import Path
 from memplan.errors import MissingError
 from memplan.hardware.catalog import CatalogCard, cards
 from memplan.hardware.cuda import cuda_uuids, digits_of
-from memplan.hardware.nvml import NvmlDevice, NvmlMachine, NvmlProcess, read_machine
+from memplan.hardware.nvml import NvmlDevice, NvmlMachine, read_machine
 from memplan.hardware.spec import GpuSpec
 from memplan.units import format_bytes
-
-MOST_HOLDERS = 3
-"""Processes that are named of those that hold memory of a card."""
 
 
 def detect_gpus(*, environment: Mapping[str, str] = os.environ, meminfo: Path = Path("/proc/meminfo")) -> list[GpuSpec]:
@@ -98,7 +95,7 @@ def spec_of(device: NvmlDevice, *, driver: str | None = None, meminfo: Path = Pa
     if total_bytes is None:
         return None
     if used_bytes:
-        notes.append(f"{format_bytes(used_bytes)} in use by others now{_holders(device.processes or ())}")
+        notes.append(f"{format_bytes(used_bytes)} in use by others now{_holders(device)}")
     return GpuSpec(
         name=device.name or (known.spec.name if known else f"GPU {device.index}"),
         total_memory_bytes=total_bytes,
@@ -113,18 +110,12 @@ def spec_of(device: NvmlDevice, *, driver: str | None = None, meminfo: Path = Pa
     )
 
 
-def _holders(processes: Sequence[NvmlProcess]) -> str:
+def _holders(device: NvmlDevice) -> str:
     """Say who holds memory, who holds most first, as ": python (77) 5.00 GiB, …"."""
-    from memplan.hardware.host import process_name  # noqa: PLC0415  (a plan for a card that nobody uses does without)
+    from memplan.hardware.host import described, process_name  # noqa: PLC0415  (a plan for a card that nobody uses does without)
 
-    largest = sorted(processes, key=lambda process: -(process.used_memory_bytes or 0))
-    told = [
-        f"{process_name(process.pid) or 'process'} ({process.pid})"
-        + (f" {format_bytes(process.used_memory_bytes)}" if process.used_memory_bytes is not None else "")
-        for process in largest[:MOST_HOLDERS]
-    ]
-    more = [f"{len(processes) - MOST_HOLDERS} more"] if len(processes) > MOST_HOLDERS else []
-    return f": {', '.join(told + more)}" if told else ""
+    told = described([(process_name(process.pid), process.pid, process.used_memory_bytes) for process in device.holders])
+    return f": {told}" if told else ""
 
 
 def _catalog_card(device: NvmlDevice) -> CatalogCard | None:

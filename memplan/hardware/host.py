@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import psutil
+
+from memplan.units import format_bytes
+
+MOST_DESCRIBED = 3
+"""Processes that are named of those that hold memory of a card."""
 
 
 class HostUse(NamedTuple):
@@ -29,3 +35,13 @@ def process_name(pid: int) -> str | None:
         return str(psutil.Process(pid).name())
     except (psutil.Error, OSError, ValueError):
         return None
+
+
+def described(processes: Sequence[tuple[str | None, int, int | None]]) -> str:
+    """Say which processes (name, number, bytes) hold memory of a card, as "python (77) 5.00 GiB, 2 more"."""
+    told = [
+        f"{name or 'process'} ({pid})" + (f" {format_bytes(used_bytes)}" if used_bytes is not None else "")
+        for name, pid, used_bytes in processes[:MOST_DESCRIBED]
+    ]
+    more = len(processes) - MOST_DESCRIBED
+    return ", ".join([*told, *([f"{more} more"] if more > 0 else [])])

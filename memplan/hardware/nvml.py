@@ -47,6 +47,11 @@ class NvmlDevice:
     """Of the last sample period (a sixth of a second to a second), the share of the time in which a kernel ran."""
     notes: tuple[str, ...] = field(default=())
 
+    @property
+    def holders(self) -> list[NvmlProcess]:
+        """Return the processes, who holds most first."""
+        return sorted(self.processes or (), key=lambda process: -(process.used_memory_bytes or 0))
+
 
 @dataclass(frozen=True)
 class NvmlMachine:

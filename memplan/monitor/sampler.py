@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from pydantic import NonNegativeFloat, NonNegativeInt
 
 from memplan.description import Description
 from memplan.errors import MissingError
 from memplan.hardware.detect import devices_in_order, spec_of
-from memplan.hardware.host import HostUse, host_use, process_name
+from memplan.hardware.host import host_use, process_name
 from memplan.hardware.nvml import NvmlDevice, NvmlMachine, read_machine
 
 
@@ -93,20 +93,12 @@ class Sampler:
     *watches_itself*: this process trains, so that PyTorch's own peak counts; PyTorch is never loaded for that.
     """
 
-    def __init__(
-        self,
-        *,
-        watches_itself: bool = False,
-        read: Callable[[], NvmlMachine] = read_machine,
-        host: Callable[[], HostUse] = host_use,
-        clock: Callable[[], float] = time.time,
-    ) -> None:
+    def __init__(self, *, watches_itself: bool = False) -> None:
         self._watches_itself = watches_itself
-        self._read, self._host, self._clock = read, host, clock
         self._peaks: dict[str, int] = {}
         self._order: list[str | None] | None = None
-        host()  # the first figure of a processor's use is since nothing
-        self.has_seen_gpus = False
+        host_use()  # the first figure of a processor's use is since nothing
+        self._has_seen_gpus = False
 
     @property
     def peaks(self) -> Mapping[str, int]:
@@ -118,22 +110,22 @@ class Sampler:
         gpus: tuple[GpuSample, ...] = ()
         problem = None
         try:
-            machine = self._read()
+            machine = read_machine()
             gpus = tuple(gpu_sample(number, device) for number, device in enumerate(self._in_order(machine)))
         except MissingError as error:
             problem = error.message
-            if not self.has_seen_gpus:
+            if not self._has_seen_gpus:
                 raise
-        if not gpus and not self.has_seen_gpus:
+        if not gpus and not self._has_seen_gpus:
             raise MissingError("CUDA shows no GPU here", hint="see what there is: `memplan gpus`")
-        self.has_seen_gpus = True
+        self._has_seen_gpus = True
         own = torch_peak_bytes() if self._watches_itself else {}
-        host = self._host()
+        host = host_use()
         for gpu in gpus:
             if gpu.used_bytes is not None:
                 self._peaks[key_of(gpu)] = max(self._peaks.get(key_of(gpu), 0), gpu.used_bytes, own.get(gpu.number, 0))
         return Sample(
-            time=self._clock(),
+            time=time.time(),
             gpus=gpus,
             cpu_percent=host.cpu_percent,
             ram_used_bytes=host.ram_used_bytes,
@@ -165,8 +157,8 @@ def gpu_sample(number: int, device: NvmlDevice) -> GpuSample:
     is_told = device.used_memory_bytes is not None or (spec is not None and spec.unified_memory)
     processes = None
     if device.processes is not None:
-        largest = sorted(device.processes, key=lambda process: -(process.used_memory_bytes or 0))
-        processes = tuple(ProcessUse(pid=each.pid, name=process_name(each.pid), used_bytes=each.used_memory_bytes) for each in largest)
+        named = ((process_name(each.pid), each) for each in device.holders)
+        processes = tuple(ProcessUse(pid=each.pid, name=name, used_bytes=each.used_memory_bytes) for name, each in named)
     return GpuSample(
         number=number,
         uuid=device.uuid,

@@ -125,13 +125,7 @@ def _variables(plan: Plan, workload: Workload, stage: Stage | None) -> dict[Vari
 
 def heaviest_step(plan: Plan, estimator: Estimator) -> tuple[Workload, GpuSpec, Stage | None]:
     """Return the workload as planned (the smallest try where nothing fits), the card, and the stage that takes most."""
-    workload = plan.after
-    if not plan.fits:
-        smallest = plan.stages[0].planned
-        workload = workload.with_training(
-            micro_batch_size=smallest.micro_batch_size, gradient_accumulation_steps=smallest.gradient_accumulation_steps
-        )
-    return workload, plan.gpu, heaviest_stage(workload, plan.gpu, estimator)
+    return plan.tried, plan.gpu, heaviest_stage(plan.tried, plan.gpu, estimator)
 
 
 def _end_of_micro_batches(plan: Plan, workload: Workload, stage: Stage | None) -> int:

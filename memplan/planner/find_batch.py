@@ -12,7 +12,7 @@ from memplan.estimators.calibration import calibrated, keep_calibration
 from memplan.estimators.context import context_of
 from memplan.estimators.measured import Measurer
 from memplan.estimators.registry import best_estimator, estimator_by
-from memplan.estimators.running import REHEARSING
+from memplan.estimators.running import REHEARSING, first_line
 from memplan.estimators.target import target_from, target_of
 from memplan.estimators.workload_measurement import WorkloadMeasurements
 from memplan.hardware.detect import detect_gpus
@@ -20,7 +20,7 @@ from memplan.hardware.spec import GpuSpec
 from memplan.memory.budget import DEFAULT_MARGIN, MemoryBudget
 from memplan.memory.measurement import Measurement, contradiction
 from memplan.planner.beginning import Guess, beginning_of
-from memplan.planner.fitting import heaviest_stage, largest_micro_batch
+from memplan.planner.fitting import budget_of, heaviest_stage, largest_micro_batch
 from memplan.planner.trials import (
     DEFAULT_SECONDS,
     DEFAULT_TRIES,
@@ -65,7 +65,7 @@ def find_batch(
     _check(start, margin, most_tries)
     target = target_from(program) if isinstance(program, str) else target_of(program)
     card = calibrated(_card_of_this_machine(gpu), find_torch().version)
-    budget = MemoryBudget(total_bytes=card.total_memory_bytes, others_used_bytes=card.others_used_bytes, margin=margin)
+    budget = budget_of(card, margin)
     given = dict(values or {})
     begin = beginning_of(target, card, budget, given, name, start)
     with Measurer(target, card) as measurer:
@@ -114,7 +114,7 @@ def find_micro_batch(
     *start*: None asks the estimator of *method*.
     """
     _check(start, margin, most_tries)
-    budget = MemoryBudget(total_bytes=card.total_memory_bytes, others_used_bytes=card.others_used_bytes, margin=margin)
+    budget = budget_of(card, margin, workload.training.allocator_settings)
     method, estimator, _ = (method, estimator_by(method), None) if method in ("analytic", "rehearsed") else best_estimator()
 
     def of_size(size: int) -> Workload:
@@ -155,8 +155,7 @@ class _Search:
         except UsageError as error:
             if not self._whole:
                 raise  # it may not be the size
-            reason = error.message.splitlines()[0].removesuffix("; its last words:")
-            trial = Trial(size=size, problem=f"the program does not take it: {reason}", is_refused=True)
+            trial = Trial(size=size, problem=f"the program does not take it: {first_line(error)}", is_refused=True)
         trial = trial.model_copy(update={"seconds": time.monotonic() - began})
         if self._tells is not None:
             self._tells(trial)

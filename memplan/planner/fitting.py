@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from memplan.allocator.config import read_settings
 from memplan.estimators.base import Estimator, rehearsing, rough_of
 from memplan.estimators.context import context_of
 from memplan.hardware.spec import GpuSpec
@@ -16,6 +17,13 @@ NEAR = 1.1
 FARTHEST = 1.25
 """Memory is not strictly monotone in the batch: sizes up to so many times the largest that fits may fit too, if they seem to be over the
 budget by less than a tenth."""
+
+
+def budget_of(gpu: GpuSpec, margin: float, allocator_settings: str = "") -> MemoryBudget:
+    """Return what a plan may use of *gpu*: no more than the allocator's settings leave the process."""
+    fraction = read_settings(allocator_settings).memory_fraction
+    total_bytes = gpu.total_memory_bytes if fraction is None else int(fraction * gpu.total_memory_bytes)
+    return MemoryBudget(total_bytes=total_bytes, others_used_bytes=gpu.others_used_bytes, margin=margin)
 
 
 def stages_of(workload: Workload) -> Sequence[Stage | None]:

@@ -130,3 +130,13 @@ class Plan(Description):
 
     after: Workload
     """As planned."""
+
+    @property
+    def tried(self) -> Workload:
+        """Return the workload as planned; where nothing fits, with the smallest batch that was tried."""
+        if self.fits:
+            return self.after
+        smallest = self.stages[0].planned
+        return self.after.with_training(
+            micro_batch_size=smallest.micro_batch_size, gradient_accumulation_steps=smallest.gradient_accumulation_steps
+        )

@@ -13,7 +13,6 @@ from typing import NamedTuple, TypedDict
 
 from typing_extensions import Unpack
 
-from memplan.allocator.config import read_settings
 from memplan.errors import UsageError
 from memplan.estimators import guide
 from memplan.estimators.base import Estimator, rough_of
@@ -21,7 +20,7 @@ from memplan.hardware.spec import GpuSpec
 from memplan.memory.budget import DEFAULT_MARGIN, MemoryBudget
 from memplan.planner.batch import BatchChoice, choose_batch
 from memplan.planner.explain import explain_guide, explain_misfit, explain_plan, warn
-from memplan.planner.fitting import all_stages_fit, heaviest_stage, largest_micro_batch, near_misses, stages_of
+from memplan.planner.fitting import all_stages_fit, budget_of, heaviest_stage, largest_micro_batch, near_misses, stages_of
 from memplan.planner.levers import find_levers
 from memplan.planner.negatives import grow, limit_of
 from memplan.planner.pins import Pins, pin
@@ -86,7 +85,7 @@ def decide(
         raise UsageError("the target effective batch is given twice", hint="give `--target-effective-batch` or the pin, not both")
     ranks = pinned.parallelism.data_parallel_size
     least = ranks * (pinned.training.micro_batch_size if pins.pins("micro_batch_size") else 1)
-    budget = _budget(pinned, gpu, margin)
+    budget = budget_of(gpu, margin, pinned.training.allocator_settings)
     if fills_card and not pinned.training.target_effective_batch_size and not pins.pins("micro_batch_size"):
         target = ranks * (_filling(pinned, gpu, estimator, budget) or 1)
     target = target or pinned.training.target_effective_batch_size or max(least, _present_batch(workload, pinned))
@@ -145,13 +144,6 @@ def make_plan(
         most = _most_useful(decision.target, after.parallelism.data_parallel_size)
         levers = find_levers(after, gpu=gpu, budget=budget, estimator=estimator, most=most, fits=True)
     return plan.model_copy(update={"reasons": reasons, "warnings": warnings, "levers": levers})
-
-
-def _budget(workload: Workload, gpu: GpuSpec, margin: float) -> MemoryBudget:
-    """Return what a plan may use of *gpu*: no more than the allocator's settings leave the process."""
-    fraction = read_settings(workload.training.allocator_settings).memory_fraction
-    total_bytes = gpu.total_memory_bytes if fraction is None else int(fraction * gpu.total_memory_bytes)
-    return MemoryBudget(total_bytes=total_bytes, others_used_bytes=gpu.others_used_bytes, margin=margin)
 
 
 def _filling(pinned: Workload, gpu: GpuSpec, estimator: Estimator, budget: MemoryBudget) -> int | None:

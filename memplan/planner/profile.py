@@ -54,12 +54,7 @@ class Profile(Description):
 
 def profile_of(plan: Plan, measure: Measures) -> tuple[StageProfile, ...]:
     """Return the steps of *plan* as *measure* runs them, each that differs once; where nothing fits, those of its smallest try."""
-    workload, found = plan.after, []
-    if not plan.fits:
-        smallest = plan.stages[0].planned
-        workload = workload.with_training(
-            micro_batch_size=smallest.micro_batch_size, gradient_accumulation_steps=smallest.gradient_accumulation_steps
-        )
+    workload, found = plan.tried, []
     alike: dict[object, list[int]] = {}
     for number, stage in enumerate(workload.stages or (None,)):
         alike.setdefault(_likeness(workload, stage), []).append(number)

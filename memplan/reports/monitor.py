@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from memplan.errors import MissingError
+from memplan.hardware.host import described
 from memplan.monitor.sampler import GpuSample, Sample, key_of
 from memplan.reports.html import Axes, bullet_list, definitions, figure, grid, limit_line, page
 from memplan.units import GIB, format_bytes
 
-MOST_PROCESSES = 3
 MOST_MARKS = 400
 """Samples of a drawing that say their numbers when the pointer rests on them."""
 UNKNOWN = "?"
@@ -36,7 +36,7 @@ def rows(sample: Sample, peaks: Mapping[str, int], planned_bytes: int | None) ->
             *([_share(gpu.used_bytes, planned_bytes)] if planned_bytes is not None else []),
             UNKNOWN if peak is None else format_bytes(peak),
             UNKNOWN if gpu.utilization_percent is None else f"{gpu.utilization_percent}%",
-            _processes(gpu),
+            UNKNOWN if gpu.processes is None else described([(each.name, each.pid, each.used_bytes) for each in gpu.processes]),
         )
 
 
@@ -47,17 +47,6 @@ def _of(used: int | None, total: int | None) -> str:
 
 def _share(used: int | None, whole: int | None) -> str:
     return UNKNOWN if used is None or not whole else f"{used / whole:.0%}"
-
-
-def _processes(gpu: GpuSample) -> str:
-    if gpu.processes is None:
-        return UNKNOWN
-    told = [
-        f"{each.name or 'process'} ({each.pid})" + (f" {format_bytes(each.used_bytes)}" if each.used_bytes is not None else "")
-        for each in gpu.processes[:MOST_PROCESSES]
-    ]
-    more = len(gpu.processes) - MOST_PROCESSES
-    return ", ".join(told + ([f"{more} more"] if more > 0 else []))
 
 
 def host_line(sample: Sample) -> str:

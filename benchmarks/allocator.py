@@ -18,11 +18,11 @@ from pathlib import Path
 from memplan.allocator.config import read_settings
 from memplan.allocator.replay import replay
 from memplan.allocator.simulator import CachingAllocator, Card
-from memplan.estimators.rehearsed import Rehearser
-from memplan.estimators.target import target_from
+from memplan.execution.rehearse import Rehearser
+from memplan.execution.step_source import step_source_from
 from memplan.hardware.catalog import find_card
-from memplan.hardware.spec import UNLIMITED_BYTES
-from memplan.memory.requests import requests_of
+from memplan.hardware.gpu import UNLIMITED_BYTES
+from memplan.traces.requests import requests_of
 
 STEPS = Path(__file__).with_name("rehearsal_steps.py")
 SETTINGS = ["", "max_split_size_mb:128", "roundup_power2_divisions:4", "expandable_segments:True"]
@@ -31,10 +31,10 @@ SETTINGS = ["", "max_split_size_mb:128", "roundup_power2_divisions:4", "expandab
 def main(rounds: int = 5) -> None:
     """Print a table, and the same as one line of JSON."""
     card = find_card("a100-80").model_copy(update={"total_memory_bytes": UNLIMITED_BYTES})
-    with Rehearser(target_from(f"{STEPS}:gpt2")) as rehearser:
-        rehearser.rehearse(gpu=card, looks=False)
+    with Rehearser(step_source_from(f"{STEPS}:gpt2")) as rehearser:
+        rehearser.rehearse(gpu=card)
         start = time.perf_counter()
-        rehearsal = rehearser.rehearse(gpu=card, looks=False)
+        rehearsal = rehearser.rehearse(gpu=card)
         rehearsed = time.perf_counter() - start
     assert rehearsal.trace is not None
     requests = requests_of(rehearsal.trace)

@@ -5,9 +5,10 @@ from typing import Any
 __version__ = "0.1.0"
 
 _OFFERED = {
-    "rehearse": "memplan.estimators.rehearsed",
-    "find_batch": "memplan.planner.find_batch",
-    "fits_or_smaller": "memplan.training.retry",
+    "rehearse": "memplan.execution.rehearse",
+    "find_batch": "memplan.batch_finder.find_batch",
+    "fits_or_smaller": "memplan.training.oom_retry",
+    "FittingSteps": "memplan.training.oom_retry",
     "Monitor": "memplan.monitor.background",
 }
 """By name, where it is defined."""

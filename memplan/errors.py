@@ -4,15 +4,18 @@
     ├── DoesNotFitError   1   the plan needs more memory than the card has
     ├── UsageError        2   an option or a name that makes no sense
     │   ├── NotRehearsedError  2  a workload whose step cannot be built or run, so that only formulas can tell of it
+    │   ├── NotEstimatedError  2  a workload that there are no formulas for, so that only a rehearsal can tell of it
     │   └── ConfigError   2   something is wrong in a file: it names file, line and value
     │       └── EditRefusedError  2   a value that could not be changed without guessing; nothing was written
     └── MissingError      3   the machine lacks something: a GPU, a driver, a CUDA build of PyTorch
+        └── NothingSeenError  3  a program that was run and of which nothing was seen
 
 The text that a person sees is made from these in one place, `cli/app.py`.
 """
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 
@@ -49,6 +52,10 @@ class NotRehearsedError(UsageError):
     """A workload that no step could be built for, or whose step fails for another reason than memory."""
 
 
+class NotEstimatedError(UsageError):
+    """A workload that there are no formulas for."""
+
+
 class ConfigError(UsageError):
     """Something is wrong in a configuration file; the message starts with where."""
 
@@ -62,6 +69,15 @@ class ConfigError(UsageError):
 
 class EditRefusedError(ConfigError):
     """A value that cannot be changed without guessing what its author meant. Nothing was written."""
+
+
+def reason_of(error: OSError) -> str:
+    """Return why the system refused, in its own words ("No space left on device"); never "None", whoever raised *error*."""
+    if error.strerror:
+        return error.strerror
+    if error.errno is not None:  # OSError(EIO, None)
+        return os.strerror(error.errno)
+    return str(error) or type(error).__name__  # a library's own, as ctypes' for a library that is not there, has a text alone
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -82,3 +98,12 @@ class MissingError(MemplanError):
     """The machine lacks what the command needs."""
 
     exit_code = 3
+
+
+class NothingSeenError(MissingError):
+    """A program was rehearsed, and ended without a report of its memory: there is no figure, and no verdict."""
+
+    def __init__(self, message: str, *, program_exit_code: int, hint: str | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.program_exit_code = program_exit_code
+        """The program's own; minus the signal's number where one ended it."""

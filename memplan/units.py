@@ -21,6 +21,7 @@ _UNIT_BYTES = {
     "mib": MIB,
     "gib": GIB,
     "tib": 2**40,
+    "g": 10**9,
     "kb": 10**3,
     "mb": 10**6,
     "gb": 10**9,
@@ -29,16 +30,20 @@ _UNIT_BYTES = {
 _SIZE = re.compile(r"\s*(?P<number>\d+(?:\.\d*)?|\.\d+)\s*(?P<unit>[A-Za-z]*)\s*")
 
 
+_UNITS_ON_BOXES = ("", "g", "gb")
+
+
 class Size(NamedTuple):
-    """A size that somebody typed, and whether it came with a unit."""
+    """A size that somebody typed."""
 
     size_bytes: int
-    has_unit: bool
+    marketing_gb: int | None = None
+    """The same as the number on a GPU's box, which is no exact size: 24 for "24", "24GB" and "24G"; None for any other text."""
 
 
 def parse_size(text: str) -> Size:
     """
-    Return the size that *text* says: "24GiB", "15835660288B", "24 GB" (10**9), or a plain number of GiB.
+    Return the size that *text* says: "24GiB", "15835660288B", "24 GB" (10**9 each), or a plain number of GiB.
 
     Raises UsageError when it says no size, or one below one byte.
     """
@@ -51,7 +56,8 @@ def parse_size(text: str) -> Size:
         raise UsageError(f"a size of {text.strip()[:20]} is more than any machine has", hint="write what the card has, as 24 or 24GiB")
     if size_bytes < 1:
         raise UsageError(f"a size of {text!r} is less than one byte", hint="write what the card has, as 24 or 24GiB")
-    return Size(size_bytes, bool(unit))
+    number = Decimal(match["number"])
+    return Size(size_bytes, int(number) if unit in _UNITS_ON_BOXES and number == int(number) else None)
 
 
 def format_bytes(size_bytes: int) -> str:

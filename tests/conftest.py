@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from memplan.hardware.spec import GpuSpec
+from memplan.hardware.gpu import GpuSpec
 from memplan.layouts.templates import template_data, templates_folder
 from memplan.workload.reader import workload_from
 from memplan.workload.workload import Workload

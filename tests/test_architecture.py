@@ -64,4 +64,4 @@ def test_nothing_inside_imports_from_memplan_itself() -> None:
 @pytest.mark.parametrize("room", sorted(path.parent.name for path in PACKAGE.glob("*/__init__.py")))
 def test_every_room_has_its_tests(room: str) -> None:
     """The same folders."""
-    assert list((REPOSITORY / "tests" / room).glob("test_*.py"))
+    assert list((REPOSITORY / "tests" / room).rglob("test_*.py"))

@@ -10,10 +10,10 @@ from contextlib import contextmanager
 from memplan.allocator.blocks import Block
 from memplan.allocator.config import read_settings
 from memplan.allocator.simulator import CachingAllocator, Card, OutOfMemoryError
-from memplan.hardware.spec import UNLIMITED_BYTES
-from memplan.memory.requests import EMPTY_CACHE, Replayed, Requests, requests_of
-from memplan.memory.snapshot import Snapshot
-from memplan.memory.trace import ACTIONS, SEGMENT_ALLOC
+from memplan.hardware.gpu import UNLIMITED_BYTES
+from memplan.traces.requests import EMPTY_CACHE, Replayed, Requests, requests_of
+from memplan.traces.snapshot import Snapshot
+from memplan.traces.trace import ACTIONS, SEGMENT_ALLOC
 
 
 def replay(requests: Requests, allocator: CachingAllocator, *, sizes: Sequence[int] | None = None) -> Replayed:

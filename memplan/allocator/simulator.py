@@ -20,8 +20,8 @@ from typing import Literal, NamedTuple
 from memplan.allocator.blocks import ADDRESS_BITS, ADDRESS_MASK, ALLOCATED, FREE, UNMAPPED, Block, Pool
 from memplan.allocator.config import NUM_INTERVALS, AllocatorSettings
 from memplan.errors import UsageError
-from memplan.memory.snapshot import SMALL_SEGMENT_BYTES, Segment
-from memplan.memory.trace import ROUNDING as MIN_BLOCK_BYTES
+from memplan.traces.snapshot import SMALL_SEGMENT_BYTES, Segment
+from memplan.traces.trace import ROUNDING as MIN_BLOCK_BYTES
 from memplan.units import MIB
 
 SMALL_BYTES = MIB

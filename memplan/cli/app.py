@@ -9,6 +9,7 @@ import errno
 import io
 import os
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import click
@@ -22,7 +23,8 @@ from memplan.cli.plan import plan_command
 from memplan.cli.rehearse import rehearse
 from memplan.cli.replay import replay
 from memplan.cli.undo import undo
-from memplan.errors import MemplanError
+from memplan.edits.interrupted import interrupted_in
+from memplan.errors import MemplanError, reason_of
 
 cli = plan_command
 cli.add_command(compare)
@@ -51,6 +53,7 @@ def run(arguments: list[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal or pipe that knows no arrows gets question marks, not a traceback
+    _warn_of_interruption(sys.argv[1:] if arguments is None else arguments)
     try:
         result = cli.main(args=arguments, prog_name="memplan", standalone_mode=False)
         sys.stdout.flush()
@@ -74,13 +77,27 @@ def run(arguments: list[str] | None = None) -> int:
     return result if isinstance(result, int) else 0
 
 
+def _warn_of_interruption(arguments: list[str]) -> None:
+    """Say, whatever the command, that an apply was interrupted in this folder, or in the configuration that is named."""
+    named = [value for option, value in pairwise([*arguments, ""]) if option == "--config-path"]
+    named += [argument.partition("=")[2] for argument in arguments if argument.startswith("--config-path=")]
+    if "undo" in arguments:  # it says so itself
+        return
+    found = next(filter(None, map(interrupted_in, map(Path, (*named, ".")))), None)
+    if found is not None:
+        click.echo(f"Warning: an apply was interrupted in {found}; `memplan undo` puts every file back", err=True)
+
+
 def _output_failed(error: OSError) -> int:
     """Return the exit code for output that nobody took: a reader that left is no error, a full disk is. An error of a file names it."""
     if error.filename is not None:
-        click.echo(f"Error: {error.filename}: {error.strerror}", err=True)
+        click.echo(f"Error: {error.filename}: {reason_of(error)}", err=True)
+        return 2
+    if error.errno is None:  # not the system's: a library's, whose text says all
+        click.echo(f"Error: {reason_of(error)}", err=True)
         return 2
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is still in the buffer must not be tried again at exit
     if error.errno == errno.EPIPE:
         return CLOSED_PIPE
-    click.echo(f"Error: the output could not be written: {error.strerror}", err=True)
+    click.echo(f"Error: the output could not be written: {reason_of(error)}", err=True)
     return 2

@@ -4,18 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
-from memplan.cli.options import config_path_option, margin_option, method_option, pin_option, target_option
-from memplan.cli.planning import Asked, Found, by_method
+from memplan.cli.options import (
+    config_path_option,
+    grow_negatives_option,
+    margin_option,
+    method_option,
+    pin_option,
+    target_option,
+    tolerance_option,
+)
 
 if TYPE_CHECKING:
-    from memplan.cli.configuration import Configuration
+    from memplan.analysis.comparison import ComparedCard
+    from memplan.api.configuration import Configuration
+    from memplan.api.methods import Answered, Method
+    from memplan.api.plans import PlanRequest
     from memplan.estimators.base import Estimator
-    from memplan.hardware.spec import GpuSpec
-    from memplan.planner.comparison import ComparedCard
+    from memplan.hardware.gpu import GpuSpec
 
 EXAMPLES = """
 \b
@@ -31,6 +40,8 @@ Examples:
 @click.argument("names", metavar="[GPU]...", nargs=-1)
 @config_path_option
 @target_option
+@tolerance_option
+@grow_negatives_option
 @method_option(["auto", "analytic", "rehearsed"])
 @margin_option
 @pin_option
@@ -44,7 +55,9 @@ def compare(
     names: Sequence[str],
     config_path: Path | None,
     target: int | None,
-    method: str,
+    tolerance: float | None,
+    grows_negatives: bool,
+    method: Method,
     margin: float | None,
     pins: Sequence[str],
     with_mig: bool,
@@ -56,44 +69,64 @@ def compare(
     GPU is a name that --gpu takes. Without any, every card of the catalogue is compared: rehearsing all of them takes minutes the first
     time, and is kept. Exit code 0: it fits on some card; 1: on none.
     """
-    from memplan.cli.configuration import read_configuration
+    from memplan.api.configuration import read_configuration
+    from memplan.api.plans import PlanRequest
+    from memplan.memory.budget import DEFAULT_MARGIN
+    from memplan.planner.pins import read_pins
 
-    configuration = read_configuration(config_path)
-    cards = _cards(names, with_mig=with_mig)
-    found = _compare(configuration, cards, Asked(method, target, margin, pins))
+    configuration = read_configuration(config_path).with_pins(read_pins(pins).values)
+    request = PlanRequest(
+        target=target,
+        tolerance=tolerance,
+        margin=DEFAULT_MARGIN if margin is None else margin,
+        pins=read_pins(pins),
+        grows_negatives=grows_negatives,
+    )
+    found = _compare(configuration, _gpus(names, with_mig=with_mig), request, method)
     _show(configuration, found, output_format)
-    return 0 if any(card.fits for card in found.result) else 1
+    return 0 if any(card.fits for card in found.answer.cards) else 1
 
 
-def _cards(names: Sequence[str], *, with_mig: bool) -> list[GpuSpec]:
-    """Return the cards that were named, in that order and each once; else all, the smallest first."""
+class _Compared(NamedTuple):
+    """Each GPU with its settings, and how they were found out."""
+
+    cards: list[ComparedCard]
+    method: str
+
+
+def _gpus(names: Sequence[str], *, with_mig: bool) -> list[GpuSpec]:
+    """Return the GPUs that were named, in that order and each once; else all, the smallest first."""
     from memplan.hardware.catalog import cards, find_card
 
     if names:
         return list(dict.fromkeys(find_card(name) for name in names))
     known = [card.spec for card in cards() if with_mig or not card.is_mig]
-    return sorted(known, key=lambda card: (card.total_memory_bytes, card.name))
+    return sorted(known, key=lambda gpu: (gpu.total_memory_bytes, gpu.name))
 
 
-def _compare(configuration: Configuration, cards: Sequence[GpuSpec], asked: Asked) -> Found:
-    from memplan.planner.comparison import compare as compare_cards
-    from memplan.planner.pins import read_pins
+def _compare(configuration: Configuration, gpus: Sequence[GpuSpec], request: PlanRequest, method: Method) -> Answered[_Compared]:
+    from memplan.analysis.comparison import compare as compare_gpus
+    from memplan.api.methods import by_method
+    from memplan.cli.progress import rehearsal_progress
 
-    def find(_: str, estimator: Estimator) -> list[ComparedCard]:
-        return list(compare_cards(configuration.workload, cards, estimator, pins=read_pins(asked.pins), **asked.options(configuration)))
+    def ask(estimator: Estimator) -> _Compared:
+        found = compare_gpus(configuration.workload, gpus, estimator, pins=request.pins, **request.options(configuration))
+        return _Compared(list(found), estimator.method)
 
-    return by_method(asked.method, find)
+    with rehearsal_progress() as on_rehearsal:
+        return by_method(method, ask, on_rehearsal)
 
 
-def _show(configuration: Configuration, found: Found, output_format: str) -> None:
+def _show(configuration: Configuration, found: Answered[_Compared], output_format: str) -> None:
     from memplan.reports.view import view_comparison
 
+    compared = found.answer
     if output_format == "json":
         from memplan.reports.json import comparison_as_json
 
-        click.echo(comparison_as_json(found.result, method=found.method, source=configuration.source))
+        click.echo(comparison_as_json(compared.cards, method=compared.method, source=configuration.source))
         return
-    view = view_comparison(found.result)
+    view = view_comparison(compared.cards)
     if output_format == "markdown":
         from memplan.reports.markdown import markdown_table
 
@@ -102,4 +135,4 @@ def _show(configuration: Configuration, found: Found, output_format: str) -> Non
         from memplan.reports.terminal import print_table
 
         print_table(view.columns, view.rows)
-    click.echo("\n" + "\n".join((f"{found.method}, planned: {configuration.source}", *found.notes)), err=True)
+    click.echo("\n" + "\n".join((f"{compared.method}, planned: {configuration.source}", *found.notes)), err=True)

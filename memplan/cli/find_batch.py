@@ -14,7 +14,7 @@ from memplan.cli.options import FiniteRange, config_path_option, format_option, 
 from memplan.errors import UsageError
 
 if TYPE_CHECKING:
-    from memplan.planner.trials import FoundBatch, Trial
+    from memplan.batch_finder.trials import FoundBatch, Trial
 
 EXAMPLES = """
 \b
@@ -68,7 +68,7 @@ def find_batch(
             raise UsageError("--set and --value are for a function", hint="name it: `memplan find-batch train_step.py:build`")
         found = _of_configuration(config_path, start=start, margin=margin, tries=tries, seconds=seconds)
     else:
-        from memplan.planner.find_batch import find_batch as find
+        from memplan.batch_finder.find_batch import find_batch as find
 
         found = find(
             target,
@@ -88,17 +88,19 @@ def find_batch(
 
 
 def _of_configuration(path: Path | None, *, start: int | None, margin: float, tries: int, seconds: float) -> FoundBatch:
-    from memplan.cli.configuration import read_configuration
-    from memplan.cli.plan import cards_for
-    from memplan.planner.find_batch import find_micro_batch
+    from memplan.api.configuration import read_configuration
+    from memplan.api.gpus import gpus_of_this_machine
+    from memplan.api.methods import Method, by_method
+    from memplan.batch_finder.find_batch import begin_by, find_micro_batch
 
     configuration = read_configuration(path)
     click.echo(f"memplan: the workload is {configuration.source}", err=True)
-    card = cards_for(auto=True, name=None, memory=None)[0]
-    method = os.environ.get("MEMPLAN_METHOD", "auto")
-    return find_micro_batch(
-        configuration.workload, card, method=method, start=start, margin=margin, most_tries=tries, most_seconds=seconds, tells=_tell
-    )
+    gpu, workload = gpus_of_this_machine()[0], configuration.workload
+    named = os.environ.get("MEMPLAN_METHOD", "auto")
+    methods: tuple[Method, ...] = ("analytic", "rehearsed")
+    method: Method = next((method for method in methods if method == named), "auto")
+    begin = by_method(method, lambda estimator: begin_by(estimator, workload, gpu, start=start, margin=margin)).answer
+    return find_micro_batch(workload, gpu, begin, margin=margin, most_tries=tries, most_seconds=seconds, tells=_tell)
 
 
 def _tell(trial: Trial) -> None:
@@ -125,6 +127,6 @@ def _show(found: FoundBatch) -> None:
         more = f"Go on with `--start`, or allow more with `--{found.ended}`."
         click.echo(f"The search was out of {found.ended}: a larger one may fit. {more}", err=True)
     elif found.ended == "refused":
-        click.echo(f"The program does not take {(found.size or 0) + 1}: a larger one that it takes may fit.", err=True)
+        click.echo(f"The program does not take a larger {found.name} than {found.size}, as far as was tried.", err=True)
     trials = f"{len(found.trials)} trial{'' if len(found.trials) == 1 else 's'}"
     click.echo(f"Began at {found.start}, as said {found.start_is_from}; {trials}.", err=True)

@@ -12,7 +12,7 @@ from memplan.errors import MissingError
 
 if TYPE_CHECKING:
     from memplan.hardware.catalog import CatalogCard
-    from memplan.hardware.spec import GpuSpec
+    from memplan.hardware.gpu import GpuSpec
 
 EXAMPLES = """
 \b

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 import click
 
 from memplan.cli.options import FiniteRange, format_option
-from memplan.errors import UsageError
+from memplan.errors import UsageError, reason_of
 
 if TYPE_CHECKING:
-    from memplan.monitor.compare import Advice
+    from memplan.monitor.advice import Advice
     from memplan.monitor.sampler import Sample, Sampler
 
 EXAMPLES = """
@@ -57,7 +57,7 @@ def monitor(
     It warns of a card that is used under 50% or over 92%, of memory that grows, and of a GPU that waits for data. A figure that the driver
     does not tell is a question mark. On a terminal the table is live; elsewhere every look is a line.
     """
-    from memplan.monitor.compare import advise
+    from memplan.monitor.advice import advise
     from memplan.monitor.sampler import Sampler
 
     if once and samples is not None:
@@ -129,7 +129,7 @@ def _shown(sampler: Sampler, kept: deque[Sample], planned_bytes: int | None, *, 
 
 def _planned_bytes(path: Path) -> int:
     """Return what a plan counts on: its heaviest stage, and what others held when it was made."""
-    from memplan.planner.saved import read_saved_plan
+    from memplan.planner.saved_plan import read_saved_plan
 
     plan = read_saved_plan(path)
     return plan.device_used_bytes + plan.others_used_bytes
@@ -148,7 +148,7 @@ def _check_files(log: Path | None, plot: Path | None) -> None:
             else:
                 tempfile.TemporaryFile(dir=path.absolute().parent).close()
         except OSError as error:
-            raise UsageError(f"{path}: {error.strerror}", hint="name a file that can be written") from error
+            raise UsageError(f"{path}: {reason_of(error)}", hint="name a file that can be written") from error
     if plot is not None and plot.suffix.lower() not in (".html", ".png"):
         raise UsageError(f"--plot {plot}: neither a page nor a picture", hint="name it FILE.html or FILE.png")
     if plot is not None and plot.suffix.lower() == ".png":
@@ -162,7 +162,7 @@ def _add(log: Path, sample: Sample) -> None:
         with log.open("a", encoding="utf-8") as file:
             file.write(sample.model_dump_json() + "\n")
     except OSError as error:
-        raise UsageError(f"{log}: {error.strerror}", hint="name a file that can be written") from error
+        raise UsageError(f"{log}: {reason_of(error)}", hint="name a file that can be written") from error
 
 
 def _draw(plot: Path, samples: list[Sample], advice: list[Advice], planned_bytes: int | None) -> None:
@@ -174,5 +174,5 @@ def _draw(plot: Path, samples: list[Sample], advice: list[Advice], planned_bytes
         else:
             plot.write_text(as_html(samples, advice=[each.message for each in advice], planned_bytes=planned_bytes), encoding="utf-8")
     except OSError as error:
-        raise UsageError(f"{plot}: {error.strerror}", hint="name a file that can be written") from error
+        raise UsageError(f"{plot}: {reason_of(error)}", hint="name a file that can be written") from error
     click.echo(f"Wrote {plot}.", err=True)

@@ -47,6 +47,35 @@ class FiniteRange(click.FloatRange):
         return number
 
 
+class Share(FiniteRange):
+    """A share of something: "5%", or 0.05."""
+
+    name = "share"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the share as a fraction. Fails for what is not one from 0 to 1."""
+        if isinstance(value, str) and value.strip().endswith("%"):
+            return FiniteRange(0, 100).convert(value.strip()[:-1], param, ctx) / 100
+        return super().convert(value, param, ctx)
+
+
+tolerance_option = click.option(
+    "--target-tolerance",
+    "tolerance",
+    type=Share(0, 1),
+    metavar="SHARE",
+    help="Always take the fewest accumulation steps whose effective batch is at most this share above the target, as 5%. Default: meet the "
+    "target exactly where that costs at most half of the micro-batch, else 5%.",
+)
+
+grow_negatives_option = click.option(
+    "--grow-negatives",
+    "grows_negatives",
+    is_flag=True,
+    help="Give each stage as many negatives as fit. That changes the loss and the time of a step; without it they stay as they are.",
+)
+
+
 margin_option = click.option(
     "--margin", type=FiniteRange(0, 1, max_open=True), metavar="F", help="Share of the free memory that stays free.  [default: 0.05]"
 )

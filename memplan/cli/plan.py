@@ -2,25 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from datetime import datetime, timezone
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
-from memplan.cli.options import config_path_option, format_option, margin_option, method_option, pin_option, target_option
-from memplan.cli.planning import Asked, by_method
-from memplan.errors import MissingError, UsageError
+from memplan.cli.options import (
+    config_path_option,
+    format_option,
+    grow_negatives_option,
+    margin_option,
+    method_option,
+    pin_option,
+    target_option,
+    tolerance_option,
+)
+from memplan.cli.plan_output import Output
+from memplan.errors import UsageError
 
 if TYPE_CHECKING:
-    from memplan.cli.configuration import Configuration
-    from memplan.edits.apply import FileChange
+    from memplan.analysis.curves import Variable
+    from memplan.analysis.profile import Profile
+    from memplan.api.configuration import Configuration
+    from memplan.api.methods import Method
+    from memplan.api.plans import Plan, PlanRequest
+    from memplan.cli.plan_output import Made
     from memplan.estimators.base import Estimator
-    from memplan.hardware.spec import GpuSpec
-    from memplan.planner.curves import Curve, Variable
-    from memplan.planner.plan import Plan
-    from memplan.planner.profile import Profile
+    from memplan.hardware.gpu import GpuSpec
 
 EXAMPLES = """
 \b
@@ -49,6 +58,8 @@ Examples:
 )
 @config_path_option
 @target_option
+@tolerance_option
+@grow_negatives_option
 @click.option("--apply", "apply_plan", is_flag=True, help="Write the plan into the configuration: show the diff, back up, write, verify.")
 @click.option("--dry-run", is_flag=True, help="Show the diff that --apply would make, and write nothing.")
 @method_option(["auto", "analytic", "rehearsed", "measured", "guide"])
@@ -93,6 +104,8 @@ def plan_command(
     gpu_memory: str | None,
     config_path: Path | None,
     target: int | None,
+    tolerance: float | None,
+    grows_negatives: bool,
     apply_plan: bool,
     dry_run: bool,
     method: str,
@@ -134,31 +147,58 @@ def plan_command(
     for path in filter(None, (report, snapshot)):
         if not path.absolute().parent.is_dir():  # before minutes of rehearsals
             raise UsageError(f"{path}: there is no such folder", hint="name a file in a folder that is there")
-    wanted = _Wanted(
+    output = Output(
         writes=apply_plan,
         shows_diff=apply_plan or dry_run,
         as_json=output_format == "json",
         curves=curves,
         report=report,
         snapshot=snapshot,
-        profile=profiles and not names_card,
     )
-    asked = Asked("rehearsed" if profiles and names_card else method, target, margin, pins, with_levers)
-    from memplan.cli.configuration import read_configuration
+    asked = _Asked(
+        method="rehearsed" if profiles and names_card else method,
+        profiles=profiles and not names_card,
+        typed_memory=gpu_memory,
+        given={
+            "target": target,
+            "tolerance": tolerance,
+            "margin": margin,
+            "pins": pins,
+            "grow_negatives": grows_negatives,
+            "levers": with_levers,
+        },
+    )
+    from memplan.api.configuration import read_configuration
+    from memplan.api.gpus import gpus_of_this_machine, named_gpu
+    from memplan.api.plans import PlanRequest, check_writable
+    from memplan.memory.budget import DEFAULT_MARGIN
+    from memplan.planner.pins import read_pins
 
-    configuration = read_configuration(config_path)
+    request = PlanRequest(
+        target=target,
+        tolerance=tolerance,
+        margin=DEFAULT_MARGIN if margin is None else margin,
+        pins=read_pins(pins),
+        grows_negatives=grows_negatives,
+        with_levers=with_levers,
+    )
+    configuration = read_configuration(config_path).with_pins(request.pins.values)
+    if output.shows_diff:
+        check_writable(configuration, request.pins)
     if profiles and names_card:
-        said = "--profile: the card was named, so the step was rehearsed on a stand-in of it, with the real PyTorch"
+        said = "--profile: a GPU was named, so the step was rehearsed on a simulated one, with the real PyTorch"
         configuration = configuration.with_note(f"{said}; `memplan --auto --profile` runs it on this machine's GPU")
-    cards = cards_for(auto=auto, name=gpu_name, memory=gpu_memory)
-    return _plan(cards, gpu_memory, configuration, asked, wanted)
+    if auto and names_card:
+        raise UsageError("--auto excludes --gpu and --gpu-memory", hint="--auto takes the GPU of this machine")
+    gpus = [named_gpu(gpu_name, gpu_memory)] if names_card else gpus_of_this_machine()
+    return _plan(configuration, gpus, asked, request, output)
 
 
 def _read_curves(text: str | None) -> Sequence[Variable] | None:
     """Return the variables that --curves names; none for the usual ones, None where it was not given."""
     if text is None or text == "usual":
         return None if text is None else ()
-    from memplan.planner.curves import VARIABLES
+    from memplan.analysis.curves import VARIABLES
 
     names = [name.strip() for name in text.split(",")]
     unknown = [name for name in names if name not in VARIABLES]
@@ -167,99 +207,32 @@ def _read_curves(text: str | None) -> Sequence[Variable] | None:
     return [variable for variable in VARIABLES if variable in names]
 
 
-class _Wanted(NamedTuple):
-    """What is to come of a plan."""
+class _Asked(NamedTuple):
+    """How the plan is to be found out."""
 
-    writes: bool
-    shows_diff: bool
-    as_json: bool
-    curves: Sequence[Variable] | None
-    """Along which variables; none of them: the usual ones."""
-    report: Path | None
-    snapshot: Path | None
-    profile: bool
+    method: str
+    profiles: bool
     """On this machine's GPU."""
+    typed_memory: str | None
+    given: Mapping[str, object]
+    """What was typed that the guide knows nothing of."""
 
 
-class _Planned(NamedTuple):
-    """A plan, what was drawn of it, and what the card said to it."""
+def _plan(configuration: Configuration, gpus: Sequence[GpuSpec], asked: _Asked, request: PlanRequest, output: Output) -> int:
+    from memplan.cli.plan_output import show
+    from memplan.hardware.torchrun import rank_of
 
-    plan: Plan
-    curves: Sequence[Curve] = ()
-    profile: Profile | None = None
-
-    def profiled(self, profile: Profile) -> _Planned:
-        """Return a copy with what the card said: a plan that it contradicts does not fit."""
-        fits = self.plan.fits and profile.contradiction is None
-        return self._replace(plan=self.plan.model_copy(update={"fits": fits}), profile=profile)
-
-
-def cards_for(*, auto: bool, name: str | None, memory: str | None) -> list[GpuSpec]:
-    """Return the cards that the options mean, the smallest first."""
-    from memplan.hardware.catalog import card_of_size, find_card
-    from memplan.units import parse_size
-
-    if auto and (name is not None or memory is not None):
-        raise UsageError("--auto excludes --gpu and --gpu-memory", hint="--auto takes the GPU of this machine")
-    sized = card_of_size(parse_size(memory)) if memory is not None else None
-    if name is not None:
-        card = find_card(name)
-        if sized is None:
-            return [card]
-        resized = {
-            "total_memory_bytes": sized.total_memory_bytes,
-            "marketing_gb": sized.marketing_gb,
-            "origin": f"that kind of card with another size: {sized.origin}",
-        }
-        return [card.model_copy(update=resized)]
-    if sized is not None:
-        return [sized]
-    from memplan.hardware.detect import detect_gpus
-
-    return sorted(map(_calibrated, detect_gpus()), key=lambda card: card.free_memory_bytes)
-
-
-def _calibrated(card: GpuSpec) -> GpuSpec:
-    """Return *card* with what a profile has measured of it with the PyTorch that is here."""
-    from memplan.estimators.calibration import calibrated
-    from memplan.standin.build import find_torch
-
-    try:
-        return calibrated(card, find_torch().version)
-    except MissingError:  # no PyTorch for CUDA: a plan by formulas, which nothing was measured for
-        return card
-
-
-def _plan(cards: list[GpuSpec], typed_memory: str | None, configuration: Configuration, asked: Asked, wanted: _Wanted) -> int:
-    from memplan.estimators.ranks import rank_of
-
-    if wanted.shows_diff and configuration.reading is None:
-        raise UsageError(
-            f"there is nothing to apply to: planned was {configuration.source}",
-            hint="only configuration trees are written: name one with `--config-path`, or run memplan in its project's folder",
-        )
     if rank_of().number != 0:  # under torchrun rank 0 plans, reports and writes
-        if wanted.profile:
+        if asked.profiles:
             _profile(None)
         return 0
-    planned = [_make(configuration, card, typed_memory, asked, wanted if card is cards[0] else None) for card in cards]
-    if wanted.profile:
-        found = _profile(planned[0].plan)
+    made = _make(configuration, gpus, asked, request, output)
+    if asked.profiles:
+        found = _profile(made.plans[0])
         assert found is not None
-        planned[0] = planned[0].profiled(found)
-    plan = planned[0].plan
-    changes = _changes(configuration, plan) if wanted.shows_diff and plan.fits else []
-    if wanted.as_json:  # says what was done, and so comes after it
-        from memplan.reports.json import plan_as_json
-
-        applied = wanted.writes and _write(configuration, changes)
-        click.echo(plan_as_json(plan, _extra(configuration, planned, changes, applied=applied)))
-        return 0 if plan.fits else 1
-    # A person sees the report and its diff first: what is written has been shown.
-    _report(configuration, planned, changes, wanted)
-    if wanted.writes and _write(configuration, changes):
-        _say_written(changes)
-    return 0 if plan.fits else 1
+        made = made.profiled(found)
+    show(configuration, made, output)
+    return 0 if made.plans[0].fits else 1
 
 
 def _profile(plan: Plan | None) -> Profile | None:
@@ -268,191 +241,41 @@ def _profile(plan: Plan | None) -> Profile | None:
     return profile(plan)
 
 
-def _changes(configuration: Configuration, plan: Plan) -> list[FileChange]:
-    """Return what *plan* would change in the files, checked and not written."""
-    from memplan.edits.apply import prepare
-    from memplan.layouts.layout import edits_for, unwritable
+def _make(configuration: Configuration, gpus: Sequence[GpuSpec], asked: _Asked, request: PlanRequest, output: Output) -> Made:
+    """Return the plan for each of *gpus*, and what is drawn of the first."""
+    from memplan.api.methods import by_method
+    from memplan.api.plans import plan_for
+    from memplan.cli.plan_output import Made, draw
+    from memplan.cli.progress import rehearsal_progress
 
-    assert configuration.reading is not None
-    lost = unwritable(configuration.reading, plan.after)
-    if lost:
-        raise UsageError(
-            f"the plan counts on {', '.join(lost)}, which these files have no key for",
-            hint="leave the pin out, or change it in the code",
-        )
-    return prepare(edits_for(configuration.reading, plan.after))
-
-
-def _write(configuration: Configuration, changes: Sequence[FileChange]) -> bool:
-    """Write *changes*; say whether there were any."""
-    if not changes or configuration.reading is None:
-        return False
-    from memplan.edits.apply import apply
-
-    return apply(changes, root=configuration.reading.root, now=datetime.now(timezone.utc)) is not None
-
-
-def _make(configuration: Configuration, card: GpuSpec, typed_memory: str | None, asked: Asked, wanted: _Wanted | None) -> _Planned:
-    """Return the plan for *card*, and the drawings that are *wanted* of it."""
-    from memplan.planner.explain import warn_of_other_stages
-    from memplan.planner.pins import read_pins
-    from memplan.planner.planner import make_plan
+    def ask(estimator: Estimator) -> Made:
+        plans = [plan_for(configuration, gpu, estimator, request) for gpu in gpus]
+        return Made(plans, draw(configuration, plans[0], estimator, output))
 
     if asked.method == "guide":
-        return _Planned(_guide(configuration, card, typed_memory, asked, wanted))
-
-    def find(method: str, estimator: Estimator) -> _Planned:
-        plan = make_plan(
-            configuration.workload,
-            card,
-            estimator,
-            method=method,
-            pins=read_pins(asked.pins),
-            with_levers=asked.with_levers,
-            **asked.options(configuration),
-        )
-        others = warn_of_other_stages(plan, configuration.other_stages, estimator=estimator)
-        plan = plan.model_copy(update={"warnings": (*plan.warnings, *others)})
-        return _Planned(plan, _drawn(configuration, plan, estimator, wanted) if wanted else ())
-
+        return Made([_by_guide(configuration, gpus[0], asked, output)])
     if asked.method == "measured":
-        from memplan.estimators.workload_measurement import WorkloadMeasurements
+        from memplan.estimators.measured import MeasuredEstimator
 
-        with WorkloadMeasurements(card) as measurements:
-            return find("measured", measurements)
-    found = by_method(asked.method, find)
-    planned: _Planned = found.result
-    return planned._replace(plan=planned.plan.model_copy(update={"warnings": (*planned.plan.warnings, *found.notes)}))
+        with MeasuredEstimator(gpus[0]) as measure:
+            plans = [plan_for(configuration, gpus[0], measure, request)]
+            return Made(plans, draw(configuration, plans[0], measure, output))
+    methods: dict[str, Method] = {"auto": "auto", "analytic": "analytic", "rehearsed": "rehearsed"}
+    with rehearsal_progress() as on_rehearsal:
+        found = by_method(methods[asked.method], ask, on_rehearsal)
+    return found.answer._replace(plans=[plan.with_warnings(found.notes) for plan in found.answer.plans])
 
 
-def _guide(configuration: Configuration, card: GpuSpec, typed_memory: str | None, asked: Asked, wanted: _Wanted | None) -> Plan:
-    from memplan.planner.planner import make_guide_plan
+def _by_guide(configuration: Configuration, gpu: GpuSpec, asked: _Asked, output: Output) -> Plan:
+    from memplan.analysis.make_plan import make_guide_plan
+    from memplan.api.plans import of_configuration
     from memplan.units import GIB, parse_size
 
-    if asked._replace(method="", pins=()) != Asked("", None, None, ()) or asked.pins:
+    if any(asked.given.values()):
         raise UsageError("the guide has its own target and margin, pins nothing, and knows no levers", hint="use `--method analytic`")
-    if wanted and (wanted.curves is not None or wanted.report or wanted.snapshot):
+    if output.curves is not None or output.report or output.snapshot:
         raise UsageError("the guide's numbers are not drawn", hint="use `--method analytic` for curves and a report")
     # The guide takes the size on the box for GiB.
-    memory_gib = parse_size(typed_memory).size_bytes / GIB if typed_memory else card.total_memory_bytes / GIB
-    return make_guide_plan(configuration.workload, card, memory_gib=memory_gib)
-
-
-def _drawn(configuration: Configuration, plan: Plan, estimator: Estimator, wanted: _Wanted) -> Sequence[Curve]:
-    """Write the files that are *wanted* of *plan*; return its curves where they are wanted, in a file or on the terminal."""
-    from memplan.estimators.base import rehearsing
-    from memplan.planner.curves import curves_of, heaviest_step
-
-    if wanted.snapshot is not None:
-        from memplan.memory.snapshot import write_snapshot
-
-        rehearses = rehearsing(estimator)
-        if rehearses is None:
-            raise MissingError("only a rehearsed step has a snapshot, and this plan is by formulas", hint="use `--method rehearsed`")
-        write_snapshot(wanted.snapshot, rehearses.trace(*heaviest_step(plan, estimator)), settings=plan.after.training.allocator_settings)
-    curves = curves_of(plan, estimator, wanted.curves or ()) if wanted.curves is not None or wanted.report else ()
-    if wanted.report is not None:
-        _write_report(configuration, plan, estimator, curves, wanted.report)
-    return curves
-
-
-def _write_report(configuration: Configuration, plan: Plan, estimator: Estimator, curves: Sequence[Curve], path: Path) -> None:
-    from memplan.estimators.base import rehearsing
-    from memplan.memory.timeline import timeline
-    from memplan.planner.curves import heaviest_step
-    from memplan.reports.html import plan_as_html
-
-    workload, gpu, stage = heaviest_step(plan, estimator)
-    rehearses = rehearsing(estimator)
-    page = plan_as_html(
-        plan,
-        source=configuration.source,
-        notes=configuration.notes,
-        curves=curves,
-        timeline=timeline(rehearses.trace(workload, gpu, stage)) if rehearses else None,
-        stage=stage.name if stage else "",
-    )
-    try:
-        path.write_text(page, encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"{path}: {error.strerror}", hint="name a file that can be written") from error
-
-
-def _report(configuration: Configuration, planned: Sequence[_Planned], changes: Sequence[FileChange], wanted: _Wanted) -> None:
-    from memplan.reports.terminal import print_curves, print_plan, print_profile
-
-    plan = planned[0].plan
-    print_plan(plan, source=configuration.source, notes=(*configuration.notes, *_alone([each.plan for each in planned])))
-    if planned[0].profile is not None:
-        print_profile(planned[0].profile)
-    if wanted.curves is not None:
-        print_curves(planned[0].curves)
-    for path in filter(None, (wanted.report, wanted.snapshot)):
-        click.echo(f"\nWrote {path}.", err=True)
-    if wanted.shows_diff and plan.fits:
-        _show_changes(changes, writes=wanted.writes)
-    elif wanted.shows_diff:
-        reason = "the plan does not fit" if plan.missing_bytes else "the profile contradicts the plan"
-        click.echo(f"\nNothing was written, since {reason}.", err=True)
-
-
-def _alone(plans: Sequence[Plan]) -> list[str]:
-    """Say what each GPU of a mixed machine could take alone."""
-    if len({plan.gpu.free_memory_bytes for plan in plans}) == 1:
-        return []
-    smallest = f"planned for the smallest of {len(plans)} GPUs, {plans[0].gpu.name}"
-    could = [
-        f"{plan.gpu.name} alone: " + (f"micro-batch {plan.after.training.micro_batch_size}" if plan.fits else "nothing fits")
-        for plan in plans[1:]
-    ]
-    return [f"{smallest}; {'; '.join(could)}"]
-
-
-def _show_changes(changes: Sequence[FileChange], *, writes: bool) -> None:
-    from memplan.reports.diff import diff_lines
-    from memplan.reports.terminal import print_diff
-
-    if not changes:
-        click.echo("\nThe configuration has these values already; nothing to write.", err=True)
-        return
-    click.echo()
-    print_diff(diff_lines(changes))
-    if not writes:
-        click.echo("\nNothing was written (--dry-run).", err=True)
-
-
-def _say_written(changes: Sequence[FileChange]) -> None:
-    count = f"{len(changes)} file" + ("s" if len(changes) > 1 else "")
-    click.echo(f"\nWrote {count}; the originals are beside them (*.backup). `memplan undo` puts them back.", err=True)
-
-
-def _extra(configuration: Configuration, planned: Sequence[_Planned], changes: Sequence[FileChange], *, applied: bool) -> dict[str, Any]:
-    """Return what the JSON has besides the plan."""
-    return {
-        "source": configuration.source,
-        "notes": list(configuration.notes),
-        "applied": applied,
-        "curves": [curve.model_dump(mode="json") for curve in planned[0].curves],
-        "changes": [
-            {"file": str(change.path), "edits": [{"key": edit.dotted, "value": edit.value} for edit in change.edits]} for change in changes
-        ],
-        "other_gpus": [
-            {"name": each.plan.gpu.name, "fits": each.plan.fits, "micro_batch_size": each.plan.after.training.micro_batch_size}
-            for each in planned[1:]
-        ],
-        "profile": _profile_as_json(planned[0].profile),
-    }
-
-
-def _profile_as_json(profile: Profile | None) -> dict[str, Any] | None:
-    if profile is None:
-        return None
-    from memplan.memory.measurement import compare
-
-    answer = profile.model_dump(mode="json") | {"contradiction": profile.contradiction}
-    for stage, told in zip(profile.stages, answer["stages"], strict=True):
-        told["comparison"] = [
-            {**row._asdict(), "difference_bytes": row.difference_bytes, "percent": row.percent}
-            for row in compare(stage.estimate, stage.measured)
-        ]
-    return answer
+    typed = parse_size(asked.typed_memory) if asked.typed_memory else None
+    memory_gib = (typed.marketing_gb or typed.size_bytes / GIB) if typed else gpu.total_memory_bytes / GIB
+    return of_configuration(make_guide_plan(configuration.workload, gpu, memory_gib=memory_gib), configuration)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from memplan.hardware.spec import GpuSpec
+    from memplan.analysis.profile import Profile
+    from memplan.hardware.gpu import GpuSpec
     from memplan.planner.plan import Plan
-    from memplan.planner.profile import Profile
 
 
 def profile(plan: Plan | None) -> Profile | None:
@@ -16,12 +16,12 @@ def profile(plan: Plan | None) -> Profile | None:
 
     Raises NotRehearsedError where the step cannot be built or run, DoesNotFitError where not even CUDA itself can begin.
     """
+    from memplan.analysis.profile import Profile, StageProfile, largest_of_ranks, profile_of
     from memplan.estimators.calibration import keep_calibration
-    from memplan.estimators.ranks import gather, rank_of, share
-    from memplan.estimators.workload_measurement import WorkloadMeasurements
+    from memplan.estimators.measured import MeasuredEstimator
+    from memplan.hardware.torchrun import gather, rank_of, share
     from memplan.planner.fitting import budget_of
     from memplan.planner.plan import Plan
-    from memplan.planner.profile import Profile, StageProfile, largest_of_ranks, profile_of
 
     rank = rank_of()
     if rank.num_ranks > 1:  # all run one plan: what each would plan by itself depends on what the others do meanwhile
@@ -31,7 +31,7 @@ def profile(plan: Plan | None) -> Profile | None:
         card = _card_of(rank.local)
         budget = budget_of(card, plan.budget.margin, plan.after.training.allocator_settings)
         plan = plan.model_copy(update={"gpu": card, "budget": budget})
-    with WorkloadMeasurements(plan.gpu) as measure:
+    with MeasuredEstimator(plan.gpu) as measure:
         stages = profile_of(plan, measure)
     is_kept = keep_calibration(plan.gpu, [stage.measured for stage in stages])
     if rank.num_ranks > 1:

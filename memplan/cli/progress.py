@@ -9,35 +9,30 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from memplan.estimators.base import Estimator
-    from memplan.estimators.workload_rehearsal import Step
+    from memplan.estimators.registry import OnRehearsal
+    from memplan.estimators.rehearsed import Step
 
 WIDTH = 100
 
 
 @contextmanager
-def told_of_rehearsals(estimator: Estimator) -> Iterator[None]:
-    """Show which step *estimator* runs, while the block lasts."""
-    from memplan.estimators.base import rehearsing
-
-    rehearses = rehearsing(estimator)
-    if rehearses is None or not sys.stderr.isatty():
-        yield
+def rehearsal_progress() -> Iterator[OnRehearsal | None]:
+    """Give what shows which step is rehearsed, while the block lasts; None where nobody watches."""
+    if not sys.stderr.isatty():
+        yield None
         return
     begin, count = time.monotonic(), 0
 
-    def tell(step: Step) -> None:
+    def show(step: Step) -> None:
         nonlocal count
         count += 1
         line = f"rehearsal {count} ({time.monotonic() - begin:.0f} s): {_described(step)}"
         sys.stderr.write(f"\r{line[:WIDTH]:{WIDTH}}")
         sys.stderr.flush()
 
-    rehearses.tells = tell
     try:
-        yield
+        yield show
     finally:
-        rehearses.tells = None
         if count:
             sys.stderr.write(f"\r{'':{WIDTH}}\r")
             sys.stderr.flush()

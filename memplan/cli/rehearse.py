@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,13 +9,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from memplan.cli.options import format_option
-from memplan.errors import UsageError
+from memplan.errors import NothingSeenError, UsageError
 
 if TYPE_CHECKING:
-    from memplan.estimators.answers import Answers
-    from memplan.hardware.spec import GpuSpec
-    from memplan.memory.rehearsal import Rehearsal
-    from memplan.planner.would_fit import WouldFit
+    from memplan.analysis.would_fit import WouldFit
+    from memplan.execution.read_answers import Answers
+    from memplan.execution.rehearsal import Rehearsal
+    from memplan.execution.step_source import TypedText
+    from memplan.hardware.gpu import GpuSpec
 
 EXAMPLES = """
 \b
@@ -29,9 +29,6 @@ Examples:
 """
 
 _PROGRAM = "memplan.program"
-
-_WORDS = {"true": True, "false": False, "none": None, "null": None}
-"""What people type for Python's words: as a text, "false" would be true."""
 
 
 class _WithProgram(click.Command):
@@ -110,39 +107,46 @@ def rehearse(
 
 
 def _card(name: str | None, memory: str | None) -> GpuSpec:
-    from memplan.cli.plan import cards_for
+    from memplan.api.gpus import named_gpu
     from memplan.hardware.catalog import of_some_kind
 
     if name is None and memory is None:
         raise UsageError("say which card to stand in for", hint="`--gpu a100-80`; `memplan gpus` lists the names")
-    return of_some_kind(cards_for(auto=False, name=name, memory=memory)[0])
+    return of_some_kind(named_gpu(name, memory))
 
 
 def _rehearse_step(
-    text: str, gpu: GpuSpec, values: dict[str, Any], *, steps: int | None, reads: Sequence[str], timeout: float | None, output_format: str
+    text: str,
+    gpu: GpuSpec,
+    values: dict[str, TypedText],
+    *,
+    steps: int | None,
+    reads: Sequence[str],
+    timeout: float | None,
+    output_format: str,
 ) -> int:
-    from memplan.estimators.answers import read_answers
-    from memplan.estimators.rehearsed import Rehearser
-    from memplan.estimators.running import DEFAULT_TIMEOUT_SECONDS
-    from memplan.estimators.target import target_from
-    from memplan.planner.would_fit import what_would_fit
+    from memplan.analysis.would_fit import what_would_fit
+    from memplan.execution.read_answers import read_answers
+    from memplan.execution.rehearse import Rehearser
+    from memplan.execution.runner import DEFAULT_TIMEOUT_SECONDS
+    from memplan.execution.step_source import step_source_from
 
-    target = target_from(text)
-    folder = Path(target.name).parent if target.name.endswith(".py") else Path()
+    source = step_source_from(text)
+    folder = Path(source.name).parent if source.name.endswith(".py") else Path()
     answers = read_answers(reads, folder)
-    with Rehearser(target) as rehearser:
+    with Rehearser(source) as rehearser:
 
-        def run(card: GpuSpec, tried: Any, *, looks: bool = False) -> Rehearsal:
+        def run(kind: GpuSpec, tried: Any, *, checks_tensor_types: bool = False) -> Rehearsal:
             return rehearser.rehearse(
-                gpu=card,
+                gpu=kind,
                 values=tried,
                 steps=steps,
                 answers=answers.request(),
                 timeout_seconds=timeout or DEFAULT_TIMEOUT_SECONDS,
-                looks=looks,
+                checks_tensor_types=checks_tensor_types,
             )
 
-        rehearsal = run(gpu, values, looks=True)
+        rehearsal = run(gpu, values, checks_tensor_types=True)
         would_fit = None if rehearsal.fits else what_would_fit(run, gpu=gpu, values=values)
     _report(rehearsal, gpu, would_fit, _kept(answers, rehearsal, folder), output_format)
     return 0 if rehearsal.fits else 1
@@ -151,8 +155,8 @@ def _rehearse_step(
 def _rehearse_script(
     program: Sequence[str], gpu: GpuSpec, *, steps: int | None, reads: Sequence[str], timeout: float | None, output_format: str
 ) -> int:
-    from memplan.estimators.answers import read_answers
-    from memplan.estimators.scripted import rehearse_script
+    from memplan.execution.read_answers import read_answers
+    from memplan.execution.rehearse_script import rehearse_script
 
     script = Path(program[0])
     if program[0] != "-m" and not script.exists():  # a folder with a __main__.py is a script too
@@ -161,31 +165,28 @@ def _rehearse_script(
         raise UsageError("-m names no module", hint="`memplan rehearse --gpu t4 -m my.training`")
     folder = Path() if program[0] == "-m" else script.parent
     answers = read_answers(reads, folder)
-    rehearsal, exit_code = rehearse_script(
-        program,
-        gpu=gpu,
-        steps=steps,
-        answers=answers.request(),
-        timeout_seconds=timeout,
-        output_to_stderr=output_format == "json",
-    )
-    if rehearsal is None:
-        click.echo(f"memplan: {_nothing_seen(exit_code)}: there is nothing to report", err=True)
-    else:
-        _report(rehearsal, gpu, None, _kept(answers, rehearsal, folder), output_format)
-    return exit_code if exit_code >= 0 else 128 - exit_code
+    try:
+        rehearsal = rehearse_script(
+            program,
+            gpu=gpu,
+            steps=steps,
+            answers=answers.request(),
+            timeout_seconds=timeout,
+            output_to_stderr=output_format == "json",
+        )
+    except NothingSeenError as error:
+        if output_format == "json":
+            from memplan.reports.json import nothing_seen_as_json
 
-
-def _nothing_seen(exit_code: int) -> str:
-    """Return why a script left nothing to report: what a signal ends cannot write what was seen of it."""
-    from memplan.estimators.running import ended
-
-    return "the program ended before it used the GPU" if exit_code >= 0 else f"the program {ended(exit_code)} before it told what it used"
+            click.echo(nothing_seen_as_json(error, gpu))
+        raise
+    _report(rehearsal, gpu, None, _kept(answers, rehearsal, folder), output_format)
+    return rehearsal.exit_code if rehearsal.exit_code >= 0 else 128 - rehearsal.exit_code
 
 
 def _kept(answers: Answers, rehearsal: Rehearsal, folder: Path) -> list[str]:
     """Remember the answers that were used; say of the others that they were not."""
-    from memplan.estimators.answers import remember
+    from memplan.execution.read_answers import remember
 
     unused = remember(answers, rehearsal.reads, folder)
     return [f"--read {place}: the program read no value from the device at that line" for place in unused]
@@ -202,15 +203,14 @@ def _report(rehearsal: Rehearsal, gpu: GpuSpec, would_fit: WouldFit | None, note
         print_rehearsal(rehearsal, gpu, would_fit=would_fit, notes=notes)
 
 
-def values_from(assignments: Sequence[str]) -> dict[str, Any]:
-    """Return the values that "NAME=VALUE" texts say: Python's literals, and text for everything else."""
-    values: dict[str, Any] = {}
+def values_from(assignments: Sequence[str]) -> dict[str, TypedText]:
+    """Return the values that "NAME=VALUE" texts say; what they mean, the function's parameters decide."""
+    from memplan.execution.step_source import TypedText
+
+    values: dict[str, TypedText] = {}
     for text in assignments:
         name, equals, value = text.partition("=")
         if not equals or not name.isidentifier():
             raise UsageError(f"--set {text!r} does not say NAME=VALUE", hint="write it as `--set batch=8`")
-        try:
-            values[name] = ast.literal_eval(value)
-        except (ValueError, SyntaxError):
-            values[name] = _WORDS.get(value.lower(), value)
+        values[name] = TypedText(value)
     return values

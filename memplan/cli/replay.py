@@ -12,8 +12,8 @@ import click
 from memplan.cli.options import format_option
 
 if TYPE_CHECKING:
-    from memplan.memory.requests import Replayed
-    from memplan.memory.snapshot import Snapshot
+    from memplan.traces.requests import Replayed
+    from memplan.traces.snapshot import Snapshot
 
 EXAMPLES = """
 \b
@@ -43,7 +43,7 @@ def replay(
     allocation: what was there before is put in the order of its addresses. Exit code 1: it does not run on that card with any settings.
     """
     from memplan.allocator.replay import reproduces
-    from memplan.memory.snapshot import read_snapshot
+    from memplan.traces.snapshot import read_snapshot
 
     recording = read_snapshot(path, device=device)
     same = reproduces(recording) is not None
@@ -61,13 +61,13 @@ def replay(
 
 def _capacity(gpu_name: str | None, gpu_memory: str | None) -> int:
     """Return what the allocator can have: without the CUDA context, at its largest."""
-    from memplan.cli.plan import cards_for
-    from memplan.estimators.context import CONTEXT_HIGH_BYTES
-    from memplan.hardware.spec import UNLIMITED_BYTES
+    from memplan.api.gpus import named_gpu
+    from memplan.hardware.gpu import UNLIMITED_BYTES
+    from memplan.memory.cuda_context import CONTEXT_HIGH_BYTES
 
     if gpu_name is None and gpu_memory is None:
         return UNLIMITED_BYTES
-    return max(0, cards_for(auto=False, name=gpu_name, memory=gpu_memory)[0].total_memory_bytes - CONTEXT_HIGH_BYTES)
+    return max(0, named_gpu(gpu_name, gpu_memory).total_memory_bytes - CONTEXT_HIGH_BYTES)
 
 
 def _replayed(recording: Snapshot, texts: Sequence[str], capacity_bytes: int) -> list[tuple[str, Replayed]]:

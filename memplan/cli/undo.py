@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
@@ -14,29 +15,32 @@ EXAMPLES = """
 Examples:
   memplan undo                        in the project's folder
   memplan undo --config-path conf     elsewhere
+  memplan undo conf/01_stage.yaml     one file of the last --apply, where another was edited since
   memplan undo --dry-run              say which files would be put back
 """
 
 
 @click.command(epilog=EXAMPLES)
+@click.argument("files", metavar="[FILE]...", nargs=-1, type=click.Path(path_type=Path))
 @config_path_option
 @click.option("--dry-run", is_flag=True, help="Say which files would be put back, and write nothing.")
 @format_option
-def undo(*, config_path: Path | None, dry_run: bool, output_format: str) -> int:
+def undo(*, files: Sequence[Path], config_path: Path | None, dry_run: bool, output_format: str) -> int:
     """
-    Put every file of the last --apply back, byte for byte; also of one that was interrupted.
+    Put every file of the last --apply back, byte for byte, or the FILEs of it; also of one that was interrupted.
 
-    Run again it goes one apply further back. It refuses, and writes nothing, when a file has changed since.
+    Run again it goes one apply further back. It refuses, and writes nothing, when a file that it would put back has changed since.
     """
+    from memplan.api.journals import journal_root
     from memplan.edits.apply import plan_undo
     from memplan.edits.apply import undo as undo_apply
 
-    root = _root(config_path or Path())
+    root = journal_root(config_path or Path(), files)
     if dry_run:
-        _, journal, entries = plan_undo(root)
+        _, journal, entries = plan_undo(root, only=files)
         paths, was_interrupted = tuple(entry.path for entry in entries), journal.state in ("applying", "undoing")
     else:
-        undone = undo_apply(root)
+        undone = undo_apply(root, only=files)
         paths, was_interrupted = undone.restored, undone.was_interrupted
     if output_format == "json":
         answer = {"schema_version": 1, "restored": [str(path) for path in paths], "was_interrupted": was_interrupted, "dry_run": dry_run}
@@ -55,17 +59,3 @@ def _shown(path: Path) -> Path:
     """Return *path* as seen from here, where it lies below."""
     here = Path.cwd()
     return path.relative_to(here) if path.is_relative_to(here) else path
-
-
-def _root(path: Path) -> Path:
-    """
-    Return the folder whose journal *path* means.
-
-    The folder that a layout finds there; where the files are not readable any more, one that has a journal.
-    """
-    from memplan.edits.backups import JOURNAL_FOLDER
-    from memplan.layouts.registry import roots_of
-
-    folder = path.parent if path.is_file() else path
-    roots = [folder, *roots_of(folder)]
-    return next((root for root in roots if (root / JOURNAL_FOLDER).is_dir()), folder)

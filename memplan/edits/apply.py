@@ -22,7 +22,7 @@ from memplan.edits.backups import Journal, JournalFile, back_up, journal_path, l
 from memplan.edits.edit import Edit, as_text
 from memplan.edits.files import Files, is_shared, sha256, try_lock
 from memplan.edits.yaml_file import YamlFile
-from memplan.errors import ConfigError, EditRefusedError, UsageError
+from memplan.errors import ConfigError, EditRefusedError, UsageError, reason_of
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ def _check_unchanged(change: FileChange) -> None:
     try:
         current = change.target.read_bytes()
     except OSError as error:
-        raise ConfigError(f"cannot be read any more: {error.strerror}", file=change.path, hint="nothing was changed") from error
+        raise ConfigError(f"cannot be read any more: {reason_of(error)}", file=change.path, hint="nothing was changed") from error
     if current != change.before:
         raise ConfigError(
             "has changed since memplan read it: another program is writing it",
@@ -170,7 +170,7 @@ def _put_all_back(files: Files, written: Sequence[FileChange], path: Path, *, to
         write_journal(files, path, journal.model_copy(update={"state": "undone"}))
     except OSError as error:
         raise ConfigError(
-            f"cannot be put back: {error.strerror}", file=file, hint="run `memplan undo` when it can be written again"
+            f"cannot be put back: {reason_of(error)}", file=file, hint="run `memplan undo` when it can be written again"
         ) from error
 
 
@@ -184,7 +184,7 @@ def _put_back(files: Files, change: FileChange, journal: Journal, path: Path, *,
 
 
 def _write_error(error: OSError, file: Path) -> ConfigError:
-    return ConfigError(f"cannot be written: {error.strerror}", file=file, hint="every file is as it was before")
+    return ConfigError(f"cannot be written: {reason_of(error)}", file=file, hint="every file is as it was before")
 
 
 def _entry(change: FileChange, backup: Path) -> JournalFile:
@@ -229,16 +229,17 @@ class Undone:
     was_interrupted: bool
 
 
-def undo(root: Path, *, files: Files | None = None) -> Undone:
+def undo(root: Path, *, only: Sequence[Path] = (), files: Files | None = None) -> Undone:
     """
-    Put every file of the last apply in *root* back, also of one that was interrupted.
+    Put every file of the last apply in *root* back, also of one that was interrupted; with *only*, those files of it.
 
-    Raises UsageError when there is nothing to undo, EditRefusedError when a file or a backup has changed since; then nothing is written.
+    Raises UsageError when there is nothing to undo, or one of *only* is not of that apply, EditRefusedError when a file or a backup has
+    changed since; then nothing is written.
     """
     files = files or Files()
-    plan_undo(root)  # refuses before anything is written, the lock included
+    plan_undo(root, only=only)  # refuses before anything is written, the lock included
     with locked(files, root):
-        path, journal, to_restore = plan_undo(root)
+        path, journal, to_restore = plan_undo(root, only=only)
         current = journal.model_copy(update={"state": "undoing"})
         try:
             write_journal(files, path, current)
@@ -246,17 +247,19 @@ def undo(root: Path, *, files: Files | None = None) -> Undone:
                 current = _write_file(files, entry, entry.backup.read_bytes(), current, path)
             for entry in journal.files:
                 files.remove(entry.temporary)
-            write_journal(files, path, current.model_copy(update={"state": "undone"}))
+            is_whole = all(_is_original(entry) for entry in journal.files)
+            write_journal(files, path, current.model_copy(update={"state": "undone" if is_whole else "applied"}))
         except OSError as error:
-            raise ConfigError(f"cannot be written: {error.strerror}", file=root, hint="run `memplan undo` again to go on") from error
+            raise ConfigError(f"cannot be written: {reason_of(error)}", file=root, hint="run `memplan undo` again to go on") from error
     return Undone(journal, tuple(entry.path for entry in to_restore), journal.state in ("applying", "undoing"))
 
 
-def plan_undo(root: Path) -> tuple[Path, Journal, list[JournalFile]]:
+def plan_undo(root: Path, *, only: Sequence[Path] = ()) -> tuple[Path, Journal, list[JournalFile]]:
     """
     Return the journal to undo, where it lies, and the files that would be put back; nothing is written.
 
-    Raises UsageError when there is nothing to undo, EditRefusedError when a file or a backup has changed since.
+    Raises UsageError when there is nothing to undo, or one of *only* is not of the last apply; EditRefusedError when a file or a backup has
+    changed since.
     """
     open_journals = [(path, journal) for path, journal in read_journals(root) if journal.state != "undone"]
     if not open_journals:
@@ -264,7 +267,19 @@ def plan_undo(root: Path) -> tuple[Path, Journal, list[JournalFile]]:
             f"{root}: nothing to undo", hint="`memplan --apply` writes a journal there; name another place with `--config-path`"
         )
     path, journal = open_journals[-1]
-    return path, journal, [entry for entry in journal.files if _needs_restoring(entry, journal)]
+    wanted = {file.resolve() for file in only}
+    chosen = [entry for entry in journal.files if not only or entry.path.resolve() in wanted]
+    strangers = sorted(wanted - {entry.path.resolve() for entry in journal.files})
+    if strangers:
+        raise UsageError(
+            f"{strangers[0]} is not a file of the last apply", hint=f"its files are {', '.join(str(entry.path) for entry in journal.files)}"
+        )
+    return path, journal, [entry for entry in chosen if _needs_restoring(entry, journal)]
+
+
+def _is_original(entry: JournalFile) -> bool:
+    """Say whether a file has the content that it had before the apply."""
+    return entry.path.exists() and sha256(entry.path.read_bytes()) == entry.sha256_before
 
 
 def _needs_restoring(entry: JournalFile, journal: Journal) -> bool:
@@ -272,7 +287,7 @@ def _needs_restoring(entry: JournalFile, journal: Journal) -> bool:
         current = sha256(entry.path.read_bytes())
         backup = sha256(entry.backup.read_bytes())
     except OSError as error:
-        raise EditRefusedError(f"cannot be read: {error.strerror}", file=Path(str(error.filename)), hint="nothing was changed") from error
+        raise EditRefusedError(f"cannot be read: {reason_of(error)}", file=Path(str(error.filename)), hint="nothing was changed") from error
     if current == entry.sha256_before:
         return False
     if backup != entry.sha256_before:
@@ -282,6 +297,8 @@ def _needs_restoring(entry: JournalFile, journal: Journal) -> bool:
     half_written = entry.in_place and journal.state in ("applying", "undoing")
     if current != entry.sha256_after and not half_written:
         raise EditRefusedError(
-            "has changed since memplan wrote it", file=entry.path, hint=f"nothing was changed; the original is {entry.backup}"
+            "has changed since memplan wrote it",
+            file=entry.path,
+            hint=f"nothing was changed; the original is {entry.backup}. `memplan undo FILE …` puts back only the files that are named",
         )
     return True

@@ -15,9 +15,8 @@ from pydantic import ValidationError
 
 from memplan.description import Description
 from memplan.edits.files import Files, sha256, try_lock
-from memplan.errors import ConfigError
-
-JOURNAL_FOLDER = ".memplan"
+from memplan.edits.interrupted import JOURNAL_FOLDER, JOURNALS
+from memplan.errors import ConfigError, reason_of
 
 State = Literal["applying", "applied", "undoing", "undone"]
 
@@ -91,7 +90,7 @@ def read_journals(root: Path) -> list[tuple[Path, Journal]]:
 
     Raises ConfigError for one that is damaged.
     """
-    return [(path, read_journal(path)) for path in sorted((root / JOURNAL_FOLDER).glob("apply-*.json"))]
+    return [(path, read_journal(path)) for path in sorted((root / JOURNAL_FOLDER).glob(JOURNALS))]
 
 
 def read_journal(path: Path) -> Journal:
@@ -121,7 +120,7 @@ def locked(files: Files, root: Path) -> Iterator[None]:
             files.write_new(ignore, b"*\n")
         lock = (folder / "lock").open("ab")  # closed below, and with it unlocked
     except OSError as error:
-        raise ConfigError(f"cannot be written: {error.strerror}", file=folder, hint="memplan keeps its journal there") from error
+        raise ConfigError(f"cannot be written: {reason_of(error)}", file=folder, hint="memplan keeps its journal there") from error
     with lock:
         try:
             try_lock(lock, exclusive=True)

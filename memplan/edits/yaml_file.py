@@ -18,15 +18,21 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from memplan.edits.edit import EditValue, KeyPath, as_text
-from memplan.errors import ConfigError, EditRefusedError
+from memplan.errors import ConfigError, EditRefusedError, reason_of
 
 BOM = "\ufeff"
 MOST_VALUES = 200_000
 """Aliases can make a small file stand for an endless one; past this many values it is refused."""
 
+# Numbers as YAML 1.1 has them, which is what the programs read that such files are for (PyYAML's resolver, and OmegaConf's for floats): a
+# leading zero is octal, so that `010` is 8.
 _INTEGER = re.compile(r"[-+]?(0|[1-9][0-9]*(_[0-9]+)*)")
+_OCTAL = re.compile(r"[-+]?0[0-7_]+")
+_HEXADECIMAL = re.compile(r"[-+]?0x[0-9a-fA-F_]+")
+_BINARY = re.compile(r"[-+]?0b[01_]+")
+_SEXAGESIMAL = re.compile(r"[-+]?[1-9][0-9_]*(:[0-5]?[0-9])+")
 _INDEX = re.compile(r"0|[1-9][0-9]{0,8}")
-_FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
+_FLOAT = re.compile(r"[-+]?((\.[0-9]+|[0-9]+\.[0-9]*)([eE][-+]?[0-9]+)?|[0-9]+[eE][-+]?[0-9]+)")
 _INTERPOLATION = re.compile(r"\$\{(?P<source>[^${}]*)\}")
 
 Scalar = int | float | bool | str | None
@@ -54,7 +60,7 @@ class Node:
 
     @property
     def value(self) -> Scalar:
-        """Return what the scalar means in YAML 1.2's core schema; underscores in numbers are read as YAML 1.1 does."""
+        """Return what the scalar means: words as in YAML 1.2's core schema, numbers as in YAML 1.1."""
         if self.style or self.tag not in (None, "!"):
             return self.text
         return _resolve(self.text)
@@ -67,9 +73,23 @@ def _resolve(text: str) -> Scalar:
         return text.lower() == "true"
     if _INTEGER.fullmatch(text):
         return int(text) if len(text) <= 4000 else text  # Python reads 4300 digits at most
+    for pattern, base in ((_OCTAL, 8), (_HEXADECIMAL, 16), (_BINARY, 2)):
+        digits = text.replace("_", "")
+        if pattern.fullmatch(text) and digits.strip("+-0xb"):
+            return int(digits, base)
+    if _SEXAGESIMAL.fullmatch(text):
+        return _sexagesimal(text)
     if _FLOAT.fullmatch(text):
         return float(text)
     return text
+
+
+def _sexagesimal(text: str) -> int:
+    """Return the number that YAML 1.1 reads in "1:30": 90."""
+    value = 0
+    for part in text.lstrip("+-").replace("_", "").split(":"):
+        value = value * 60 + int(part)
+    return -value if text.startswith("-") else value
 
 
 class Found(NamedTuple):
@@ -101,9 +121,11 @@ class YamlFile:
     def load(cls, path: Path) -> YamlFile:
         """Read and parse *path*. Raises ConfigError when it cannot be read, is not UTF-8 or not YAML."""
         try:
+            if path.exists() and not path.is_file():  # a named pipe among the files of a folder would be waited for without end
+                raise ConfigError("is not a regular file", file=path, hint="a configuration is read from files")
             data = path.read_bytes()
         except OSError as error:
-            raise ConfigError(f"cannot be read: {error.strerror}", file=path, hint="check the path and its permissions") from error
+            raise ConfigError(f"cannot be read: {reason_of(error)}", file=path, hint="check the path and its permissions") from error
         return cls.parse(path, data)
 
     @classmethod
@@ -176,6 +198,10 @@ class YamlFile:
         if found is None or as_text(found.value) != as_text(value):
             raise self._cannot_be_set(key, value, node)
         return edited.data
+
+    def keys(self) -> set[str]:
+        """Return every path of the file, dotted. Raises ConfigError for aliases that multiply without end."""
+        return {".".join(path) for path, _ in self._flatten() if path}
 
     def duplicate_keys(self) -> list[DuplicateKey]:
         """Return every key that stands twice in one mapping, wherever that is."""

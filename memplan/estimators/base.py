@@ -1,70 +1,72 @@
-"""What an estimator is: from a workload, a card and a stage to a MemoryEstimate."""
+"""What an estimator is: from a workload, a GPU and a stage to a MemoryEstimate. What it can do beyond that is declared in its type."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, TypeAlias
 
-from memplan.hardware.spec import GpuSpec
-from memplan.memory.estimate import MemoryEstimate, MemoryRange
-from memplan.memory.requests import Replayed
+from memplan.hardware.gpu import GpuSpec
+from memplan.memory.estimate import MemoryEstimate, MemoryRange, Method
 from memplan.workload.stage import Stage
 from memplan.workload.workload import Workload
 
 if TYPE_CHECKING:
-    from memplan.memory.measurement import Measurement
-    from memplan.memory.trace import MemoryTrace
+    from memplan.traces.requests import Replayed
+    from memplan.traces.trace import MemoryTrace
 
 
-class Estimator(Protocol):
-    """Anything that can tell the memory of a step. The planner takes one as an argument."""
+class Estimator(ABC):
+    """Tells the memory of a training step. The planner takes one as an argument."""
 
+    method: ClassVar[Method]
+    """How it finds out."""
+
+    is_slow: ClassVar[bool] = False
+    """An answer takes minutes of a GPU: only what a plan cannot do without is asked."""
+
+    @abstractmethod
     def __call__(self, workload: Workload, gpu: GpuSpec, stage: Stage | None) -> MemoryEstimate:
         """Return the memory of one step of *workload* in *stage* (None: it has no stages) on *gpu*."""
-        ...
+
+    def quick_estimate(self, workload: Workload, gpu: GpuSpec, stage: Stage | None) -> MemoryRange | None:
+        """
+        Return about what the step takes of the device, without running it; None where nothing is known.
+
+        It orders what is tried, and never decides.
+        """
+        return self(workload, gpu, stage).device_used
 
 
-def rough_of(estimator: Estimator) -> Estimator | None:
-    """Return an estimator that says about the same in no time, so that a search can begin near its end; None where there is none."""
-    rough: Estimator | None = getattr(estimator, "rough", None)
-    return rough
+StepOfValue: TypeAlias = Callable[[int], tuple[Workload, Stage | None]]
+"""From a value of what is varied to the step with it."""
 
 
-class Measures(Protocol):
-    """Runs a step on a real card. Another that the planner takes as an argument."""
+class Interpolated(NamedTuple):
+    """What a step takes at one value."""
 
-    def __call__(self, workload: Workload, gpu: GpuSpec, stage: Stage | None) -> Measurement:
-        """Return what one step of *workload* in *stage* took of *gpu*."""
-        ...
+    device_used: MemoryRange
+    method: Literal["rehearsed", "worked out", "analytic"]
+    """Whether that very value was rehearsed, or its allocations were worked out from others'."""
 
 
-class Rehearsing(Estimator, Protocol):
-    """An estimator that has run the steps, and so knows more of them than their peaks."""
+class ReplayingEstimator(Estimator):
+    """An estimator that has run the steps and kept what the allocator did: more than their peaks can be asked of it."""
 
-    tells: Callable[[Any], None] | None
-    """Is told of each rehearsal before it begins."""
-
+    @abstractmethod
     def trace(self, workload: Workload, gpu: GpuSpec, stage: Stage | None) -> MemoryTrace:
         """Return every event of the allocator in that step."""
-        ...
 
-    def squeezed(
+    @abstractmethod
+    def replay_with_capacity(
         self, workload: Workload, gpu: GpuSpec, stage: Stage | None, *, capacity_bytes: int, settings: str | None = None
     ) -> Replayed:
         """Return how the step goes where the allocator can have *capacity_bytes*, with its own settings or others."""
-        ...
 
-    def work_out(
-        self, of_value: Callable[[int], tuple[Workload, Stage | None]], values: Sequence[int], gpu: GpuSpec
-    ) -> list[tuple[MemoryRange, str]]:
-        """Return what the step takes that *of_value* makes of each of *values*, and how that was found out: many from a few."""
-        ...
+    @abstractmethod
+    def interpolate(self, of_value: StepOfValue, values: Sequence[int], gpu: GpuSpec) -> list[Interpolated]:
+        """Return what the step takes that *of_value* makes of each of *values*: many from a few that are run."""
 
-    def under(self, settings: str) -> Estimator:
+    @abstractmethod
+    def with_allocator_settings(self, settings: str) -> Estimator:
         """Return the estimator of the same steps under other allocator settings."""
-        ...
-
-
-def rehearsing(estimator: Estimator) -> Rehearsing | None:
-    """Return *estimator* as one that rehearses; None for formulas, measurements and the like."""
-    return cast("Rehearsing", estimator) if hasattr(estimator, "squeezed") else None

@@ -12,9 +12,9 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from memplan.estimators.kept import write_whole
-from memplan.hardware.spec import GpuSpec
-from memplan.memory.measurement import Measurement
+from memplan.estimators.rehearsal_cache import write_whole
+from memplan.execution.measurement import Measurement
+from memplan.hardware.gpu import GpuSpec
 from memplan.standin.build import default_cache
 from memplan.units import GIB
 

@@ -8,7 +8,8 @@ model it is 2 to 16 times too low by memplan's own estimate. Nothing is ever wri
 from __future__ import annotations
 
 from memplan.errors import UsageError
-from memplan.hardware.spec import GpuSpec
+from memplan.estimators.base import Estimator
+from memplan.hardware.gpu import GpuSpec
 from memplan.memory.breakdown import MemoryBreakdown
 from memplan.memory.estimate import MemoryEstimate, MemoryRange
 from memplan.units import GIB, MIB
@@ -28,7 +29,18 @@ LARGEST_BATCH = 128
 TARGET_BATCH = 256
 
 
-def estimate(workload: Workload, gpu: GpuSpec, stage: Stage | None) -> MemoryEstimate:  # noqa: ARG001 - it knows no cards
+class GuideEstimator(Estimator):
+    """The rule of thumb as an estimator."""
+
+    method = "guide"
+
+    def __call__(self, workload: Workload, gpu: GpuSpec, stage: Stage | None) -> MemoryEstimate:
+        """Return what the guide says of one step, whatever the GPU. Raises UsageError for a workload that is not the guide's kind."""
+        del gpu
+        return estimate(workload, stage)
+
+
+def estimate(workload: Workload, stage: Stage | None) -> MemoryEstimate:
     """
     Return what the guide says of one step.
 
@@ -89,10 +101,10 @@ def budget_bytes(memory_gib: float) -> int:
     return int(memory_gib * GIB * USABLE_SHARE)
 
 
-def largest_batch(workload: Workload, stage: Stage, *, gpu: GpuSpec, memory_gib: float) -> int:
+def largest_batch(workload: Workload, stage: Stage, *, memory_gib: float) -> int:
     """Return the guide's batch for *stage*: the largest from 1 to 128 within its budget, and 1 even when that is over it."""
     for batch in range(LARGEST_BATCH, 1, -1):
-        if estimate(workload.with_training(micro_batch_size=batch), gpu, stage).device_used_bytes <= budget_bytes(memory_gib):
+        if estimate(workload.with_training(micro_batch_size=batch), stage).device_used_bytes <= budget_bytes(memory_gib):
             return batch
     return 1
 

@@ -1,127 +1,74 @@
-"""
-The measurement: the real step on a GPU of this machine, in a process of its own that sees no other card.
-
-That process runs the steps as a rehearsal does (`running.py`), and waits at its end, with all its memory, until the driver has been asked
-what it holds. Running out of memory is an answer.
-"""
+"""`--profile` and `--method measured`: the step of a workload, the same that a rehearsal runs, on a GPU of this machine."""
 
 from __future__ import annotations
 
-import os
-import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from pathlib import Path
-from typing import Any
-
-from memplan.estimators.context import context_of
-from memplan.estimators.running import DEFAULT_TIMEOUT_SECONDS, Closing, Runner
-from memplan.estimators.seen import Seen, rehearsal_of
-from memplan.estimators.target import Target
-from memplan.hardware.nvml import CardUse, watched_card
-from memplan.hardware.spec import GpuSpec
-from memplan.memory.measurement import Measurement, exactly
-from memplan.memory.rehearsal import Rehearsal
-from memplan.standin.build import find_torch
-
-_LOOK_SECONDS = 0.005
+from memplan.errors import NotEstimatedError, UsageError
+from memplan.estimators.analytic.estimate import estimate
+from memplan.estimators.base import Estimator
+from memplan.estimators.rehearsed import allocator_environment, check_packages, instead_of_running, step_of
+from memplan.execution.measure import Measurer
+from memplan.execution.measurement import Measurement
+from memplan.execution.runner import Closing, not_run
+from memplan.execution.step_source import StepSource
+from memplan.hardware.gpu import GpuSpec
+from memplan.memory.cuda_context import context_of
+from memplan.memory.estimate import MemoryRange
+from memplan.workload.stage import Stage
+from memplan.workload.workload import Workload
 
 
-class Measurer(Closing):
+class MeasuredEstimator(Estimator, Closing):
     """
-    Runs one program on *gpu*, a card of this machine, as often as asked. To be closed, or used in a `with`.
+    Runs steps of workloads on one GPU of this machine, each once. To be closed, or used in a `with`.
 
-    Raises MissingError where this Python has no PyTorch for CUDA.
+    A step that ran out of memory takes all of the card and what the failed allocation lacked, at the least, and by formulas more.
     """
 
-    def __init__(self, target: Target, gpu: GpuSpec) -> None:
-        find_torch()
-        self._gpu = gpu
-        self._runner = Runner(target)
+    method = "measured"
+    is_slow = True
+
+    def __init__(self, gpu: GpuSpec) -> None:
+        self._measurer = Measurer(StepSource("memplan.child.models.built_in", "build"), gpu)
+        self._measured: dict[tuple[str, int], Measurement] = {}
 
     def close(self) -> None:
-        """End the process and leave no file."""
-        self._runner.close()
+        """End the process that runs the steps."""
+        self._measurer.close()
 
-    def measure(
-        self,
-        values: Mapping[str, Any],
-        *,
-        steps: int | None = None,
-        timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
-        environment: Mapping[str, str] | None = None,
-    ) -> Measurement:
+    def __call__(self, workload: Workload, gpu: GpuSpec, stage: Stage | None) -> Measurement:
         """
-        Return what the program does to the memory of the card, in a process that has used it for nothing before.
+        Return what one step of *workload* in *stage* took of the card.
 
-        *steps*: how many; None runs three, and ten where the third still takes more than the second. *environment*: variables for this run.
-
-        Raises UsageError when the program fails for another reason than memory, DoesNotFitError where not even CUDA itself can begin.
+        Raises NotRehearsedError where the step cannot be built or run, DoesNotFitError where not even CUDA itself can begin.
         """
-        until = self._runner.folder / "until"
-        until.unlink(missing_ok=True)
-        with watched_card(self._gpu.uuid) as use, _seen_at_the_end(use, self._runner.result, until) as seen:
-            before = use()
-            status = self._runner.run(
-                device=self._device,
-                environment=environment or {},
-                values=values,
-                steps=steps,
-                answers=None,
-                looks=False,
-                timeout_seconds=timeout_seconds,
-                until=until,
-            )
-            answer = self._runner.answer(status)
-        return _measurement(answer, self._gpu, _held_bytes(answer["pid"], before, seen))
+        step = step_of(workload, gpu, stage)
+        key = step.family, step.micro_batch_size
+        if key not in self._measured:
+            check_packages(step)
+            settings = allocator_environment(workload.training.allocator_settings)
+            try:
+                found = self._measurer.measure({"workload": step.workload}, environment=settings)
+            except UsageError as error:
+                raise not_run(error, instead=instead_of_running(step)) from error
+            found = found.model_copy(update={"values": {}, "trace": None})
+            self._measured[key] = _with_what_was_missing(found, self.quick_estimate(workload, gpu, stage), gpu)
+        return self._measured[key]
 
-    def _device(self) -> Mapping[str, str]:
-        """Return the environment in which CUDA shows the card alone."""
-        return {**os.environ, **({"CUDA_VISIBLE_DEVICES": self._gpu.uuid} if self._gpu.uuid else {})}
-
-
-@contextmanager
-def _seen_at_the_end(use: Any, result: Path, until: Path) -> Iterator[list[CardUse]]:
-    """Ask what the card holds when *result* is there, and let the run go on by making *until*."""
-    seen: list[CardUse] = []
-    ends = threading.Event()
-
-    def look() -> None:
-        while not ends.wait(_LOOK_SECONDS):
-            if result.exists():
-                seen.append(use())
-                until.touch()
-                return
-
-    watcher = threading.Thread(target=look, daemon=True)
-    watcher.start()
-    try:
-        yield seen
-    finally:
-        ends.set()
-        watcher.join()
+    def quick_estimate(self, workload: Workload, gpu: GpuSpec, stage: Stage | None) -> MemoryRange | None:
+        """Return about what it takes, by the formulas; None for a model that there are none for."""
+        try:
+            return estimate(workload, gpu, stage).device_used
+        except NotEstimatedError:
+            return None
 
 
-def _held_bytes(pid: int, before: CardUse, seen: list[CardUse]) -> int | None:
-    """Return what the process held at its end, by its number, or else by what all hold more than before; None where nobody tells."""
-    if not seen:
-        return None
-    after = seen[0]
-    if after.by_process is not None and pid in after.by_process:
-        return after.by_process[pid]
-    if after.used_bytes is None or before.used_bytes is None:
-        return None
-    return max(0, after.used_bytes - before.used_bytes)  # in a container the driver's process numbers are those of its host
-
-
-def _measurement(answer: Mapping[str, Any], gpu: GpuSpec, held_bytes: int | None) -> Measurement:
-    reserved = answer["reserved_bytes"]
-    outside = None if held_bytes is None or held_bytes <= reserved else held_bytes - reserved
-    rehearsal = rehearsal_of(Seen(answer), without=None, context=context_of(gpu) if outside is None else exactly(outside))
-    told = {name: getattr(rehearsal, name) for name in Rehearsal.model_fields}
-    told |= {"method": "measured", "driver_version": gpu.driver_version}
-    if outside is None:
-        return Measurement(**told)
-    libraries = min(answer["outside_bytes"], outside)
-    device = rehearsal.peak_reserved_bytes + outside
-    return Measurement(**told, device_bytes=device, context_bytes=outside - libraries, libraries_bytes=libraries)
+def _with_what_was_missing(found: Measurement, formula: MemoryRange | None, gpu: GpuSpec) -> Measurement:
+    """Return *found*, where memory ran out, with what it takes: all of the GPU and the allocation that failed, or more by *formula*."""
+    if found.fits or found.out_of_memory is None:
+        return found
+    outside = found.outside_bytes or context_of(gpu).expected_bytes
+    asked = max(0, found.out_of_memory.requested_bytes - found.out_of_memory.free_bytes)
+    least = max(found.peak_reserved_bytes + outside, gpu.free_memory_bytes) + asked
+    expected, high = (formula.expected_bytes, formula.high_bytes) if formula is not None else (least, least)
+    whole = MemoryRange(low_bytes=least, expected_bytes=max(least, expected), high_bytes=max(least, high))
+    return found.model_copy(update={"device_used": whole})

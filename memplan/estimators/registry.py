@@ -2,31 +2,36 @@
 
 from __future__ import annotations
 
-from memplan.errors import MissingError
-from memplan.estimators import analytic, guide
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+from memplan.estimators.analytic.estimate import AnalyticEstimator
 from memplan.estimators.base import Estimator
+from memplan.estimators.guide import GuideEstimator
+
+if TYPE_CHECKING:
+    from memplan.estimators.rehearsed import Step
+
+PlanMethod: TypeAlias = Literal["analytic", "rehearsed", "guide"]
+"""What needs no GPU of this machine."""
+
+OnRehearsal: TypeAlias = "Callable[[Step], None]"
+"""Is called before each rehearsal."""
 
 
-def estimator_by(method: str) -> Estimator:
+def estimator_by(method: PlanMethod, on_rehearsal: OnRehearsal | None = None) -> Estimator:
     """
     Return the estimator of *method*; that of rehearsals is loaded when it is asked for: an analytic plan starts without it.
 
     Raises MissingError for rehearsals where this machine has not what they need.
     """
     if method == "analytic":
-        return analytic.estimate
+        return AnalyticEstimator()
     if method == "guide":
-        return guide.estimate
-    from memplan.estimators.workload_rehearsal import rehearsals  # noqa: PLC0415
-    from memplan.standin.build import find_torch  # noqa: PLC0415
+        return GuideEstimator()
+    from memplan.estimators.rehearsal_cache import RehearsalCache  # noqa: PLC0415
+    from memplan.estimators.rehearsed import RehearsedEstimator  # noqa: PLC0415
+    from memplan.standin.build import default_cache, find_torch  # noqa: PLC0415
 
     find_torch()
-    return rehearsals()
-
-
-def best_estimator() -> tuple[str, Estimator, str | None]:
-    """Return the method that this machine allows, its estimator, and why it is not rehearsals, where it is not."""
-    try:
-        return "rehearsed", estimator_by("rehearsed"), None
-    except MissingError as error:
-        return "analytic", analytic.estimate, error.message
+    return RehearsedEstimator(RehearsalCache(default_cache()), on_rehearsal)

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from memplan.errors import UsageError
-from memplan.hardware.spec import GpuSpec
-from memplan.units import GIB, Size, format_bytes
+from memplan.hardware.gpu import GpuSpec
+from memplan.units import Size, format_bytes
 
 
 class CatalogCard(NamedTuple):
@@ -94,13 +94,13 @@ def card_of_size(size: Size) -> GpuSpec:
     """
     Return the card that a typed memory size stands for.
 
-    A plain number is the size on a box: the catalogue's least total among the cards sold with it, since a plan for "24" should fit on each
-    of them (though a size says nothing of the capability). A size with a unit, and a number that no card is sold with, is taken as it is.
+    "24", "24GB" and "24G" are the size on a box: the catalogue's least total among the cards sold with it, since a plan for "24" should fit
+    on each of them (though a size says nothing of the capability). Any other size, and one that no card is sold with, is taken as it is.
     """
-    marketing_gb = size.size_bytes // GIB if size.size_bytes % GIB == 0 and not size.has_unit else None
+    marketing_gb = size.marketing_gb
     sold = [card.spec for card in cards() if marketing_gb and card.spec.marketing_gb == marketing_gb and not card.is_mig]
     if not sold:
-        note = "as typed" if size.has_unit else "as typed: no card of the catalogue is sold with that size"
+        note = "as typed" if marketing_gb is None else "as typed: no card of the catalogue is sold with that size"
         return GpuSpec(name=f"a card of {format_bytes(size.size_bytes)}", total_memory_bytes=size.size_bytes, origin=note)
     least = min(sold, key=lambda spec: spec.total_memory_bytes)
     most = max(sold, key=lambda spec: spec.total_memory_bytes)

@@ -1,9 +1,15 @@
 """
 This machine's GPUs as cards to plan for: those that a CUDA program started here would see, in CUDA's order.
 
-In a machine of unlike cards CUDA counts the fastest first unless CUDA_DEVICE_ORDER=PCI_BUS_ID, so there it is asked itself, and cards are
-told apart by UUID. Where it does not answer, and of cards that are alike, CUDA_VISIBLE_DEVICES is read as CUDA reads it: numbers, GPU and
-MIG UUIDs or their beginnings; the list ends at the first entry that names nothing; numbers count in the order of the PCI bus.
+In a machine of unlike cards CUDA counts the fastest first unless CUDA_DEVICE_ORDER=PCI_BUS_ID, and which MIG instances a process sees
+depends on the driver. So there it is asked itself, and devices are told apart by UUID. Where it does not answer, and of cards that are
+alike, CUDA_VISIBLE_DEVICES is read as CUDA reads it: numbers, GPU and MIG UUIDs or their beginnings; the list ends at the first entry that
+names nothing; numbers count in the order of the PCI bus.
+
+Of MIG instances (NVIDIA's MIG user guide, section "CUDA Device Enumeration") a process sees, with drivers before R570, the first one only
+and then no other card; from R570 on all that are visible, beside other cards. The guide says nothing of numbers. pkg/gpu/cuda/env.go of
+DataDog/datadog-agent (pull request 36377) has them count the cards that are not in MIG mode, and then those that are, each as its first
+instance. The same is assumed where such a card is named by its UUID.
 """
 
 from __future__ import annotations
@@ -14,9 +20,9 @@ from pathlib import Path
 
 from memplan.errors import MissingError
 from memplan.hardware.catalog import CatalogCard, cards
-from memplan.hardware.cuda import cuda_uuids, digits_of
+from memplan.hardware.cuda_order import cuda_uuids, digits_of
+from memplan.hardware.gpu import GpuSpec
 from memplan.hardware.nvml import NvmlDevice, NvmlMachine, read_machine
-from memplan.hardware.spec import GpuSpec
 from memplan.units import format_bytes
 
 
@@ -42,17 +48,18 @@ def detect_gpus(*, environment: Mapping[str, str] = os.environ, meminfo: Path = 
 def _why_none(machine: NvmlMachine, environment: Mapping[str, str]) -> str:
     if not machine.devices:
         return "the NVIDIA driver answers, but this machine has no GPU"
-    if "CUDA_VISIBLE_DEVICES" not in environment:
+    if "CUDA_VISIBLE_DEVICES" not in environment or all(device.mig_enabled for device in machine.devices):
         return "this machine's GPU is in MIG mode and has no instances"
     return f"CUDA_VISIBLE_DEVICES={environment.get('CUDA_VISIBLE_DEVICES')!r} hides all {len(machine.devices)} GPU(s) of this machine"
 
 
 def devices_in_order(machine: NvmlMachine, environment: Mapping[str, str] = os.environ) -> list[NvmlDevice]:
     """Return the devices that a CUDA program sees in *environment*, in its numbering."""
-    names = {device.name for device in machine.devices if not device.mig_enabled}
-    uuids = cuda_uuids(environment) if len(names) > 1 else None  # of cards that are alike the order is the bus's
+    usable = [device for device in machine.devices if not device.mig_enabled]
+    are_unlike = len({device.name for device in usable}) > 1  # of cards that are alike the order is the bus's
+    uuids = cuda_uuids(environment) if are_unlike or any(device.is_mig for device in usable) else None
     if uuids is not None:
-        by_digits = {digits_of(device.uuid): device for device in machine.devices if device.uuid}
+        by_digits = {digits_of(device.uuid): device for device in usable if device.uuid}
         if all(uuid in by_digits for uuid in uuids):  # else CUDA's driver answers for another machine than NVML's
             return [by_digits[uuid] for uuid in uuids]
     return visible_devices(machine, environment.get("CUDA_VISIBLE_DEVICES"))
@@ -64,12 +71,18 @@ def _driver_of(machine: NvmlMachine) -> str | None:
 
 def visible_devices(machine: NvmlMachine, variable: str | None) -> list[NvmlDevice]:
     """Return the devices that a CUDA_VISIBLE_DEVICES of *variable* leaves, in its order."""
-    usable = [device for device in machine.devices if not device.mig_enabled]  # a card cut into instances is seen through them
     if variable is None:
-        return usable
+        chosen = sorted((device for device in machine.devices if not device.mig_enabled), key=lambda device: device.is_mig)
+    else:
+        chosen = _chosen(variable, machine)
+    first_instance = next((device for device in chosen if device.is_mig), None)
+    return [first_instance] if first_instance and not _shows_many_instances(machine.driver_version) else chosen
+
+
+def _chosen(variable: str, machine: NvmlMachine) -> list[NvmlDevice]:
     chosen: list[NvmlDevice] = []
     for entry in (part.strip() for part in variable.split(",")):
-        found = _named(entry, usable)
+        found = _named(entry, machine.devices)
         if found is None:
             break  # CUDA reads no further than the first entry that names nothing
         if found in chosen:
@@ -80,12 +93,24 @@ def visible_devices(machine: NvmlMachine, variable: str | None) -> list[NvmlDevi
 
 def _named(entry: str, devices: Sequence[NvmlDevice]) -> NvmlDevice | None:
     if entry.isascii() and entry.isdigit():
-        number = entry.lstrip("0") or "0"
-        return next((device for device in devices if str(device.index) == number and not device.is_mig), None)
-    if not entry.startswith(("GPU-", "MIG-")):
+        digits = entry.lstrip("0") or "0"
+        numbered = sorted((device for device in devices if not device.is_mig), key=lambda device: device.mig_enabled)
+        matching = [device for number, device in enumerate(numbered) if str(number) == digits]
+    elif entry.startswith(("GPU-", "MIG-")):
+        matching = [device for device in devices if device.uuid and device.uuid.startswith(entry)]
+    else:
         return None
-    matching = [device for device in devices if device.uuid and device.uuid.startswith(entry)]
-    return matching[0] if len(matching) == 1 else None
+    if len(matching) != 1:
+        return None
+    if not matching[0].mig_enabled:
+        return matching[0]
+    return next((device for device in devices if device.is_mig and device.parent_index == matching[0].index), None)
+
+
+def _shows_many_instances(driver_version: str | None) -> bool:
+    """Say whether CUDA of that driver shows a process more than one MIG instance; one that does not tell its version is taken for new."""
+    branch = (driver_version or "").partition(".")[0]
+    return not branch.isdecimal() or int(branch) >= 570
 
 
 def spec_of(device: NvmlDevice, *, driver: str | None = None, meminfo: Path = Path("/proc/meminfo")) -> GpuSpec | None:

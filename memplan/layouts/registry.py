@@ -3,13 +3,12 @@
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import NamedTuple
 
 from memplan.errors import ConfigError
+from memplan.layouts.reader import Reading, missing_keys, read
+from memplan.layouts.schema import Layout, layout_from
 from memplan.layouts.templates import template_data, template_files, template_folders
-
-if TYPE_CHECKING:
-    from memplan.layouts.layout import Layout, Reading
 
 BUILT_IN_WORKLOAD = "hydra-contrastive/workload.yaml"
 LAYOUT_FILE = "layout.yaml"
@@ -18,70 +17,70 @@ LAYOUT_FILE = "layout.yaml"
 class Located(NamedTuple):
     """A tree that a layout fits."""
 
-    layout: "Layout"
+    layout: Layout
     folder: Path
     """Where the layout stands."""
     root: Path
     """Where the tree stands."""
 
-    def read(self) -> "Reading":
+    def read(self) -> Reading:
         """Return the workload that the tree describes. Raises ConfigError for what makes no sense in it."""
-        from memplan.layouts.layout import read
-
         return read(self.layout, self.root, starter=self.folder / self.layout.workload)
 
 
-def locate(path: Path, environment: Mapping[str, str] = os.environ) -> "Located | None":
+class NearMiss(NamedTuple):
+    """A tree that has some of the keys by which a layout recognises its own, and lacks others."""
+
+    layout: Layout
+    file: Path
+    """The tree's main file."""
+    missing: tuple[str, ...]
+    """The keys that it lacks."""
+
+
+def locate(path: Path, environment: Mapping[str, str] = os.environ) -> Located | None:
     """Return the tree that *path* (its folder, the project's, or the tree's main file) belongs to, or None where no layout fits."""
-    for template, data in _layout_templates(environment):
-        for root in _roots(data, path):
-            if (root / data["detect"]["file"]).is_file():
-                located = _fitting(template, data, root)
-                if located is not None:
-                    return located
+    for layout, template in layouts(environment):
+        for root in _roots(layout, path):
+            if missing_keys(layout, root) == []:
+                return Located(layout, template.parent, root)
     return None
+
+
+def near_misses(path: Path, environment: Mapping[str, str] = os.environ) -> Iterator[NearMiss]:
+    """Yield the trees at *path* that have lost keys by which a layout would recognise them, and kept others."""
+    for layout, _ in layouts(environment):
+        for root in _roots(layout, path):
+            missing = missing_keys(layout, root)
+            if missing and len(missing) < len(layout.detect.keys):
+                yield NearMiss(layout, root / layout.detect.file, tuple(missing))
 
 
 def roots_of(path: Path, environment: Mapping[str, str] = os.environ) -> Iterator[Path]:
     """Yield every folder that some layout would take for the tree's when *path* is given."""
-    for _, data in _layout_templates(environment):
-        yield from _roots(data, path)
+    for layout, _ in layouts(environment):
+        yield from _roots(layout, path)
 
 
-def main_files(path: Path, environment: Mapping[str, str] = os.environ) -> Iterator[tuple[Path, list[str]]]:
-    """Yield every file that some layout would take for its tree's main one, with the keys that it would have to have."""
-    for _, data in _layout_templates(environment):
-        for root in _roots(data, path):
-            if (root / data["detect"]["file"]).is_file():
-                yield root / data["detect"]["file"], data["detect"].get("keys", [])
+def layouts(environment: Mapping[str, str] = os.environ) -> Iterator[tuple[Layout, Path]]:
+    """
+    Yield every layout and the file that it stands in, the user's own (MEMPLAN_TEMPLATES) first.
 
-
-def _layout_templates(environment: Mapping[str, str]) -> Iterator[tuple[Path, dict[str, Any]]]:
+    Raises ConfigError for a folder that is not there, and for a layout that makes no sense.
+    """
     for folder in template_folders(environment):
+        if not folder.is_dir():
+            raise ConfigError("is not a folder", file=folder, hint="MEMPLAN_TEMPLATES names folders of layouts, joined by `:`")
         for template in template_files(folder, LAYOUT_FILE):
-            data = template_data(template)
-            if not (isinstance(data, dict) and isinstance(data.get("detect"), dict) and isinstance(data["detect"].get("file"), str)):
-                raise ConfigError("does not say `detect.file`: how its trees are recognised", file=template)
-            yield template, data
+            yield layout_from(template_data(template), template), template
 
 
-def _roots(data: dict[str, Any], path: Path) -> list[Path]:
+def _roots(layout: Layout, path: Path) -> list[Path]:
     if path.is_file():
-        return [path.parent] if path.name == Path(data["detect"]["file"]).name else []
-    return [Path(os.path.normpath(path / root)) for root in data.get("roots", ["."])]
-
-
-def _fitting(template: Path, data: dict[str, Any], root: Path) -> "Located | None":
-    """Return the tree at *root* when it has the keys that the layout at *template* asks for."""
-    from memplan.layouts.layout import layout_from, matches
-
-    layout = layout_from(data, template)
-    return Located(layout, template.parent, root) if matches(layout, root) else None
+        return [path.parent] if path.name == Path(layout.detect.file).name else []
+    return [Path(os.path.normpath(path / root)) for root in layout.roots]
 
 
 def describe_layouts(environment: Mapping[str, str] = os.environ) -> str:
     """Return what a path would need to have to be known, for an error."""
-    return "; ".join(
-        f"{data['detect']['file']} with {', '.join(data['detect'].get('keys', []))} ({data.get('name')})"
-        for _, data in _layout_templates(environment)
-    )
+    return "; ".join(f"{layout.detect.file} with {', '.join(layout.detect.keys)} ({layout.name})" for layout, _ in layouts(environment))

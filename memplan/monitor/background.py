@@ -10,7 +10,7 @@ from collections import deque
 from pathlib import Path
 from types import TracebackType
 
-from memplan.errors import MissingError, UsageError
+from memplan.errors import MissingError, UsageError, reason_of
 from memplan.monitor.sampler import Sample, Sampler
 
 MOST_KEPT = 3600
@@ -55,7 +55,7 @@ class Monitor:
             try:
                 self._log.open("a", encoding="utf-8").close()
             except OSError as error:
-                raise UsageError(f"{self._log}: {error.strerror}", hint="name a file that can be written") from error
+                raise UsageError(f"{self._log}: {reason_of(error)}", hint="name a file that can be written") from error
         self._ends.clear()
         self._thread = threading.Thread(target=self._watch, daemon=True, name="memplan-monitor")
         self._thread.start()
@@ -85,5 +85,5 @@ class Monitor:
             with self._log.open("a", encoding="utf-8") as file:
                 file.write(sample.model_dump_json() + "\n")
         except OSError as error:
-            logger.warning("%s: %s; nothing more is written there", self._log, error.strerror)
+            logger.warning("%s: %s; nothing more is written there", self._log, reason_of(error))
             self._log = None

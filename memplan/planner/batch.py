@@ -5,11 +5,29 @@ costs time:
 
     effective batch = micro batch x accumulation steps x data-parallel size
 
-Among the micro-batches that fit, the plan prefers one whose multiples meet the target exactly or most nearly, never below it, and among
-those the largest.
+The effective batch is never below the target. An exact one is taken where its micro-batch is at least half of the largest that fits: people
+compare runs at the batch that they typed. Otherwise, and always where a tolerance is given, the plan takes the fewest accumulation steps
+whose effective batch is within the tolerance above the target, and among those the smallest excess.
 """
 
+from __future__ import annotations
+
 from typing import NamedTuple
+
+DEFAULT_TOLERANCE = 0.05
+"""Share of the target by which the effective batch may be above it where no exact one is worth its accumulation steps."""
+
+LEAST_EXACT_SHARE = 0.5
+"""Share of the largest micro-batch that fits which an exact one must have to be preferred."""
+
+
+class Alternative(NamedTuple):
+    """Another micro-batch and accumulation that the user may prefer, and the option that asks for it."""
+
+    micro_batch_size: int
+    gradient_accumulation_steps: int
+    effective_batch_size: int
+    option: str
 
 
 class BatchChoice(NamedTuple):
@@ -19,6 +37,7 @@ class BatchChoice(NamedTuple):
     gradient_accumulation_steps: int
     effective_batch_size: int
     rule: str
+    alternative: Alternative | None = None
 
 
 def choose_batch(
@@ -26,40 +45,80 @@ def choose_batch(
     largest: int,
     target: int,
     data_parallel_size: int = 1,
+    tolerance: float | None = None,
     pinned_micro_batch: int | None = None,
     pinned_accumulation: int | None = None,
 ) -> BatchChoice:
     """
     Return the micro-batch (1 to *largest*, which fits) and the accumulation for an effective batch of *target*.
 
-    What is pinned stays, also where it misses the target.
+    *tolerance*: share of the target by which the effective batch may always be above it; None prefers an exact one where its micro-batch is
+    at least half of *largest*. What is pinned stays, also where it misses the target.
     """
+    ranks = data_parallel_size
     if pinned_micro_batch is not None and pinned_accumulation is not None:
-        return _choice(pinned_micro_batch, pinned_accumulation, data_parallel_size, "both are pinned")
+        return _choice(pinned_micro_batch, pinned_accumulation, ranks, "both are pinned")
     if pinned_micro_batch is not None:
-        steps = _steps(target, pinned_micro_batch * data_parallel_size)
-        return _choice(pinned_micro_batch, steps, data_parallel_size, "the micro-batch is pinned; accumulation makes up the target")
+        rule = "the micro-batch is pinned; accumulation makes up the target"
+        return _choice(pinned_micro_batch, _steps(target, pinned_micro_batch * ranks), ranks, rule)
     if pinned_accumulation is not None:
-        wanted = _steps(target, pinned_accumulation * data_parallel_size)
+        wanted = _steps(target, pinned_accumulation * ranks)
         rule = "accumulation is pinned; the micro-batch makes up the target"
         if wanted > largest:
             rule = "accumulation is pinned; the micro-batch is the largest that fits, below what the target needs"
-        return _choice(min(wanted, largest), pinned_accumulation, data_parallel_size, rule)
-    best = min(range(1, largest + 1), key=lambda micro: (_excess(target, micro * data_parallel_size), -micro))
-    exact = _excess(target, best * data_parallel_size) == 0
-    nearness = "meet the target exactly" if exact else "come nearest to the target from above"
-    return _choice(
-        best, _steps(target, best * data_parallel_size), data_parallel_size, f"the largest that fits among those whose multiples {nearness}"
-    )
+        return _choice(min(wanted, largest), pinned_accumulation, ranks, rule)
+    exact = _largest_exact(largest, target, ranks)
+    near = _fewest_steps(largest, target, ranks, DEFAULT_TOLERANCE if tolerance is None else tolerance)
+    if tolerance is None and exact is not None and exact.micro_batch_size >= LEAST_EXACT_SHARE * largest:
+        return exact._replace(alternative=_with_fewer_steps(exact, largest, target, ranks))
+    return near._replace(alternative=_exactly(near, exact) or _with_fewer_steps(near, largest, target, ranks))
+
+
+def _largest_exact(largest: int, target: int, ranks: int) -> BatchChoice | None:
+    """Return the choice with the largest micro-batch whose multiples meet the target exactly; None where none does."""
+    if target % ranks:
+        return None
+    samples = target // ranks
+    micro = next(micro for micro in range(min(largest, samples), 0, -1) if samples % micro == 0)
+    return _choice(micro, samples // micro, ranks, "the largest micro-batch that fits and meets the target exactly")
+
+
+def _fewest_steps(largest: int, target: int, ranks: int, tolerance: float) -> BatchChoice:
+    """Return the choice with the fewest accumulation steps within *tolerance*, or else the one nearest to the target from above."""
+    for micro in range(largest, 0, -1):
+        steps = _steps(target, micro * ranks)
+        smallest = _steps(target, steps * ranks)  # the smallest micro-batch that needs no more steps has the smallest excess
+        if smallest * steps * ranks <= target * (1 + tolerance):
+            rule = f"the fewest accumulation steps for an effective batch at most {100 * tolerance:.3g}% above the target"
+            return _choice(smallest, steps, ranks, rule)
+    nearest = min(range(largest, 0, -1), key=lambda micro: _steps(target, micro * ranks) * micro)
+    return _choice(nearest, _steps(target, nearest * ranks), ranks, "the effective batch nearest to the target, from above")
+
+
+def _with_fewer_steps(chosen: BatchChoice, largest: int, target: int, ranks: int) -> Alternative | None:
+    """Return what would take fewer accumulation steps than *chosen*, within the usual tolerance or beyond it; None where nothing would."""
+    near = _fewest_steps(largest, target, ranks, DEFAULT_TOLERANCE)
+    option = f"--target-tolerance {DEFAULT_TOLERANCE:.0%}"
+    if near.gradient_accumulation_steps >= chosen.gradient_accumulation_steps:
+        steps = _steps(target, largest * ranks)
+        micro = _steps(target, steps * ranks)
+        near = _choice(micro, steps, ranks, "")
+        option = f"--target-effective-batch {near.effective_batch_size}"
+    if near.gradient_accumulation_steps >= chosen.gradient_accumulation_steps:
+        return None
+    return Alternative(near.micro_batch_size, near.gradient_accumulation_steps, near.effective_batch_size, option)
+
+
+def _exactly(chosen: BatchChoice, exact: BatchChoice | None) -> Alternative | None:
+    """Return the exact choice as the alternative to one that is above the target."""
+    if exact is None or chosen.effective_batch_size == exact.effective_batch_size:
+        return None
+    return Alternative(exact.micro_batch_size, exact.gradient_accumulation_steps, exact.effective_batch_size, "--target-tolerance 0%")
 
 
 def _steps(target: int, samples: int) -> int:
     return -(-target // samples)
 
 
-def _excess(target: int, samples: int) -> int:
-    return _steps(target, samples) * samples - target
-
-
-def _choice(micro_batch_size: int, steps: int, data_parallel_size: int, rule: str) -> BatchChoice:
-    return BatchChoice(micro_batch_size, steps, micro_batch_size * steps * data_parallel_size, rule)
+def _choice(micro_batch_size: int, steps: int, ranks: int, rule: str) -> BatchChoice:
+    return BatchChoice(micro_batch_size, steps, micro_batch_size * steps * ranks, rule)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from memplan.allocator.config import read_settings
-from memplan.estimators.base import Estimator, rehearsing, rough_of
-from memplan.estimators.context import context_of
-from memplan.hardware.spec import GpuSpec
+from memplan.estimators.base import Estimator, ReplayingEstimator
+from memplan.hardware.gpu import GpuSpec
 from memplan.memory.budget import MemoryBudget
-from memplan.planner.search import Fits, largest_fitting
+from memplan.memory.cuda_context import context_of
+from memplan.planner.search import largest_fitting
 from memplan.workload.stage import Stage
 from memplan.workload.workload import Workload
 
@@ -38,8 +39,16 @@ def all_stages_fit(workload: Workload, gpu: GpuSpec, estimator: Estimator, budge
 
 def heaviest_stage(workload: Workload, gpu: GpuSpec, estimator: Estimator) -> Stage | None:
     """Return the stage that takes most, as far as it is known without running any."""
-    judge = rough_of(estimator) or estimator
-    return max(stages_of(workload), key=lambda stage: judge(workload, gpu, stage).device_used.high_bytes)
+    stages = stages_of(workload)
+    if len(stages) == 1:
+        return stages[0]
+
+    def weight(stage: Stage | None) -> tuple[int, int]:
+        quick = estimator.quick_estimate(workload, gpu, stage)
+        items = workload.contrastive.samples_per_anchor(stage) if workload.contrastive is not None and stage is not None else 0
+        return (quick.high_bytes if quick is not None else 0), items
+
+    return max(stages, key=weight)
 
 
 def largest_micro_batch(
@@ -51,28 +60,54 @@ def largest_micro_batch(
     Whether the others do is for the plan to see, at the size that it chooses.
     """
     stage = heaviest_stage(of_size(1), gpu, estimator)
+    return largest_fitting(
+        lambda size: budget.fits(estimator(of_size(size), gpu, stage).device_used),
+        low=1,
+        high=most,
+        guess=lambda size: _seems_to_fit(of_size(size), gpu, stage, estimator, budget),
+    )
 
-    def fits_by(judge: Estimator) -> Fits:
-        return lambda size: budget.fits(judge(of_size(size), gpu, stage).device_used)
 
-    rough = rough_of(estimator)
-    return largest_fitting(fits_by(estimator), low=1, high=most, rough=fits_by(rough) if rough else None)
+def _seems_to_fit(workload: Workload, gpu: GpuSpec, stage: Stage | None, estimator: Estimator, budget: MemoryBudget) -> bool:
+    """Say whether *stage* fits by the quick estimate; what nothing is known of does not, so that a search begins small."""
+    quick = estimator.quick_estimate(workload, gpu, stage)
+    return quick is not None and budget.fits(quick)
+
+
+def all_stages_seem_to_fit(workload: Workload, gpu: GpuSpec, estimator: Estimator, budget: MemoryBudget) -> bool:
+    """Say whether every stage fits by the quick estimate."""
+    return all(_seems_to_fit(workload, gpu, stage, estimator, budget) for stage in stages_of(workload))
+
+
+class StageQuestions(NamedTuple):
+    """Whether a stage fits: by the estimator, and by its quick estimate."""
+
+    fits: Callable[[Stage], bool]
+    seems_to_fit: Callable[[Stage], bool]
+
+
+def questions_of(workload: Workload, gpu: GpuSpec, estimator: Estimator, budget: MemoryBudget) -> StageQuestions:
+    """Return what can be asked of stages of *workload*, its micro-batch as it is."""
+    return StageQuestions(
+        fits=lambda stage: budget.fits(estimator(workload, gpu, stage).device_used),
+        seems_to_fit=lambda stage: _seems_to_fit(workload, gpu, stage, estimator, budget),
+    )
 
 
 def near_misses(
     of_size: Callable[[int], Workload], gpu: GpuSpec, estimator: Estimator, budget: MemoryBudget, *, largest: int, most: int
 ) -> list[int]:
     """Return the sizes above *largest* + 1 that may fit for all that is known: they seem to be hardly over the budget."""
-    rough = rough_of(estimator)
-    if rough is None:
+    if estimator.is_slow:
         return []
     wider = budget.model_copy(update={"margin": 1 - (1 - budget.margin) * NEAR})
     sizes = range(largest + 2, min(most, int(largest * FARTHEST)) + 1)
-    return [size for size in sizes if all_stages_fit(of_size(size), gpu, rough, wider)]
+    return [size for size in sizes if all_stages_seem_to_fit(of_size(size), gpu, estimator, wider)]
 
 
 def is_tight(workload: Workload, gpu: GpuSpec, stage: Stage | None, estimator: Estimator, budget: MemoryBudget) -> bool:
     """Say whether *stage*, which does not fit, runs within the budget all the same, by giving cached memory back."""
-    rehearses = rehearsing(estimator)
+    if not isinstance(estimator, ReplayingEstimator):
+        return False
     capacity_bytes = max(0, budget.budget_bytes - context_of(gpu).high_bytes)
-    return rehearses is not None and rehearses.squeezed(workload, gpu, stage, capacity_bytes=capacity_bytes).fits
+    return estimator.replay_with_capacity(workload, gpu, stage, capacity_bytes=capacity_bytes).fits

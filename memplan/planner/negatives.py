@@ -1,31 +1,57 @@
-"""Negatives: what a stage can have more of, once the micro-batch stands.
+"""
+Negatives and positives: how many a stage could have at the planned micro-batch, and what they cost.
 
-One micro-batch serves all stages, so the stage with the most negatives decides it and the others have memory left. Their n_negatives
-grow into that, up to the stage's limit.
+They are the user's choice: more of them change the loss and the time of a step. So a plan says how many would fit, and raises them only
+where it is asked to (`--grow-negatives`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+from memplan.planner.fitting import StageQuestions
 from memplan.planner.search import largest_fitting
 from memplan.workload.stage import Stage
 from memplan.workload.workload import Workload
 
-
-def limit_of(stage: Stage, workload: Workload) -> int:
-    """Return the most negatives that *stage* may get: its own limit, or what the stage with the most has."""
-    if stage.max_n_negatives is not None:
-        return stage.max_n_negatives
-    return max(other.n_negatives for other in workload.stages)
+MOST_PER_ANCHOR = 4096
+"""Where the search for more ends: nobody trains with so many explicit negatives or positives for an anchor."""
 
 
-def grow(stage: Stage, *, limit: int, fits: Callable[[Stage], bool]) -> Stage:
-    """Return *stage* with the most negatives from its present count to *limit* with which it fits; as it is when that does not fit."""
-    if limit > stage.n_negatives and fits(with_negatives(stage, limit)):
-        return with_negatives(stage, limit)  # the micro-batch was chosen for a stage with as many: this is the usual case
-    found = largest_fitting(lambda count: fits(with_negatives(stage, count)), low=stage.n_negatives, high=limit)
-    return stage if found is None else with_negatives(stage, found)
+def has_negatives(stage: Stage) -> bool:
+    """Say whether a stage has explicit negatives, or is meant to: without any it is another kind of training."""
+    return stage.n_negatives > 0 or stage.max_n_negatives is not None
+
+
+def most_negatives(stage: Stage, asked: StageQuestions) -> int:
+    """
+    Return the most negatives, from its present count on, with which *stage* fits; its present count where even that does not fit.
+
+    No more than the stage's own `max_n_negatives`, where it has one.
+    """
+    limit = MOST_PER_ANCHOR if stage.max_n_negatives is None else stage.max_n_negatives
+    return _most(lambda count: with_negatives(stage, count), stage.n_negatives, max(limit, stage.n_negatives), asked)
+
+
+def most_positives(stage: Stage, asked: StageQuestions) -> int:
+    """Return the most positives, from its present count on, with which *stage* fits; its present count where even that does not fit."""
+    limit = max(MOST_PER_ANCHOR, stage.n_positives)
+    return _most(lambda count: stage.model_copy(update={"n_positives": count}), stage.n_positives, limit, asked)
+
+
+def _most(of_count: Callable[[int], Stage], present: int, limit: int, asked: StageQuestions) -> int:
+    found = largest_fitting(
+        lambda count: asked.fits(of_count(count)),
+        low=present,
+        high=limit,
+        guess=lambda count: asked.seems_to_fit(of_count(count)),
+    )
+    return present if found is None else found
+
+
+def positives_cost_memory(workload: Workload) -> bool:
+    """Say whether a step encodes every positive of an anchor: with pairs it encodes one, and the others are rows of the epoch."""
+    return workload.contrastive is not None and workload.contrastive.sampling != "pair"
 
 
 def with_negatives(stage: Stage, n_negatives: int) -> Stage:

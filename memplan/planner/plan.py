@@ -1,9 +1,12 @@
 """A Plan: the workload before, the workload after, what it takes, why, and what to mind."""
 
+from collections.abc import Iterable
+
 from pydantic import NonNegativeInt, PositiveInt
+from typing_extensions import Self
 
 from memplan.description import Description
-from memplan.hardware.spec import GpuSpec
+from memplan.hardware.gpu import GpuSpec
 from memplan.memory.budget import MemoryBudget
 from memplan.memory.estimate import MemoryEstimate
 from memplan.workload.workload import Workload
@@ -33,6 +36,41 @@ class StageValues(Description):
     """All negatives that the loss compares an anchor with. Accumulation adds none."""
 
 
+class StageRoom(Description):
+    """How many negatives and positives a stage could have at the planned micro-batch, and what they cost in items to encode."""
+
+    items_per_anchor: PositiveInt
+    """Items that a step encodes for each anchor as planned, itself included."""
+
+    n_negatives: NonNegativeInt | None = None
+    """The most explicit negatives that fit; None for a stage that has none. More change the loss and the time of a step."""
+
+    items_per_anchor_with_negatives: PositiveInt | None = None
+    """Items for each anchor with so many negatives."""
+
+    n_positives: PositiveInt | None = None
+    """The most positives that fit; None where they cost no memory: a step encodes one of them."""
+
+    items_per_anchor_with_positives: PositiveInt | None = None
+    """Items for each anchor with so many positives."""
+
+
+class BatchAlternative(Description):
+    """Another micro-batch and accumulation that the user may prefer."""
+
+    micro_batch_size: PositiveInt
+    """Samples in one forward and backward on one GPU."""
+
+    gradient_accumulation_steps: PositiveInt
+    """Micro-batches before an optimizer step."""
+
+    effective_batch_size: PositiveInt
+    """Samples that one optimizer step would see."""
+
+    option: str
+    """The option that asks for it, as `--target-tolerance 5%`."""
+
+
 class StagePlan(Description):
     """One stage: its values now and as planned, with what each takes."""
 
@@ -56,6 +94,9 @@ class StagePlan(Description):
 
     fits: bool
     """Whether the plan is within the budget."""
+
+    room: StageRoom | None = None
+    """How many negatives and positives would fit; None outside contrastive training, and where nothing fits."""
 
 
 class Lever(Description):
@@ -116,6 +157,9 @@ class Plan(Description):
     rule: str
     """Which rule decided the micro-batch."""
 
+    alternative: BatchAlternative | None = None
+    """The best choice under another rule: fewer steps for a little more than the target, or the target exactly."""
+
     reasons: tuple[str, ...] = ()
     """Why, in words."""
 
@@ -130,6 +174,10 @@ class Plan(Description):
 
     after: Workload
     """As planned."""
+
+    def with_warnings(self, warnings: Iterable[str]) -> Self:
+        """Return a copy with *warnings* behind its own."""
+        return self.model_copy(update={"warnings": (*self.warnings, *warnings)})
 
     @property
     def tried(self) -> Workload:

@@ -1,31 +1,168 @@
-"""Searching for the largest value that fits."""
+"""
+Searching for the largest size that fits: one search, whoever asks.
+
+A question may cost a rehearsal or a run on a GPU, so a guess that costs nothing orders them; it never decides. A program may also refuse a
+size for another reason than memory (a data set of 64, batches of eights, batch normalisation with a single sample). That is knowledge
+too: a refused size is not asked about again, and tells which sizes the program takes.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from enum import Enum
+from types import MappingProxyType
+from typing import NamedTuple
 
 Fits = Callable[[int], bool]
 
+MOST_POWER = 5
+"""The largest power of two that is tried for the smallest size that a program takes."""
 
-def largest_fitting(fits: Fits, *, low: int, high: int, rough: Fits | None = None) -> int | None:
+
+class Outcome(Enum):
+    """What came of one size."""
+
+    FITS = "fits"
+    TOO_LARGE = "too large"
+    """It ran out of memory, or took more than it may."""
+    REFUSED = "refused"
+    """The program does not take it, for another reason than memory."""
+
+
+class Largest(NamedTuple):
+    """What a search found."""
+
+    size: int | None
+    """The largest that fits; None where none does."""
+    unit: int = 1
+    """The program takes multiples of it."""
+    is_refused_beyond: bool = False
+    """The next larger size was refused, and not too large: a larger one that the program takes may fit."""
+
+
+def largest_accepted(
+    ask: Callable[[int], Outcome],
+    *,
+    low: int = 1,
+    high: int,
+    guess: Fits | None = None,
+    leaps: bool = False,
+    unit: int = 1,
+    known: Mapping[int, Outcome] = MappingProxyType({}),
+) -> Largest:
+    """
+    Return the largest size in ``[low, high]`` that fits, of those that the program takes.
+
+    *ask* is called at most once for a size, and not for those in *known*. *guess* and *leaps* are those of `largest_fitting`. *unit*: the
+    program takes multiples of it, as far as is known before; where it refuses a size, the smallest that it takes says more.
+    """
+    search = _AcceptedSizes(ask, low, high, unit, dict(known), leaps=leaps)
+    found = search.within(low, high, guess)
+    while found is not None and search.is_refused(found + search.unit):
+        # Some programs take powers of two, or what divides a number: the double of what fits is worth one question.
+        if not search.takes_double(found):
+            return Largest(found, search.unit, is_refused_beyond=True)
+        found = search.within(2 * found, high, guess)
+    return Largest(found, search.unit)
+
+
+class _RefusedError(Exception):
+    """A size was refused, and nobody knows yet which ones are not."""
+
+
+class _AcceptedSizes:
+    """Asks about sizes, and learns which ones a program takes."""
+
+    def __init__(self, ask: Callable[[int], Outcome], low: int, high: int, unit: int, known: dict[int, Outcome], *, leaps: bool) -> None:
+        self._ask, self._low, self._high, self._known, self._leaps = ask, low, high, known, leaps
+        self.unit = unit
+        self._is_settled = Outcome.REFUSED in known.values()
+        """Which sizes the program takes has been looked into."""
+
+    def outcome(self, size: int) -> Outcome:
+        if size not in self._known:
+            self._known[size] = self._ask(size)
+        return self._known[size]
+
+    def is_refused(self, size: int) -> bool:
+        """Say whether *size* is known to be refused."""
+        return self._known.get(size) is Outcome.REFUSED
+
+    def within(self, low: int, high: int, guess: Fits | None) -> int | None:
+        """Return the largest size from *low* to *high* that fits; what is refused counts as too large."""
+        try:
+            return self._within_units(low, high, guess)
+        except _RefusedError:
+            return self._within_units(max(low, self._settle()), high, guess)
+
+    def _within_units(self, low: int, high: int, guess: Fits | None) -> int | None:
+        unit = self.unit
+        found = largest_fitting(
+            lambda count: self._fits(count * unit),
+            low=-(-low // unit),
+            high=high // unit,
+            guess=None if guess is None else lambda count: guess(count * unit),
+            leaps=self._leaps,
+        )
+        return None if found is None else found * unit
+
+    def _fits(self, size: int) -> bool:
+        if self.outcome(size) is Outcome.REFUSED and not self._is_settled:
+            raise _RefusedError
+        return self.outcome(size) is Outcome.FITS
+
+    def _settle(self) -> int:
+        """Find the smallest size that the program takes, and whether it is what all sizes are multiples of; return it."""
+        self._is_settled = True
+        start = -(-self._low // self.unit) * self.unit
+        powers = (start * 2**power for power in range(MOST_POWER + 1) if start * 2**power <= self._high)
+        least = next((size for size in powers if not self._refuses(size)), None)
+        if least is None:
+            least = self._half_of_what_is_taken() or start
+        if least > start and least < self._high and self._refuses(least + self.unit):
+            self.unit = least
+        return least
+
+    def _refuses(self, size: int) -> bool:
+        return self.outcome(size) is Outcome.REFUSED
+
+    def _half_of_what_is_taken(self) -> int | None:
+        """Return the smallest size that halving one leads to which the program took: multiples of 6 have no power of two among them."""
+        taken = [size for size, how in self._known.items() if how is not Outcome.REFUSED]
+        least = min(taken, default=None)
+        while least is not None and least % 2 == 0 and not self._refuses(least // 2):
+            least //= 2
+        return least
+
+    def takes_double(self, size: int) -> bool:
+        """Say whether the double of *size* fits; from there on sizes are multiples of *size*."""
+        if 2 * size > self._high or any(known <= 2 * size and how is Outcome.TOO_LARGE for known, how in self._known.items()):
+            return False
+        if self.outcome(2 * size) is not Outcome.FITS:
+            return False
+        self.unit = size
+        return True
+
+
+def largest_fitting(fits: Fits, *, low: int, high: int, guess: Fits | None = None, leaps: bool = False) -> int | None:
     """
     Return the largest value in ``[low, high]`` that fits, or None.
 
     *fits* should be monotone: once a value does not fit, no larger one does; where it is not, the answer is a value that fits, below one
     that does not. Asks about 2 log2 of the answer: cheap where small values decide, and never far above what fits.
 
-    *rough* asks something cheap that mostly says the same, and may learn from what *fits* has said: each next value is where it thinks that
-    the end is, but no more than twice as far from *low* as what is known to fit.
+    *guess* says without cost what *fits* would mostly say, and may learn from what it has said: each next value is where it puts the end,
+    but no more than twice as far from *low* as what is known to fit; with *leaps*, which is for a guess that is nearly sure, at once.
     """
     if low > high:
         return None
-    if rough is None:
+    if guess is None:
         return _doubled(fits, low, high)
     good, bad = low - 1, high + 1
     above = below = 0  # how often in a row a value next to the end was not the end: then the way is doubled
     while bad - good > 1:
-        furthest = bad - 1 if good < low else min(bad - 1, good + (good - low) + 1)
-        tried = _end_of(rough, good + 1, furthest)
+        furthest = bad - 1 if good < low or leaps else min(bad - 1, good + (good - low) + 1)
+        tried = _end_of(guess, good + 1, furthest)
         is_next, is_last = tried == good + 1 > low, tried == bad - 1 < high
         if is_next:
             tried = min(bad - 1, good + 2**above)
@@ -38,11 +175,11 @@ def largest_fitting(fits: Fits, *, low: int, high: int, rough: Fits | None = Non
     return good if good >= low else None
 
 
-def _end_of(rough: Fits, low: int, high: int) -> int:
-    """Return where *rough* thinks that the end is in ``[low, high]``: the largest value that fits, or the smallest where none does."""
-    if rough(high):
+def _end_of(guess: Fits, low: int, high: int) -> int:
+    """Return where *guess* puts the end in ``[low, high]``: the largest value that fits, or the smallest where none does."""
+    if guess(high):
         return high
-    found = _doubled(rough, low, high)
+    found = _doubled(guess, low, high)
     return low if found is None else found
 
 

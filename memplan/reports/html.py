@@ -11,11 +11,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 from typing import NamedTuple
 
-from memplan.memory.timeline import Sample, Timeline
-from memplan.memory.trace import CATEGORIES
-from memplan.planner.curves import Curve
+from memplan.analysis.curves import Curve
+from memplan.execution.rehearsal import Rehearsal
+from memplan.hardware.gpu import GpuSpec
 from memplan.planner.plan import Plan
-from memplan.reports.view import CURVE_WORDS, PlanView, view_plan
+from memplan.reports.view import CURVE_WORDS, Breakdown, PlanView, view_plan, view_rehearsal
+from memplan.traces.timeline import Sample, Timeline
+from memplan.traces.trace import CATEGORIES
 from memplan.units import GIB, format_bytes
 
 WIDTH, HEIGHT = 860, 300
@@ -25,21 +27,23 @@ LEAST_PHASE = 0.005
 """Of a step: what is shorter gets no word."""
 
 STYLE = """
-:root { color-scheme: light dark; --ink: #1c2127; --dim: #5d6773; --paper: #ffffff; --line: #d6dbe1; --good: #1a7f4b; --bad: #b3261e;
+.memplan { color-scheme: light dark; --ink: #1c2127; --dim: #5d6773; --paper: #ffffff; --line: #d6dbe1; --good: #1a7f4b; --bad: #b3261e;
   --c0: #4c6ef5; --c1: #12a5a0; --c2: #9c5fd0; --c3: #8a94a0; --c4: #e0a01b; --c5: #e4683a; --c6: #c3cad2; --c7: #e3e7eb; }
-@media (prefers-color-scheme: dark) { :root { --ink: #e8ebee; --dim: #9aa5b1; --paper: #15181c; --line: #343b44; --good: #4ac586; --bad: #ff7b72;
+@media (prefers-color-scheme: dark) { .memplan { --ink: #e8ebee; --dim: #9aa5b1; --paper: #15181c; --line: #343b44; --good: #4ac586; --bad: #ff7b72;
   --c0: #7f97ff; --c1: #3ccfc9; --c2: #c08df0; --c3: #8d98a5; --c4: #f0c052; --c5: #ff9166; --c6: #4b545f; --c7: #2a3038; } }
-body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--paper); max-width: 900px; margin: 2rem auto; padding: 0 1rem; }
-h1 { font-size: 1.35rem; } h2 { font-size: 1.05rem; margin: 2rem 0 .5rem; }
-.good { color: var(--good); } .bad { color: var(--bad); } .dim { color: var(--dim); }
-table { border-collapse: collapse; margin: .5rem 0; font-variant-numeric: tabular-nums; display: block; overflow-x: auto; white-space: nowrap; }
-th, td { text-align: right; padding: .15rem .8rem .15rem 0; border-bottom: 1px solid var(--line); }
-th { color: var(--dim); font-weight: normal; } th:first-child, td:first-child { text-align: left; } dl { display: grid; grid-template-columns: max-content 1fr; gap: .1rem 1rem; }
-dt { color: var(--dim); } dd { margin: 0; } figure { margin: .5rem 0; overflow-x: auto; } svg { max-width: 100%; height: auto; }
-svg text { fill: var(--dim); font-size: 12px; } .axis { stroke: var(--line); } .limit { stroke: var(--bad); stroke-dasharray: 6 4; }
-.curve { fill: none; stroke: var(--c0); stroke-width: 2; } .key { display: inline-block; width: .8em; height: .8em; border-radius: 2px; margin: 0 .35em 0 1em; }
-details { margin: .5rem 0; } li { margin: .3rem 0; }
+.memplan { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--paper); max-width: 900px; padding: .5rem 1rem;
+  h1 { font-size: 1.35rem; } h2 { font-size: 1.05rem; margin: 2rem 0 .5rem; }
+  .good { color: var(--good); } .bad { color: var(--bad); } .dim { color: var(--dim); }
+  table { border-collapse: collapse; margin: .5rem 0; font-variant-numeric: tabular-nums; display: block; overflow-x: auto; white-space: nowrap; }
+  th, td { text-align: right; padding: .15rem .8rem .15rem 0; border-bottom: 1px solid var(--line); }
+  th { color: var(--dim); font-weight: normal; } th:first-child, td:first-child { text-align: left; } dl { display: grid; grid-template-columns: max-content 1fr; gap: .1rem 1rem; }
+  dt { color: var(--dim); } dd { margin: 0; } figure { margin: .5rem 0; overflow-x: auto; } svg { max-width: 100%; height: auto; }
+  svg text { fill: var(--dim); font-size: 12px; } .axis { stroke: var(--line); } .limit { stroke: var(--bad); stroke-dasharray: 6 4; }
+  .curve { fill: none; stroke: var(--c0); stroke-width: 2; } .key { display: inline-block; width: .8em; height: .8em; border-radius: 2px; margin: 0 .35em 0 1em; }
+  details { margin: .5rem 0; } li { margin: .3rem 0; }
+}
 """  # noqa: E501
+"""Of everything inside an element of class memplan: a notebook has styles of its own."""
 
 _COLOURS = {name: f"var(--c{number})" for number, name in enumerate(CATEGORIES)}
 _SHARES = {
@@ -65,10 +69,17 @@ class Axes(NamedTuple):
 
 
 def plan_as_html(
-    plan: Plan, *, source: str, notes: Sequence[str] = (), curves: Sequence[Curve] = (), timeline: Timeline | None = None, stage: str = ""
+    plan: Plan,
+    *,
+    source: str,
+    notes: Sequence[str] = (),
+    curves: Sequence[Curve] = (),
+    timeline: Timeline | None = None,
+    stage: str = "",
+    is_page: bool = True,
 ) -> str:
     """
-    Return the report of *plan*, read from *source*, as a whole page.
+    Return the report of *plan*, read from *source*: a whole page, or what a notebook shows.
 
     *timeline* is that of one step of the stage named *stage*; None: only formulas know of the plan, and they know no time.
     """
@@ -84,7 +95,24 @@ def plan_as_html(
         *bullet_list("Mind", (*view.warnings, *notes)),
         *bullet_list("What would help", view.levers),
     ]
-    return page(view.headline, parts, f"figures by method {plan.method}")
+    return page(view.headline, parts, f"figures by method {plan.method}") if is_page else fragment(parts)
+
+
+def rehearsal_as_html(rehearsal: Rehearsal, gpu: GpuSpec) -> str:
+    """Return the report of *rehearsal* on *gpu*, as a notebook shows it."""
+    view = view_rehearsal(rehearsal, gpu)
+    parts = [
+        f'<h1 class="{"good" if rehearsal.fits else "bad"}">{escape(view.headline)}</h1>',
+        definitions(view.facts),
+        *_breakdown(view.breakdown),
+        *bullet_list("Warnings", view.warnings),
+    ]
+    return fragment(parts)
+
+
+def fragment(parts: Iterable[str]) -> str:
+    """Return *parts*, which are HTML, as an element that brings its own style."""
+    return f'<div class="memplan"><style>{STYLE}</style>{"".join(parts)}</div>'
 
 
 def page(title: str, parts: Iterable[str], foot: str) -> str:
@@ -92,8 +120,8 @@ def page(title: str, parts: Iterable[str], foot: str) -> str:
     body = "\n".join(parts)
     return (
         f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n<meta name="viewport" content="width=device-width">\n'
-        f"<title>{escape(title)}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n{body}\n"
-        f'<p class="dim">Made by memplan; {escape(foot)}.</p>\n</body>\n</html>\n'
+        f"<title>{escape(title)}</title>\n<style>body {{ margin: 0; }} main {{ margin: 2rem auto; }}{STYLE}</style>\n</head>\n"
+        f'<body>\n<main class="memplan">\n{body}\n<p class="dim">Made by memplan; {escape(foot)}.</p>\n</main>\n</body>\n</html>\n'
     )
 
 
@@ -117,26 +145,30 @@ def bullet_list(title: str, lines: Iterable[str]) -> Iterator[str]:
 
 
 def _breakdowns(view: PlanView) -> Iterator[str]:
-    """Yield a bar for each group of stages, as long as the card, and its figures."""
     for breakdown in view.breakdowns:
-        yield f"<h2>Memory of {escape(breakdown.title)}</h2>"
-        x, pieces = 0.0, []
-        for name, size, share in breakdown.rows[:-1]:
-            width = min(share, 1) * WIDTH
-            pieces.append(
-                f'<rect x="{x:.1f}" y="0" width="{width:.1f}" height="34" fill="var({_SHARES[name]})">'
-                f"<title>{escape(name)}: {escape(size)}, {share:.1%} of the card</title></rect>"
-            )
-            x += width
-        frame = f'<rect x="0.5" y="0.5" width="{WIDTH - 1}" height="33" fill="none" class="axis"/>'
-        yield f'<figure><svg viewBox="0 0 {WIDTH} 34" role="img" aria-label="shares of the card">{"".join(pieces)}{frame}</svg></figure>'
-        rows = [(name, size, f"{share:.1%}") for name, size, share in breakdown.rows]
-        keyed = "".join(
-            f'<tr><td><span class="key" style="background: var({_SHARES.get(name, "--paper")})"></span>{escape(name)}</td>'
-            f"<td>{escape(size)}</td><td>{share}</td></tr>"
-            for name, size, share in rows
+        yield from _breakdown(breakdown)
+
+
+def _breakdown(breakdown: Breakdown) -> Iterator[str]:
+    """Yield a bar for a group of stages, as long as the GPU's memory, and its figures."""
+    yield f"<h2>Memory of {escape(breakdown.title)}</h2>"
+    x, pieces = 0.0, []
+    for name, size, share in breakdown.rows[:-1]:
+        width = min(share, 1) * WIDTH
+        pieces.append(
+            f'<rect x="{x:.1f}" y="0" width="{width:.1f}" height="34" fill="var({_SHARES[name]})">'
+            f"<title>{escape(name)}: {escape(size)}, {share:.1%} of the card</title></rect>"
         )
-        yield f"<table><thead><tr><th>category</th><th>bytes</th><th>of card</th></tr></thead><tbody>{keyed}</tbody></table>"
+        x += width
+    frame = f'<rect x="0.5" y="0.5" width="{WIDTH - 1}" height="33" fill="none" class="axis"/>'
+    yield f'<figure><svg viewBox="0 0 {WIDTH} 34" role="img" aria-label="shares of the card">{"".join(pieces)}{frame}</svg></figure>'
+    rows = [(name, size, f"{share:.1%}") for name, size, share in breakdown.rows]
+    keyed = "".join(
+        f'<tr><td><span class="key" style="background: var({_SHARES.get(name, "--paper")})"></span>{escape(name)}</td>'
+        f"<td>{escape(size)}</td><td>{share}</td></tr>"
+        for name, size, share in rows
+    )
+    yield f"<table><thead><tr><th>category</th><th>bytes</th><th>of card</th></tr></thead><tbody>{keyed}</tbody></table>"
 
 
 def grid(axes: Axes, ticks: Iterable[tuple[float, str]]) -> str:

@@ -6,10 +6,12 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from memplan.memory.rehearsal import Rehearsal
-from memplan.planner.comparison import ComparedCard
+from memplan.analysis.comparison import ComparedCard
+from memplan.analysis.would_fit import WouldFit
+from memplan.errors import NothingSeenError
+from memplan.execution.rehearsal import Rehearsal
+from memplan.hardware.gpu import GpuSpec
 from memplan.planner.plan import Plan
-from memplan.planner.would_fit import WouldFit
 
 
 def plan_as_json(plan: Plan, extra: Mapping[str, Any]) -> str:
@@ -21,6 +23,12 @@ def rehearsal_as_json(rehearsal: Rehearsal, would_fit: WouldFit | None, notes: S
     """Return *rehearsal*, what would fit instead, and what the command noticed as one JSON object."""
     more = {"would_fit": would_fit and would_fit.model_dump(mode="json"), "notes": list(notes)}
     return json.dumps(rehearsal.model_dump(mode="json") | more, indent=2)
+
+
+def nothing_seen_as_json(error: NothingSeenError, gpu: GpuSpec) -> str:
+    """Return why a rehearsal on *gpu* has no figures as one JSON object; `fits` is null: there is no verdict."""
+    told = {"schema_version": 1, "fits": None, "card": gpu.name, "error": error.message, "exit_code": error.program_exit_code}
+    return json.dumps(told, indent=2)
 
 
 def comparison_as_json(cards: Sequence[ComparedCard], *, method: str, source: str) -> str:

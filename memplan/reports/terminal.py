@@ -14,12 +14,12 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from memplan.hardware.spec import GpuSpec
-from memplan.memory.rehearsal import Rehearsal
-from memplan.planner.curves import Curve
+from memplan.analysis.curves import Curve
+from memplan.analysis.profile import Profile
+from memplan.analysis.would_fit import WouldFit
+from memplan.execution.rehearsal import Rehearsal
+from memplan.hardware.gpu import GpuSpec
 from memplan.planner.plan import Plan
-from memplan.planner.profile import Profile
-from memplan.planner.would_fit import WouldFit
 from memplan.reports.view import view_curve, view_plan, view_profile, view_rehearsal
 
 WIDTH_WITHOUT_TERMINAL = 120

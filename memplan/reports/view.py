@@ -3,15 +3,15 @@
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from memplan.hardware.spec import GpuSpec
+from memplan.analysis.comparison import ComparedCard
+from memplan.analysis.curves import Curve, CurvePoint
+from memplan.analysis.profile import StageProfile
+from memplan.analysis.would_fit import WouldFit
+from memplan.execution.measurement import Compared, compare
+from memplan.execution.rehearsal import Rehearsal
+from memplan.hardware.gpu import GpuSpec
 from memplan.memory.breakdown import MemoryBreakdown
-from memplan.memory.measurement import Compared, compare
-from memplan.memory.rehearsal import Rehearsal
-from memplan.planner.comparison import ComparedCard
-from memplan.planner.curves import Curve, CurvePoint
 from memplan.planner.plan import Lever, Plan, StagePlan
-from memplan.planner.profile import StageProfile
-from memplan.planner.would_fit import WouldFit
 from memplan.units import GIB, format_bytes
 
 _CATEGORIES = {
@@ -110,8 +110,17 @@ def _facts(plan: Plan, source: str) -> list[tuple[str, str]]:
 
 
 def _columns(plan: Plan) -> tuple[str, ...]:
-    contrastive = ("n_positives", "n_negatives", "negatives seen") if plan.before.contrastive is not None else ()
-    return ("stage", "micro-batch", "accumulation", *contrastive, "memory" if plan.fits else "at the least", "range", "of card")
+    return ("stage", "micro-batch", "accumulation", *_item_columns(plan), "memory" if plan.fits else "minimum", "range", "% of GPU")
+
+
+def _item_columns(plan: Plan) -> tuple[str, ...]:
+    """Return the columns of contrastive training: what an anchor has, sees, and could have at the planned micro-batch."""
+    if plan.before.contrastive is None:
+        return ()
+    rooms = [stage.room for stage in plan.stages if stage.room is not None]
+    room = ["n_positives that fit"] if any(room.n_positives is not None for room in rooms) else []
+    room += ["n_negatives that fit"] if any(room.n_negatives is not None for room in rooms) else []
+    return ("n_positives", "n_negatives", "negatives per anchor", *room)
 
 
 def _row(plan: Plan, stage: StagePlan) -> tuple[str, ...]:
@@ -125,11 +134,30 @@ def _row(plan: Plan, stage: StagePlan) -> tuple[str, ...]:
     if plan.before.contrastive is not None:
         values += [_change(old.n_positives, new.n_positives), _change(old.n_negatives, new.n_negatives)]
         values.append(_change(old.negatives_per_anchor, new.negatives_per_anchor))
+        values += _room_values(plan, stage)
     used = stage.estimate.device_used
     values.append(format_bytes(used.expected_bytes))
     values.append(f"{used.low_bytes / GIB:.1f} to {used.high_bytes / GIB:.1f} GiB" if used.low_bytes != used.high_bytes else "")
     values.append(f"{used.expected_bytes / plan.gpu.total_memory_bytes:.0%}")
     return tuple(values)
+
+
+def _room_values(plan: Plan, stage: StagePlan) -> Iterator[str]:
+    """Yield what a stage could have, for the columns that the plan shows."""
+    room, planned = stage.room, stage.planned
+    if room is None:
+        return
+    if any(other.room is not None and other.room.n_positives is not None for other in plan.stages):
+        yield _that_fit(planned.n_positives, room.n_positives, room.items_per_anchor_with_positives, room.items_per_anchor)
+    if any(other.room is not None and other.room.n_negatives is not None for other in plan.stages):
+        yield _that_fit(planned.n_negatives, room.n_negatives, room.items_per_anchor_with_negatives, room.items_per_anchor)
+
+
+def _that_fit(planned: int | None, most: int | None, items: int | None, now: int) -> str:
+    """Return how many would fit, and how many times the items a step would then encode: "31 (3.3× items)"."""
+    if most is None or items is None:
+        return ""
+    return str(most) if most == planned else f"{most} ({items / now:.1f}× items)"
 
 
 def _change(old: int | None, new: int | None) -> str:

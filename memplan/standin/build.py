@@ -1,12 +1,13 @@
 """Building the stand-in device: three shared libraries, compiled once for each PyTorch and kept.
 
-The C files beside this one serve what matters; every other function that PyTorch wants becomes one that does nothing (a kernel of a
-library) or, where its answer would be a size, says that it is not served. No CUDA header is needed: only a C compiler.
+The C files beside this one serve what matters; every other function that PyTorch wants becomes one that does nothing, where its name says
+that nobody expects more (a kernel of a library), or else says that it is not served. No CUDA header is needed: only a C compiler.
 """
 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import hashlib
 import os
 import platform
@@ -17,6 +18,7 @@ import sys
 import sysconfig
 import tempfile
 from collections.abc import Iterable
+from functools import lru_cache
 from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import NamedTuple
@@ -26,7 +28,7 @@ from memplan.errors import MissingError
 SOURCES = Path(__file__).with_name("csrc")
 RUNTIME, DRIVER, NVML, NVRTC = "libstandin.so", "libcuda.so.1", "libnvidia-ml.so.1", "libnvrtc.so"
 _PARTS = {
-    RUNTIME: ("card.c", "memory.c", "device.c", "streams.c", "graphs.c", "libraries.c", "backend.c", "rnn.c"),
+    RUNTIME: ("card.c", "contents.c", "memory.c", "attributes.c", "device.c", "streams.c", "graphs.c", "libraries.c", "backend.c", "rnn.c"),
     DRIVER: ("driver.c",),
     NVML: ("nvml.c",),
     NVRTC: ("nvrtc.c",),
@@ -45,12 +47,37 @@ _CALLERS = (
 # Packages with CUDA code of their own: what they want of CUDA is served too, or named.
 _EXTENSIONS = ("bitsandbytes/libbitsandbytes_cuda{cuda}*.so", "flash_attn*.so", "xformers/*.so", "torchvision/*.so", "causal_conv1d*.so")
 
-# Functions that answer something: success without an answer would be garbage, and sooner or later a wrong number.
-_ANSWERS = re.compile(r"Get|Query|Find|Import|Export|Open|MakePlan|Estimate|Managed|Conditional|bufferSize|[sS]izes?(2|Ext|_v8)?$|PlanInit")
+# What becomes of a function that the C files do not serve. It is answered with success only where its name says that nothing more is
+# expected of it than what happens on the device: it computes there, it sets or ends something, or it makes a handle. Every other one, as
+# any that a new PyTorch brings, says that it is not served, and no number comes of that rehearsal: success would leave its caller with
+# garbage where it gave a place for an answer, with a callback that is never called, or with host memory that nobody wrote. So a pattern is
+# only added here after a look at the function's declaration in CUDA's headers; tests/standin/test_build.py looks at them too.
+
+# Functions that answer on the host, whatever else their names say.
+_ANSWERS = re.compile(
+    r"Get|Query|Find|Import|Export|Open|MakePlan|Estimate|Managed|Conditional|bufferSize|[sS]izes?(2|Ext|_v8)?$|PlanInit"
+    r"|zeroPivot|[nN]nz|SpVV|SpGEMM_(workEstimation|compute|estimateMemory)|gesvd[ap]|Search"
+    r"|cublas\w*(dot[cu]?|nrm2|asum|amax|amin|rotm?g|Dotc?Ex|Nrm2Ex|AsumEx|Iam\w+Ex|Rotm?gEx)(_v2)?(_64)?$"
+)
 # Functions that make a handle and return it by their first argument.
-_MAKES_A_HANDLE = re.compile(r"(cublas|cusolver|cusparse|cudnn)\w*Create(?!Identity)\w*|cublasLt\w*Create")
-# Functions after which the device holds what it held: settings, destruction, waiting.
-_COMPUTES_NOTHING = re.compile(r"\w*(Set|Destroy|Synchronize|Record|Wait|Profiler|Enable|Unload|Free|Release|Retain)\w*")
+_MAKES_A_HANDLE = re.compile(r"(cublas|cusolver|cusparse|cudnn)\w*Create(?!Identity)\w*|cublasLt\w*Create|cusparse\w+_createDescr")
+# Functions after which the device holds what it held: settings, destruction, waiting, what compiled code registers.
+_COMPUTES_NOTHING = re.compile(
+    r"(cublas|cusolver|cusparse(?!Lt)|cudnn|cufft)\w*(Set|Destroy|destroyDescr)\w*"
+    r"|cudaEvent(Destroy|Record\w*|Synchronize)|cudaStream(Destroy|WaitEvent|SetAttribute|CopyAttributes|UpdateCaptureDependencies\w*)"
+    r"|cudaGraph(Exec)?Destroy|cudaGraphUpload"
+    r"|cudaFuncSet\w+|cudaKernelSetAttributeForDevice|cudaDeviceSet(Limit|CacheConfig|SharedMemConfig)|cudaSetDeviceFlags"
+    r"|cudaDevice(En|Dis)ablePeerAccess|cudaLibraryUnload|cudaProfiler(Start|Stop)|cudaCtxResetPersistingL2Cache|__cudaRegister\w+"
+)
+# Functions that read and write the device's memory and nothing else. (cublasCsscal is one, cublasSetStream and cusparseSetStream are not.)
+_COMPUTES = re.compile(
+    r"cublas[SDCZ][a-z]\w*|cublasGemm\w+|cublas(Axpy|Scal|Rot)Ex|cublasLtMatmul|cublasLtMatrixTransform"
+    r"|cusolverDn[SDCZX][a-z]\w*"
+    r"|cusparse[SDCZX][a-z]\w*|cusparse(SpMM|SpMV|SpSM|SpSV|SpGEMM|SDDMM)\w*|cusparseCreateIdentityPermutation"
+    r"|cudnn\w+(Forward|Backward)\w*|cudnnCTCLoss(_v8)?|cudnn(Transform|Add|Scale)Tensor\w*|cudnnRestoreDropoutDescriptor"
+    r"|cufft(Xt)?Exec\w*"
+    r"|cudaLaunch\w*Kernel\w*|cudaMemcpyToSymbol(Async)?"
+)
 _NOT_SUPPORTED = {"cudnn": 3000, "cufft": 16, "cusolver": 9, "cusparse": 10, "cublas": 15}
 _DRIVER_NOT_SUPPORTED = 801
 
@@ -119,37 +146,99 @@ def build(torch: TorchBuild, cache: Path | None = None) -> Path:
     """
     Return the folder with the device's libraries for *torch*, compiling them where they are not there yet.
 
-    Two processes may build at once: each compiles into a folder of its own and the first to finish gives it its name. Raises MissingError
-    when there is no C compiler, or it fails.
+    Two processes may build at once: each compiles into a folder of its own and the first to finish gives it its name. Where *cache* cannot
+    be written, they are built for this process alone. Raises MissingError when there is no C compiler, or it fails.
     """
-    cache = cache or default_cache()
-    folder = cache / f"standin-{_fingerprint(torch)}"
-    if folder.is_dir():
-        return folder
+    return path_for_variables(_built(torch, cache or default_cache()))
+
+
+def _built(torch: TorchBuild, cache: Path) -> Path:
+    name = f"standin-{_fingerprint(torch)}"
+    if _is_folder(cache / name):
+        return cache / name
     compiler = _compiler()
     try:
         cache.mkdir(parents=True, exist_ok=True)
         working = Path(tempfile.mkdtemp(prefix="building-", dir=cache))
-    except OSError:  # a cache that cannot be written: built for this run alone
-        working = cache = Path(tempfile.mkdtemp(prefix="memplan-standin-"))
-        atexit.register(shutil.rmtree, working, ignore_errors=True)
-        folder = working
+    except OSError:
+        cache = _private_cache()
+        if _is_folder(cache / name):
+            return cache / name
+        working = Path(tempfile.mkdtemp(prefix="building-", dir=cache))
     try:
         _compile_all(torch, compiler, working)
     except BaseException:  # Ctrl-C too: half a device is of no use to anybody
         shutil.rmtree(working, ignore_errors=True)
         raise
-    if folder != working:
-        try:
-            working.rename(folder)
-        except OSError:  # another process was first
-            shutil.rmtree(working)
-    return folder
+    try:
+        working.rename(cache / name)
+    except OSError:  # another process was first
+        shutil.rmtree(working)
+    return cache / name
+
+
+_SEPARATORS = re.compile("[:;$]")
+"""What LD_LIBRARY_PATH is split at or expanded at (ld.so(8)), and PYTHONPATH at its colon: neither can quote."""
+
+
+def path_for_variables(folder: Path) -> Path:
+    """Return a path of *folder* that LD_LIBRARY_PATH and PYTHONPATH can hold: itself, or a link to it of this process."""
+    if not _SEPARATORS.search(str(folder)):
+        return folder
+    link = _links() / folder.name
+    with contextlib.suppress(FileExistsError):  # made before
+        link.symlink_to(folder.absolute())
+    return link
+
+
+@lru_cache(maxsize=1)
+def _links() -> Path:
+    """Return a folder for links, of this process alone, whose path those variables can hold."""
+    places = [place for place in (tempfile.gettempdir(), "/tmp", "/var/tmp", "/dev/shm") if not _SEPARATORS.search(place)]
+    for place in places:
+        with contextlib.suppress(OSError):
+            return _temporary_folder("memplan-links-", place)
+    raise MissingError(
+        "the path of memplan's cache has one of `:`, `;` and `$`, and so has that of every folder for temporary files",
+        hint="set XDG_CACHE_HOME to a folder whose path has none of them",
+    )
 
 
 def default_cache() -> Path:
-    """Return memplan's cache folder."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "memplan"
+    """Return memplan's cache folder: this user's, or where a user without a home has none, one that this process removes when it ends."""
+    given = os.environ.get("XDG_CACHE_HOME", "")
+    if Path(given).is_absolute():  # another is to be ignored (XDG Base Directory Specification 0.8)
+        return Path(given) / "memplan"
+    try:
+        return Path.home() / ".cache" / "memplan"
+    except RuntimeError:  # no HOME, and a user number without a name, as containers have
+        return _private_cache()
+
+
+@lru_cache(maxsize=1)
+def _private_cache() -> Path:
+    """Return a cache of this process alone."""
+    return _temporary_folder("memplan-cache-")
+
+
+def _temporary_folder(prefix: str, parent: str | None = None) -> Path:
+    """Make a folder that goes when this process ends. Raises OSError where it cannot be made."""
+    folder, process = Path(tempfile.mkdtemp(prefix=prefix, dir=parent)), os.getpid()
+
+    def remove() -> None:
+        if os.getpid() == process:  # a fork of this process ends before it
+            shutil.rmtree(folder, ignore_errors=True)
+
+    atexit.register(remove)
+    return folder
+
+
+def _is_folder(path: Path) -> bool:
+    """Say whether *path* is a folder that this user can see: `Path.is_dir` of some Pythons raises below a folder of another user."""
+    try:
+        return path.is_dir()
+    except OSError:
+        return False
 
 
 def _fingerprint(torch: TorchBuild) -> str:
@@ -164,7 +253,7 @@ def _fingerprint(torch: TorchBuild) -> str:
 def _compiler() -> str:
     wanted = [os.environ.get("CC", ""), "cc", "gcc", "clang", sysconfig.get_config_var("CC") or ""]
     for name in wanted:
-        found = shutil.which(name.split()[0]) if name else None
+        found = (shutil.which(name) or shutil.which(name.split()[0])) if name.strip() else None  # "gcc -m64", "/opt/my tools/gcc"
         if found:
             return found
     raise MissingError("there is no C compiler to build the stand-in device with", hint="install one (`apt install gcc`), or name it in CC")
@@ -203,24 +292,24 @@ def _driver_functions(torch: TorchBuild, callers: list[Path]) -> set[str]:
 
 
 def _defined(paths: Iterable[Path]) -> set[str]:
-    """Return the functions that the C files define: each begins a line with its type, or is made by a macro that names it."""
+    """Return the functions that the C files define: each begins a line with its type, or with the macro that makes it."""
     text = "\n".join(path.read_text(encoding="utf-8") for path in paths)
     defined = set(re.findall(r"^(?:int|void|void \*\*|size_t|unsigned|char|const char \*) ?\*{0,2}(\w+)\(", text, re.MULTILINE))
     kinds = re.findall(r"DESCRIPTOR\((\w+)\)", text)
     defined |= {f"cudnn{verb}{kind}Descriptor" for kind in kinds for verb in ("Create", "Destroy")}
-    return defined | set(re.findall(r"^NEEDS_NOTHING\((\w+)", text, re.MULTILINE))
+    return defined | set(re.findall(r"^[A-Z_]+\((cu\w+)", text, re.MULTILINE))
 
 
 def _runtime_stub(name: str) -> str:
-    library = re.match(r"_*[a-z]+", name)
-    code = _NOT_SUPPORTED.get(library[0] if library else "", _DRIVER_NOT_SUPPORTED)
     if _MAKES_A_HANDLE.fullmatch(name):
         return f"int {name}(void **out) {{ *out = new_handle(); return 0; }}\n"
-    if _ANSWERS.search(name):
-        return f'int {name}(void) {{ return not_served("{name}", {code}); }}\n'
-    if _COMPUTES_NOTHING.fullmatch(name):
+    if not _ANSWERS.search(name) and _COMPUTES_NOTHING.fullmatch(name):
         return f"int {name}(void) {{ return 0; }}\n"
-    return f"int {name}(void) {{ kernel_ran(); return 0; }}\n"
+    if not _ANSWERS.search(name) and _COMPUTES.fullmatch(name):
+        return f"int {name}(void) {{ kernel_ran(); return 0; }}\n"
+    library = re.match(r"_*[a-z]+", name)
+    code = _NOT_SUPPORTED.get(library[0] if library else "", _DRIVER_NOT_SUPPORTED)
+    return f'int {name}(void) {{ return not_served("{name}", {code}); }}\n'
 
 
 def _driver_stub(name: str) -> str:
@@ -238,7 +327,7 @@ def _compile(torch: TorchBuild, compiler: str, output: Path, sources: list[Path]
     command = [
         *(compiler, "-shared", "-fPIC", "-O1", "-w", f"-I{SOURCES}", f"-Wl,-soname,{soname}"),
         *(f"-DCUDA_MAJOR={torch.cuda_major}", f"-DCUDNN_VERSION={torch.cudnn_version}"),
-        *((f"-Wl,--version-script={versions}",) if output.name == NVRTC else ()),
+        *(("-Xlinker", f"--version-script={versions}") if output.name == NVRTC else ()),  # -Wl would split its path at a comma
         *(*map(str, sources), "-o", str(output), "-ldl", "-lpthread"),
     ]
     result = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -7,13 +7,13 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from memplan.hardware.spec import GpuSpec
+from memplan.hardware.gpu import GpuSpec
 from memplan.standin.build import NVRTC, RUNTIME
 
 
 def environment_for(gpu: GpuSpec, libraries: Path, *, context_bytes: int = 0, inherited: Mapping[str, str] = os.environ) -> dict[str, str]:
     """Return the environment in which a program finds *gpu*: its libraries first, and nothing random that changes the order of frees."""
-    preload = [str(libraries / RUNTIME), str(libraries / NVRTC), *inherited.get("LD_PRELOAD", "").split(":")]
+    preload = [*_preloaded(libraries), *inherited.get("LD_PRELOAD", "").split(":")]
     path = [str(libraries), *inherited.get("LD_LIBRARY_PATH", "").split(":")]
     return dict(inherited) | {
         "MEMPLAN_CARD": card_description(gpu, context_bytes),
@@ -24,6 +24,28 @@ def environment_for(gpu: GpuSpec, libraries: Path, *, context_bytes: int = 0, in
         "CUDA_VISIBLE_DEVICES": "0",
         "MEMPLAN_ACCOUNT": "",  # a rehearsal has its card for itself
     }
+
+
+def _preloaded(libraries: Path) -> list[str]:
+    """
+    Return what LD_PRELOAD says of the libraries: their paths, or their names where a path has a blank.
+
+    LD_PRELOAD is split at blanks and colons and knows no quotes; a name is searched in LD_LIBRARY_PATH, which may have blanks (ld.so(8)).
+    """
+    has_blank = " " in str(libraries)
+    return [name if has_blank else str(libraries / name) for name in (RUNTIME, NVRTC)]
+
+
+def caches_in(folder: Path, *, inherited: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """
+    Return the variables that put into *folder* what PyTorch would keep in the home of a user who has none that can be written.
+
+    That is Triton's cache: without one it runs no kernel (`FileCacheManager` in triton/runtime/cache.py of 3.7). Others do without.
+    """
+    home = os.path.expanduser("~")  # noqa: PTH111  (Path.home raises where there is none)
+    has_home = home.startswith("/") and os.access(home, os.W_OK)
+    is_chosen = "TRITON_CACHE_DIR" in inherited or "TRITON_HOME" in inherited
+    return {} if has_home or is_chosen else {"TRITON_CACHE_DIR": str(folder / "triton")}
 
 
 def card_description(gpu: GpuSpec, context_bytes: int) -> str:

@@ -1,9 +1,10 @@
 """The model: its shape, as far as memory depends on it.
 
-Three kinds. `transformer` is an encoder or a decoder; `contrastive_encoder` joins the embeddings of several encoders; `parameters`
-is for everything else: plain counts that somebody measured.
+Four kinds. `transformer` is an encoder or a decoder; `contrastive_encoder` joins the embeddings of several encoders; `huggingface` is any
+other model that transformers builds from a config.json; `parameters` is for everything else: plain counts that somebody measured.
 """
 
+import json
 from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
@@ -13,7 +14,11 @@ from memplan.description import Description
 Attention = Literal["eager", "sdpa", "flash_attention_2"]
 Activation = Literal["gelu", "gelu_new", "relu", "silu"]
 LoraTarget = Literal["query", "key", "value", "output", "gate", "up", "down"]
+Head = Literal["language_model", "masked_language_model", "sequence_classification", "token_classification", "question_answering", "none"]
 Rate = Annotated[float, Field(ge=0, lt=1)]
+
+EXPERT_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
+"""What the config.json of a mixture of experts calls how many there are."""
 
 ALL_LINEAR: tuple[LoraTarget, ...] = ("query", "key", "value", "output", "gate", "up", "down")
 
@@ -106,8 +111,14 @@ class TransformerModel(Description):
     attention_dropout: Rate = 0.0
     """Dropout on attention probabilities."""
 
-    head: Literal["language_model", "masked_language_model", "none"] = "none"
-    """What stands on top: logits over the vocabulary, BERT's transform and logits, or nothing."""
+    head: Head = "none"
+    """What stands on top: logits over the vocabulary, BERT's transform and logits, classes of a text or of each token, or nothing."""
+
+    num_labels: PositiveInt = 2
+    """Classes of a classification head; question answering has two, start and end."""
+
+    has_pooler: bool = False
+    """A dense layer reads the first token, as in BERT's base model and in the classification heads of encoders."""
 
     ties_embeddings: bool = True
     """The head shares the token embedding's weights."""
@@ -128,6 +139,11 @@ class TransformerModel(Description):
         if self.num_attention_heads % self.key_value_heads:
             raise ValueError(f"num_attention_heads {self.num_attention_heads} is no multiple of num_key_value_heads {self.key_value_heads}")
         return self
+
+    @property
+    def predicts_tokens(self) -> bool:
+        """Say whether the head has logits over the vocabulary."""
+        return self.head in ("language_model", "masked_language_model")
 
     @property
     def key_value_heads(self) -> int:
@@ -193,6 +209,24 @@ class ContrastiveEncoderModel(Description):
         return self.num_channels * self.encoder.hidden_size
 
 
+class HuggingFaceModel(Description):
+    """Any model that the installed transformers builds from a config.json. It is rehearsed; there are no formulas for it."""
+
+    kind: Literal["huggingface"] = "huggingface"
+    """Says which kind of model this is."""
+
+    huggingface_config: str
+    """The content of the config.json, as JSON. A workload file names it: `config: path/to/config.json`."""
+
+    attention: Attention | None = None
+    """How attention is computed. None: as transformers chooses."""
+
+    @property
+    def is_mixture_of_experts(self) -> bool:
+        """Say whether a router sends each token to a few experts of many."""
+        return any(name in json.loads(self.huggingface_config) for name in EXPERT_COUNTS)
+
+
 class ParametersModel(Description):
     """Any model, by counts that somebody measured."""
 
@@ -222,10 +256,10 @@ class ParametersModel(Description):
 
 
 def encoder_of(model: "Model") -> TransformerModel | None:
-    """Return the transformer that decides the activations; None for a model by counts."""
+    """Return the transformer that decides the activations; None for a model of another kind."""
     if isinstance(model, ContrastiveEncoderModel):
         return model.encoder
     return model if isinstance(model, TransformerModel) else None
 
 
-Model = Annotated[TransformerModel | ContrastiveEncoderModel | ParametersModel, Field(discriminator="kind")]
+Model = Annotated[TransformerModel | ContrastiveEncoderModel | HuggingFaceModel | ParametersModel, Field(discriminator="kind")]

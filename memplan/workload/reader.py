@@ -3,62 +3,76 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
 from memplan.errors import ConfigError
-from memplan.workload.huggingface import transformer_from_config
+from memplan.workload.huggingface import ConfigJson, model_from_config, not_heeded
 from memplan.workload.workload import Workload
+
+if TYPE_CHECKING:
+    from memplan.edits.yaml_file import YamlFile
 
 DEFAULT_SEQUENCE_LENGTH = 512
 
 
 def read_workload_data(path: Path) -> dict[str, Any]:
     """
-    Return the content of the workload file at *path* as nested dicts, a model of `kind: huggingface` already turned into a transformer.
+    Return the content of the workload file at *path* as nested dicts, the model of a config.json that it names already read.
 
-    Raises ConfigError when the file cannot be read or is not a mapping.
+    Raises ConfigError when a file cannot be read or is not a mapping.
     """
-    data = _content(path)
+    file = _load(path)
+    data = file.to_python()
     if not isinstance(data, dict):
         raise ConfigError("is not a workload: no keys and values", file=path, hint="start from a copy of a workload.yaml under templates/")
-    if "model_type" in data:
-        transformer = transformer_from_config(data, path)
-        length = min(DEFAULT_SEQUENCE_LENGTH, transformer.get("num_positions") or DEFAULT_SEQUENCE_LENGTH)
-        name = str(data.get("_name_or_path") or path.resolve().parent.name)
-        return {"name": name, "model": transformer, "training": {"sequence_length": length}}
     model = data.get("model")
     if isinstance(model, dict) and model.get("kind") == "huggingface":
-        data["model"] = _from_huggingface(model, path)
+        data["model"] = _named_model(model, file)
     return data
 
 
-def _from_huggingface(model: dict[str, Any], path: Path) -> dict[str, Any]:
-    """Return the transformer of `{kind: huggingface, config: FILE, ...}`; the other keys overwrite what the config says."""
-    config = model.get("config")
-    if not isinstance(config, str):
-        raise ConfigError("`model.config` must name a Hugging Face config.json", file=path, line=_line_of(path, ("model",)))
-    config_path = path.parent / config
-    described = _content(config_path)
-    if not isinstance(described, dict):
-        raise ConfigError("is not a Hugging Face config.json", file=config_path)
-    return transformer_from_config(described, config_path) | {key: value for key, value in model.items() if key not in ("kind", "config")}
+def read_huggingface_config(path: Path) -> tuple[Workload, list[str]]:
+    """
+    Return a training of the model of the Hugging Face config.json at *path*, and what the file says that is not followed.
+
+    Raises ConfigError with file, line and value for what makes no sense.
+    """
+    config = _config_json(path)
+    length = min(DEFAULT_SEQUENCE_LENGTH, config.num_positions or DEFAULT_SEQUENCE_LENGTH)
+    name = config.text("_name_or_path") or path.resolve().parent.name
+    data = {"name": name, "model": model_from_config(config), "training": {"sequence_length": length}}
+    return workload_from(data, path), not_heeded(config)
+
+
+def _named_model(model: dict[str, Any], file: YamlFile) -> dict[str, Any]:
+    """Return the model of `{kind: huggingface, config: FILE, ...}`; the other keys overwrite what the config says."""
+    named = model.get("config")
+    if not isinstance(named, str):
+        raise ConfigError("`model.config` must name a Hugging Face config.json", file=file.path, line=file.line_of(("model",)))
+    read = model_from_config(_config_json(file.path.parent / named))
+    return read | {key: value for key, value in model.items() if key not in ("kind", "config")}
+
+
+def _config_json(path: Path) -> ConfigJson:
+    file = _load(path)
+    return ConfigJson(file.to_python(), path, file.line_of)
 
 
 def is_huggingface_config(path: Path) -> bool:
     """Say whether the file at *path* is a Hugging Face config.json: a model, and no training."""
-    data = _content(path)
+    data = _load(path).to_python()
     return isinstance(data, dict) and "model_type" in data
 
 
 def read_workload(path: Path) -> Workload:
     """
-    Return the workload that the file at *path* describes.
+    Return the workload that the file at *path* describes: a workload file, or a Hugging Face config.json.
 
     Raises ConfigError with file, line and value for what makes no sense.
     """
-    return workload_from(read_workload_data(path), path)
+    return read_huggingface_config(path)[0] if is_huggingface_config(path) else workload_from(read_workload_data(path), path)
 
 
 def workload_from(data: dict[str, Any], path: Path) -> Workload:
@@ -71,28 +85,30 @@ def workload_from(data: dict[str, Any], path: Path) -> Workload:
         return Workload.model_validate(data)
     except ValidationError as error:
         first = error.errors()[0]
-        where = tuple(str(part) for part in first["loc"] if part not in ("transformer", "contrastive_encoder", "parameters"))
+        where = tuple(map(str, location_of(first)))
         given = (
             f" is {first['input']!r}" if isinstance(first["input"], (str, int, float, bool)) and first["type"] != "extra_forbidden" else ""
         )
         raise ConfigError(
             f"`{'.'.join(where) or 'workload'}`{given}: {problem_of(first)}",
             file=path,
-            line=_line_of(path, where),
+            line=_load(path).line_of(where),
             hint="the fields and what they mean: templates/workload.schema.json",
         ) from error
 
 
-def _content(path: Path) -> Any:
+def _load(path: Path) -> YamlFile:
     from memplan.edits.yaml_file import YamlFile  # here, since the built-in workload does without it
 
-    return YamlFile.load(path).to_python()
+    return YamlFile.load(path)
 
 
-def _line_of(path: Path, where: tuple[str, ...]) -> int | None:
-    from memplan.edits.yaml_file import YamlFile
-
-    return YamlFile.load(path).line_of(where)
+def location_of(error: Any) -> tuple[str | int, ...]:
+    """Return the path of the value that pydantic's *error* is about, without names of kinds; a check of ours names it itself."""
+    named = error.get("ctx", {}).get("field")
+    if isinstance(named, str):
+        return tuple(named.split("."))
+    return tuple(part for part in error["loc"] if part not in ("transformer", "contrastive_encoder", "huggingface", "parameters"))
 
 
 def problem_of(error: Any) -> str:

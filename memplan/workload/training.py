@@ -3,19 +3,24 @@
 effective batch = micro batch x accumulation steps x data-parallel size
 """
 
-from pydantic import PositiveInt
+from typing import Annotated
+
+from pydantic import Field, PositiveInt
 
 from memplan.description import Description
 from memplan.dtypes import Precision
+
+MOST_STEPS = 1_000_000
+"""Of a micro-batch and of accumulation: what is above has a digit too many."""
 
 
 class Training(Description):
     """How a step is run."""
 
-    micro_batch_size: PositiveInt = 1
+    micro_batch_size: Annotated[PositiveInt, Field(le=MOST_STEPS)] = 1
     """Samples (anchors) in one forward and backward on one GPU."""
 
-    gradient_accumulation_steps: PositiveInt = 1
+    gradient_accumulation_steps: Annotated[PositiveInt, Field(le=MOST_STEPS)] = 1
     """Micro-batches before an optimizer step."""
 
     target_effective_batch_size: PositiveInt | None = None

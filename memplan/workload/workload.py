@@ -1,6 +1,7 @@
 """The workload: everything that is trained, in one value. It is what travels from a configuration to a plan."""
 
 from pydantic import model_validator
+from pydantic_core import PydanticCustomError
 
 from memplan.description import Description
 from memplan.workload.contrastive import Contrastive
@@ -52,8 +53,10 @@ class Workload(Description):
     def _positions_suffice(self) -> "Workload":
         encoder = encoder_of(self.model)
         if encoder is not None and encoder.num_positions and self.training.sequence_length > encoder.num_positions:
-            raise ValueError(
-                f"sequence_length {self.training.sequence_length} is more than the model's {encoder.num_positions} learned positions"
+            raise PydanticCustomError(
+                "too_long",
+                "sequence_length {length} is more than the model's {positions} learned positions",
+                {"length": self.training.sequence_length, "positions": encoder.num_positions, "field": "training.sequence_length"},
             )
         return self
 

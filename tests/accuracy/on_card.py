@@ -12,14 +12,14 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from memplan.estimators.measured import Measurer
-from memplan.estimators.rehearsed import Rehearser
-from memplan.estimators.target import Target
+from memplan.execution.measure import Measurer
+from memplan.execution.measurement import Measurement
+from memplan.execution.rehearse import Rehearser
+from memplan.execution.step_source import StepSource
 from memplan.hardware.catalog import of_some_kind
-from memplan.hardware.spec import GpuSpec
-from memplan.memory.measurement import Measurement
-from memplan.memory.requests import requests_of
-from memplan.memory.trace import MemoryTrace
+from memplan.hardware.gpu import GpuSpec
+from memplan.traces.requests import requests_of
+from memplan.traces.trace import MemoryTrace
 from tests.accuracy.programs_to_plan import PROGRAMS
 from tests.conftest import SHARED
 
@@ -38,7 +38,7 @@ class Program(NamedTuple):
     """A step with its values."""
 
     name: str
-    target: Target
+    target: StepSource
     values: dict[str, Any]
 
 
@@ -46,9 +46,9 @@ def programs() -> Iterator[Program]:
     """Yield the accuracy suite at two batches, and the shared workloads where they are there."""
     for name in PROGRAMS:
         for batch in (8, 32):
-            yield Program(f"{name}-{batch}", Target(str(FILE), name), {"batch": batch})
+            yield Program(f"{name}-{batch}", StepSource(str(FILE), name), {"batch": batch})
     for file in sorted((SHARED / "standin" / "workloads").glob("*.py")):
-        yield Program(f"shared-{file.stem}", Target(str(file), "build"), {})
+        yield Program(f"shared-{file.stem}", StepSource(str(file), "build"), {})
 
 
 def record(program: Program, gpu: GpuSpec, folder: Path) -> Path:
@@ -103,7 +103,7 @@ def hold(path: Path) -> Held:
     gpu = of_some_kind(GpuSpec.model_validate(told["gpu"]).model_copy(update={"others_used_bytes": 0}))
     program = next(program for program in programs() if program.name == told["program"])
     with Rehearser(program.target) as rehearser:
-        seen = rehearser.rehearse(gpu=gpu, values=told["values"], steps=STEPS, looks=False)
+        seen = rehearser.rehearse(gpu=gpu, values=told["values"], steps=STEPS)
     assert seen.trace is not None
     recorded = requests_of(MemoryTrace.from_bytes(path.with_suffix(".trace").read_bytes()))
     rehearsed = requests_of(seen.trace)

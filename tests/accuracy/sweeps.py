@@ -8,14 +8,14 @@ from pathlib import Path
 from memplan.allocator.replay import replay
 from memplan.allocator.simulator import CachingAllocator, Card
 from memplan.errors import UsageError
-from memplan.estimators.rehearsed import Rehearser
-from memplan.estimators.target import target_from
+from memplan.execution.rehearsal import Rehearsal
+from memplan.execution.rehearse import Rehearser
+from memplan.execution.step_source import step_source_from
 from memplan.hardware.catalog import find_card
-from memplan.hardware.spec import UNLIMITED_BYTES, GpuSpec
-from memplan.memory.parametric import Sweep
-from memplan.memory.rehearsal import Rehearsal
-from memplan.memory.requests import Requests, requests_of
+from memplan.hardware.gpu import UNLIMITED_BYTES, GpuSpec
 from memplan.planner.search import largest_fitting
+from memplan.traces.parametric import Sweep
+from memplan.traces.requests import Requests, requests_of
 
 FILE = Path(__file__).with_name("programs_to_plan.py")
 CARDS = ("t4", "a100-40", "rtx4090")
@@ -49,7 +49,7 @@ class Assessment:
 def assess(program: str, name: str) -> Assessment:
     """Work out the batches of *program* on the card called *name*, of a size that is full in the middle, and hold it to rehearsals."""
     kind = find_card(name)
-    with Rehearser(target_from(f"{FILE}:{program}")) as rehearser:
+    with Rehearser(step_source_from(f"{FILE}:{program}")) as rehearser:
         sweep = Sweep(lambda batch: requests(run(rehearser, kind.endless(), batch)))
 
         def reserved(batch: int) -> int:
@@ -58,14 +58,14 @@ def assess(program: str, name: str) -> Assessment:
 
         capacity_bytes = (reserved(LOW) + reserved(HIGH)) // 2
         largest = largest_fitting(
-            lambda batch: reserved(batch) <= capacity_bytes, low=LOW, high=HIGH, rough=lambda batch: batch <= HIGH // 2
+            lambda batch: reserved(batch) <= capacity_bytes, low=LOW, high=HIGH, guess=lambda batch: batch <= HIGH // 2
         )
         assert largest is not None
         sweep.ask(largest)  # what is recommended has itself been rehearsed
         worked_out = {batch: reserved(batch) for batch in POINTS}
         worked_out = {batch: bytes_ for batch, bytes_ in worked_out.items() if batch not in sweep.rehearsed}
         num_rehearsals = len(sweep.rehearsed)
-    with Rehearser(target_from(f"{FILE}:{program}")) as fresh:
+    with Rehearser(step_source_from(f"{FILE}:{program}")) as fresh:
         errors = tuple(bytes_ / run(fresh, kind.endless(), batch).peak_reserved_bytes - 1 for batch, bytes_ in worked_out.items())
         real = kind.model_copy(update={"total_memory_bytes": capacity_bytes})
         return Assessment(
@@ -82,7 +82,7 @@ def assess(program: str, name: str) -> Assessment:
 
 
 def run(rehearser: Rehearser, gpu: GpuSpec, batch: int) -> Rehearsal:
-    return rehearser.rehearse(gpu=gpu, values={"batch": batch}, steps=3, context_bytes=0, looks=False)
+    return rehearser.rehearse(gpu=gpu, values={"batch": batch}, steps=3, context_bytes=0)
 
 
 def runs(rehearser: Rehearser, gpu: GpuSpec, batch: int) -> bool:

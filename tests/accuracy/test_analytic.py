@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from memplan.estimators.analytic import estimate
+from memplan.estimators.analytic.estimate import estimate
 from memplan.hardware.catalog import find_card
-from memplan.hardware.spec import GpuSpec
+from memplan.hardware.gpu import GpuSpec
 from memplan.layouts.templates import template_data, templates_folder
 from memplan.memory.estimate import MemoryEstimate
 from memplan.workload.reader import workload_from
@@ -58,9 +58,9 @@ def workload_of(config: dict[str, Any] | None, training: dict[str, Any], *, opti
         data["model"]["encoder"]["is_in_eval_mode"] = changes.get("eval_mode", False)
         data["stages"] = [{"name": "stage", "n_negatives": changes["n_negatives"]}]
         return workload_from(data, template)
-    from memplan.workload.huggingface import transformer_from_config
+    from memplan.workload.huggingface import ConfigJson, model_from_config
 
-    model = transformer_from_config(config, template) | {"attention": changes.get("attention", "sdpa")}
+    model = model_from_config(ConfigJson(config, template)) | {"attention": changes.get("attention", "sdpa")}
     return workload_from({"model": model, "training": training, "optimizer": {"name": optimizer}}, template)
 
 

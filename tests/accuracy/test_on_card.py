@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from memplan.batch_finder.find_batch import find_batch
 from memplan.errors import MissingError
 from memplan.hardware.detect import detect_gpus
-from memplan.hardware.spec import GpuSpec
-from memplan.planner.find_batch import find_batch
+from memplan.hardware.gpu import GpuSpec
 from memplan.standin.build import TorchBuild
 from tests.accuracy.on_card import FILE, RECORDINGS, Program, hold, programs, record, torch_of
 from tests.hardware.nvml_driver import Driver

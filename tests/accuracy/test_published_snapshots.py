@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from memplan.estimators.rehearsed import rehearse
-from memplan.memory.rehearsal import Rehearsal
-from memplan.memory.trace import ALLOC, FREE
+from memplan.execution.rehearsal import Rehearsal
+from memplan.execution.rehearse import rehearse
 from memplan.standin.build import TorchBuild
+from memplan.traces.trace import ALLOC, FREE
 from tests.standin.conftest import torch_build
 
 __all__ = ["torch_build"]
@@ -31,7 +31,7 @@ PUBLISHED_MIB = {100: (651.11, 750), 200: (1172.78, 1326)}
 
 def rehearsed(context: int) -> Rehearsal:
     """Three steps on a card of capability 8.9."""
-    return rehearse(f"{PROGRAM}:build", gpu="rtx4090", values={"context": context}, steps=3, looks=False, context_bytes=0)
+    return rehearse(f"{PROGRAM}:build", gpu="rtx4090", values={"context": context}, steps=3, context_bytes=0)
 
 
 def requested_bytes(seen: Rehearsal) -> int:

@@ -10,16 +10,16 @@ import statistics
 
 import pytest
 
-from memplan.estimators.rehearsed import Rehearser
-from memplan.estimators.target import Target
-from memplan.estimators.workload_rehearsal import WorkloadRehearsals, step_of
+from memplan.analysis.make_plan import make_plan
+from memplan.estimators.rehearsed import RehearsedEstimator, step_of
+from memplan.execution.rehearse import Rehearser
+from memplan.execution.step_source import StepSource
 from memplan.hardware.catalog import find_card
-from memplan.planner.planner import make_plan
 from memplan.standin.build import TorchBuild
 from memplan.workload.workload import Workload
 from tests.accuracy.programs_to_plan import PROGRAMS
 from tests.accuracy.sweeps import CARDS, assess
-from tests.estimators.test_workload_rehearsal import workload
+from tests.estimators.test_rehearsed import workload
 from tests.standin.conftest import torch_build
 
 __all__ = ["torch_build"]
@@ -58,12 +58,12 @@ def test_a_plan_reports_what_a_fresh_rehearsal_says(torch_build: TorchBuild, bui
     encoder = built_in.model.encoder.model_copy(update={"num_layers": 2})  # type: ignore[union-attr]
     small = built_in.model_copy(update={"model": built_in.model.model_copy(update={"encoder": encoder, "num_channels": 1})})
     for planned, gpu in ((workload(), find_card("a100-40")), (small.with_training(sequence_length=128), find_card("t4"))):
-        plan = make_plan(planned, gpu, WorkloadRehearsals(), method="rehearsed", target=64)
+        plan = make_plan(planned, gpu, RehearsedEstimator(), target=64)
         stages = plan.after.stages or (None,)
-        with Rehearser(Target("memplan.programs.built_in", "build")) as fresh:
+        with Rehearser(StepSource("memplan.child.models.built_in", "build")) as fresh:
             for stage, reported in zip(stages, plan.stages, strict=True):
                 step = step_of(plan.after, gpu, stage)
-                seen = fresh.rehearse(gpu=step.card, values={"workload": step.workload}, looks=False)
+                seen = fresh.rehearse(gpu=step.card, values={"workload": step.workload})
 
                 assert reported.estimate.peak_reserved_bytes == seen.peak_reserved_bytes
                 assert reported.estimate.peak_allocated_bytes == seen.peak_allocated_bytes

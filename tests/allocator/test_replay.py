@@ -12,21 +12,21 @@ import pytest
 from memplan.allocator.config import AllocatorSettings, read_settings
 from memplan.allocator.replay import replay, replay_recorded
 from memplan.allocator.simulator import CachingAllocator, Card
-from memplan.estimators.rehearsed import Rehearser
-from memplan.estimators.target import target_from
+from memplan.execution.rehearse import Rehearser
+from memplan.execution.step_source import step_source_from
 from memplan.hardware.catalog import find_card
-from memplan.hardware.spec import UNLIMITED_BYTES
-from memplan.memory.requests import Requests, requests_of
-from memplan.memory.snapshot import Segment, Snapshot
-from memplan.memory.trace import ACTIONS, MemoryTrace
+from memplan.hardware.gpu import UNLIMITED_BYTES
 from memplan.standin.build import TorchBuild
+from memplan.traces.requests import Requests, requests_of
+from memplan.traces.snapshot import Segment, Snapshot
+from memplan.traces.trace import ACTIONS, MemoryTrace
 from memplan.units import GIB, MIB
 from tests.conftest import SHARED
 from tests.standin.conftest import torch_build
 
 __all__ = ["torch_build"]
 
-STEPS = Path(__file__).parents[1] / "programs" / "steps.py"
+STEPS = Path(__file__).parents[1] / "child" / "steps.py"
 REAL = sorted((SHARED / "recordings" / "real").glob("*.csv.gz"))
 
 
@@ -82,13 +82,13 @@ def test_published_peaks_come_out(name: str) -> None:
 
 @pytest.fixture(scope="module")
 def rehearser(torch_build: TorchBuild) -> Rehearser:
-    with Rehearser(target_from(f"{STEPS}:mlp")) as rehearser:
+    with Rehearser(step_source_from(f"{STEPS}:mlp")) as rehearser:
         yield rehearser
 
 
 def mlp_requests(rehearser: Rehearser) -> Requests:
     endless = find_card("t4").model_copy(update={"total_memory_bytes": UNLIMITED_BYTES})
-    trace = rehearser.rehearse(gpu=endless, looks=False).trace
+    trace = rehearser.rehearse(gpu=endless).trace
     assert trace is not None
     return requests_of(trace)
 
@@ -99,7 +99,7 @@ def test_other_settings_and_cards_are_answered_without_another_rehearsal(rehears
     requests = mlp_requests(rehearser)
     for total_mib in (4096, 100, 84, 72, 60):
         card = find_card("t4").model_copy(update={"total_memory_bytes": total_mib * MIB})
-        real = rehearser.rehearse(gpu=card, context_bytes=0, looks=False, environment={"PYTORCH_CUDA_ALLOC_CONF": text})
+        real = rehearser.rehearse(gpu=card, context_bytes=0, environment={"PYTORCH_CUDA_ALLOC_CONF": text})
 
         simulated = replay(requests, CachingAllocator(Card(total_mib * MIB, total_mib * MIB), read_settings(text)))
 

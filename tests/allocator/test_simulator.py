@@ -14,19 +14,19 @@ from hypothesis import strategies as st
 from memplan.allocator.config import AllocatorSettings, read_settings
 from memplan.allocator.replay import replay_recorded
 from memplan.allocator.simulator import CachingAllocator, Card, OutOfMemoryError
-from memplan.estimators.rehearsed import Rehearser
-from memplan.estimators.target import target_from
+from memplan.execution.rehearse import Rehearser
+from memplan.execution.step_source import step_source_from
 from memplan.hardware.catalog import find_card
-from memplan.memory.snapshot import Snapshot
-from memplan.memory.trace import ACTIONS
 from memplan.standin.build import TorchBuild
+from memplan.traces.snapshot import Snapshot
+from memplan.traces.trace import ACTIONS
 from memplan.units import GIB, MIB
 from tests.conftest import SHARED
 from tests.standin.conftest import torch_build
 
 __all__ = ["torch_build"]
 
-CHURN = f"{Path(__file__).parents[1] / 'programs' / 'allocator_steps.py'}:churn"
+CHURN = f"{Path(__file__).parents[1] / 'child' / 'allocator_steps.py'}:churn"
 SEGMENT_ACTIONS = {letter: name for name, letter in ACTIONS.items() if name.startswith("segment") or name == "oom"}
 RECORDINGS = sorted((SHARED / "recordings" / "standin").glob("*.json.gz"))
 
@@ -76,7 +76,7 @@ SETTINGS = [
 
 @pytest.fixture(scope="module")
 def churning(torch_build: TorchBuild) -> Rehearser:
-    with Rehearser(target_from(CHURN)) as rehearser:
+    with Rehearser(step_source_from(CHURN)) as rehearser:
         yield rehearser
 
 
@@ -91,9 +91,7 @@ def test_random_requests_are_answered_as_pytorch_answers_them(churning: Rehearse
     for seed, most_mib, streams, total_bytes in [(1, 64, 1, 256 * MIB), (2, 300, 3, 512 * MIB), (3, 16, 3, GIB), (4, 300, 1, 4 * GIB)]:
         card = find_card("t4").model_copy(update={"total_memory_bytes": total_bytes})
         values = {"seed": seed, "requests": 1000, "most_mib": most_mib, "streams": streams, "empties": total_bytes == 4 * GIB}
-        seen = churning.rehearse(
-            gpu=card, values=values, steps=2, context_bytes=0, looks=False, environment={"PYTORCH_CUDA_ALLOC_CONF": text}
-        )
+        seen = churning.rehearse(gpu=card, values=values, steps=2, context_bytes=0, environment={"PYTORCH_CUDA_ALLOC_CONF": text})
         trace = seen.trace
         assert trace is not None
         allocator = CachingAllocator(Card(total_bytes, total_bytes), read_settings(text))

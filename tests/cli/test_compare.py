@@ -11,7 +11,7 @@ import pytest
 from memplan.hardware.catalog import cards
 from memplan.standin.build import TorchBuild
 from tests.conftest import Run
-from tests.estimators.test_workload_rehearsal import small_workload
+from tests.estimators.test_rehearsed import small_workload
 from tests.standin.conftest import torch_build
 
 __all__ = ["small_workload", "torch_build"]

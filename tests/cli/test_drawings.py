@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from memplan.memory.snapshot import read_snapshot
 from memplan.standin.build import TorchBuild
+from memplan.traces.snapshot import read_snapshot
 from tests.conftest import Run
-from tests.estimators.test_workload_rehearsal import small_workload
+from tests.estimators.test_rehearsed import small_workload
 from tests.standin.conftest import torch_build
 
 __all__ = ["small_workload", "torch_build"]

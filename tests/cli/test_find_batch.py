@@ -11,14 +11,14 @@ import pytest
 from memplan.standin.build import TorchBuild
 from tests.cli.test_profile import CALLS
 from tests.conftest import Run
-from tests.estimators.test_workload_rehearsal import small_workload
+from tests.estimators.test_rehearsed import small_workload
 from tests.hardware.nvml_driver import GIB, MIB, Driver, no_driver
 from tests.standin.conftest import torch_build
 from tests.standin.machine import CONTEXT_BYTES, machine
 
 __all__ = ["small_workload", "torch_build"]
 
-STEPS = Path(__file__).parents[1] / "programs" / "steps.py"
+STEPS = Path(__file__).parents[1] / "child" / "steps.py"
 T4_BYTES = 15_835_660_288
 
 
@@ -48,10 +48,10 @@ def test_the_rehearsal_is_right_at_once(run_memplan: Run, torch_build: TorchBuil
 
 def test_a_person_reads_how_each_trial_went(run_memplan: Run, torch_build: TorchBuild, driver: Driver) -> None:
     """The answer on standard output, the way on standard error; out of tries, it says that a larger one may fit."""
-    result = run_memplan("find-batch", f"{STEPS}:mlp", "--start", "8", "--tries", "2", **machine(torch_build, driver, "t4"))
+    result = run_memplan("find-batch", f"{STEPS}:mlp", "--start", "8", "--tries", "1", **machine(torch_build, driver, "t4"))
 
     assert result.returncode == 0, result.stderr
-    assert result.stdout.startswith("batch 9 on Tesla T4: ")
+    assert result.stdout.startswith("batch 8 on Tesla T4: ")
     assert "  8: runs, " in result.stderr
     assert "out of tries: a larger one may fit" in result.stderr
 
@@ -73,7 +73,10 @@ def test_a_batch_is_found_whatever_nvml_refuses(run_memplan: Run, torch_build: T
 
     answer = found(run_memplan("find-batch", f"{STEPS}:mlp", "--start", "8", "--tries", "2", "--format", "json", **here))
 
-    assert answer["size"] == 9
+    sizes = [(trial["size"], trial["problem"] is None) for trial in answer["trials"]]
+    assert sizes[0] == (8, True)
+    assert sizes[1][0] > 4096  # where a rehearsal sees the end, with what CUDA was seen to take
+    assert answer["size"] == max(size for size, runs in sizes if runs)
 
 
 def test_where_nothing_fits_the_exit_code_is_1(run_memplan: Run, torch_build: TorchBuild, driver: Driver) -> None:
@@ -204,3 +207,43 @@ def test_a_program_finds_its_own_batch(torch_build: TorchBuild, driver: Driver, 
     done = driver.run(str(script), **machine(torch_build, driver, "t4"))
 
     assert done.stdout == "32\n", done.stderr
+
+
+MAXIMUM = """
+import torch
+DATA = torch.arange(64)
+def build(device, batch=16, unit=1):
+    model = torch.nn.Linear(256, 256).to(device)
+    def step():
+        if batch > len(DATA) or batch % unit:
+            raise ValueError(f"a data set of {len(DATA)} has no batch of {batch}")
+        model(torch.randn(batch, 256, device=device)).square().mean().backward()
+        model.zero_grad()
+    return step
+"""
+
+
+@pytest.mark.parametrize("unit", [1, 8])
+def test_a_program_with_a_maximum_is_found_at_it(
+    run_memplan: Run, torch_build: TorchBuild, driver: Driver, tmp_path: Path, unit: int
+) -> None:
+    """A rehearsal sees that 64 is all there is: one trial, and what ended the search was the program, not memory."""
+    (tmp_path / "maximum.py").write_text(MAXIMUM)
+
+    answer = found(
+        run_memplan("find-batch", "maximum.py:build", "--set", f"unit={unit}", "--format", "json", **machine(torch_build, driver, "t4"))
+    )
+
+    assert (answer["size"], answer["ended"], [trial["size"] for trial in answer["trials"]]) == (64, "refused", [64])
+
+
+def test_a_program_that_takes_no_size_fails_with_its_own_error(
+    run_memplan: Run, torch_build: TorchBuild, driver: Driver, tmp_path: Path
+) -> None:
+    """It may not be the size."""
+    (tmp_path / "maximum.py").write_text(MAXIMUM.replace("torch.arange(64)", "torch.arange(0)"))
+
+    result = run_memplan("find-batch", "maximum.py:build", **machine(torch_build, driver, "t4"))
+
+    assert (result.returncode, result.stdout) == (2, "")
+    assert "a data set of 0 has no batch of 16" in result.stderr

@@ -20,6 +20,16 @@ def test_without_a_configuration_the_built_in_workload_is_planned_and_said(run_m
     assert "the built-in workload, since this folder has no configuration" in result.stdout
 
 
+def test_a_clusters_variables_do_not_silence_a_plan(run_memplan: Run) -> None:
+    """RANK and its like in a shell of a job, where no torchrun is: the same report as without."""
+    variables = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
+
+    plain, in_job = run_memplan("--gpu", "t4"), run_memplan("--gpu", "t4", **variables)
+
+    assert (in_job.returncode, in_job.stdout) == (plain.returncode, plain.stdout)
+    assert "Fits on Tesla T4" in in_job.stdout
+
+
 def test_without_options_the_help_is_shown(run_memplan: Run) -> None:
     """`memplan` alone."""
     result = run_memplan()
@@ -32,17 +42,18 @@ def test_apply_and_undo_on_a_tree(run_memplan: Run, tree: Path) -> None:
     """Written in the project's folder, byte for byte back with undo, and a second apply writes nothing."""
     before = content(tree)
 
-    applied = run_memplan("--gpu", "RTX 4090", "--apply", cwd=tree.parent)
-    again = run_memplan("--gpu", "RTX 4090", "--apply", cwd=tree.parent)
+    arguments = ["--gpu", "RTX 4090", "--grow-negatives", "--apply"]
+    applied = run_memplan(*arguments, cwd=tree.parent)
+    again = run_memplan(*arguments, cwd=tree.parent)
     written = content(tree)
     undone = run_memplan("undo", cwd=tree.parent)
 
     assert (applied.returncode, again.returncode, undone.returncode) == (0, 0, 0)
-    assert "Wrote 3 files" in applied.stderr
+    assert "Wrote 5 files" in applied.stderr
     assert "nothing to write" in again.stderr
     assert b"batch_size: 4        # anchors\n  num_workers: 0\n  \n" in written["config.yaml"]
     assert written["config.yaml.backup"] == before["config.yaml"]
-    assert undone.stdout.count("put back") == 3
+    assert undone.stdout.count("put back") == 5
     assert {name: data for name, data in content(tree).items() if name in before} == before
 
 
@@ -55,13 +66,14 @@ def test_apply_on_the_real_tree(run_memplan: Run, real_tree: Path) -> None:
     undone = run_memplan("undo", "--config-path", real_tree)
 
     assert applied.returncode == 0, applied.stderr
-    assert "Wrote 5 files" in applied.stderr
-    assert written["config.yaml"] == before["config.yaml"].replace(b"batch_size: 4\n", b"batch_size: 2\n").replace(
-        b"accumulate_grad_batches: 4\n", b"accumulate_grad_batches: 8\n"
+    assert "Wrote 1 file" in applied.stderr
+    assert "default" in applied.stdout  # the stage that training starts with, whose 32 negatives decide
+    assert written["config.yaml"] == before["config.yaml"].replace(b"batch_size: 4\n", b"batch_size: 1\n").replace(
+        b"accumulate_grad_batches: 4\n", b"accumulate_grad_batches: 16\n"
     )
-    assert written["text_curriculum/03_stage.yaml"] == before["text_curriculum/03_stage.yaml"].replace(
-        b"n_negatives: 8", b"n_negatives: 24"
-    )
+    assert {name: data for name, data in written.items() if name in before and name != "config.yaml"} == {
+        name: data for name, data in before.items() if name != "config.yaml"
+    }
     assert undone.returncode == 0
     assert {name: data for name, data in content(real_tree).items() if name in before} == before
 
@@ -93,12 +105,12 @@ def test_what_does_not_fit_exits_with_1_and_is_not_written(run_memplan: Run, tre
 
 def test_json_is_one_object_on_standard_output(run_memplan: Run, tree: Path) -> None:
     """With the plan's fields, what was changed, and nothing else on the stream."""
-    result = run_memplan("--gpu", "RTX 4090", "--apply", "--format", "json", "--config-path", tree)
+    result = run_memplan("--gpu", "RTX 4090", "--grow-negatives", "--apply", "--format", "json", "--config-path", tree)
     answer = json.loads(result.stdout)
 
     assert result.stderr == ""
     assert (answer["fits"], answer["applied"], answer["effective_batch_size"]) == (True, True, 32)
-    assert answer["stages"][1]["planned"]["n_negatives"] == 24
+    assert answer["stages"][1]["planned"]["n_negatives"] == answer["stages"][1]["room"]["n_negatives"] > 24
     assert {"key": "data_loader.batch_size", "value": 4} in answer["changes"][0]["edits"]
 
 
@@ -122,7 +134,7 @@ def test_a_plan_for_code_that_was_mended_can_be_applied(run_memplan: Run, tree: 
     result = run_memplan("--gpu", "rtx4090", "--config-path", tree, "--pin", "is_in_eval_mode=false", "--apply")
 
     assert result.returncode == 0, result.stderr
-    assert b"batch_size: 32 " in (tree / "config.yaml").read_bytes()
+    assert b"batch_size: 16 " in (tree / "config.yaml").read_bytes()
 
 
 def test_an_error_of_a_file_names_the_file(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -148,7 +160,7 @@ def test_pins_target_and_margin(run_memplan: Run, tree: Path) -> None:
 
     assert (answer["after"]["training"]["micro_batch_size"], answer["effective_batch_size"]) == (2, 64)
     assert answer["after"]["training"]["sequence_length"] == 128
-    assert [stage["planned"]["n_negatives"] for stage in answer["stages"]] == [24, 9, 24]
+    assert [stage["planned"]["n_negatives"] for stage in answer["stages"]] == [32, 24, 9, 12]
     assert answer["budget_bytes"] == int(85_095_874_560 * 0.8)
 
 
@@ -175,7 +187,7 @@ def test_a_config_alone_fills_the_card_and_says_what_was_assumed(run_memplan: Ru
     assert answer["after"]["training"]["gradient_accumulation_steps"] == 1
     assert run_memplan(*arguments, "--pin", f"micro_batch_size={micro}").returncode == 0
     assert run_memplan(*arguments, "--pin", f"micro_batch_size={micro + 1}").returncode == 1
-    assert "says nothing of the training: planned with fp32, sequence length 512 and adamw" in answer["notes"][0]
+    assert "does not say how it is trained: planned with precision fp32, sequence_length 512, optimizer adamw" in answer["notes"][0]
 
 
 def test_a_workload_that_names_no_batch_fills_the_card(run_memplan: Run, tmp_path: Path) -> None:
@@ -190,20 +202,94 @@ def test_a_workload_that_names_no_batch_fills_the_card(run_memplan: Run, tmp_pat
         answers.append(json.loads(run_memplan("--gpu", "t4", "--config-path", "workload.json", "--format", "json").stdout))
 
     assert answers[0]["after"]["training"]["micro_batch_size"] > 64
-    assert "workload.json names no batch: without a target the plan fills the card" in answers[0]["notes"]
+    assert "workload.json names no batch size: without a target the plan fills the GPU" in answers[0]["notes"]
     assert [answer["effective_batch_size"] for answer in answers[1:]] == [2, 6]
 
 
-def test_files_that_were_passed_over_are_named(run_memplan: Run, tmp_path: Path) -> None:
-    """A config.yaml without the keys of any layout, and a workload that was not named, do not become the built-in workload in silence."""
-    (tmp_path / "conf").mkdir()
-    (tmp_path / "conf" / "config.yaml").write_text("data:\n  batch_size: 3\n")
-    (tmp_path / "workload.yaml").write_text("model: {}\n")
+@pytest.mark.parametrize(
+    ("file", "text", "problem"),
+    [
+        ("conf/config.yaml", "data_loader:\n  batch_size: 3\n", "conf/config.yaml: lacks `training.trainer`, which a hydra-contrastive"),
+        (
+            "conf/config.yaml",
+            "data:\n  batch_size: 3\n",
+            "conf/config.yaml: looks like a training configuration (it has `data.batch_size`)",
+        ),
+        ("conf/config.yaml", "data: [\n", "conf/config.yaml:2: is not valid YAML"),
+        ("qlora.yml", "base_model: a/b\nmicro_batch_size: 2\n", "qlora.yml: is an axolotl configuration, which memplan cannot plan from"),
+        (
+            "recipes/sft.yaml",
+            "model_name_or_path: a/b\nper_device_train_batch_size: 2\n",
+            "recipes/sft.yaml: is a Hugging Face Trainer or TRL",
+        ),
+        ("ds.json", '{\n\t"zero_optimization": {"stage": 2}\n}', "ds.json: is a DeepSpeed configuration"),
+        ("workload.yaml", "model: {}\n", "workload.yaml:1: `model`: `kind` must be"),
+    ],
+)
+def test_a_configuration_that_memplan_cannot_read_is_refused_and_nothing_else_is_planned(
+    run_memplan: Run, tmp_path: Path, file: str, text: str, problem: str
+) -> None:
+    """The file and the missing key, or the framework that it looks like: found in the folder, and given by its path."""
+    (tmp_path / file).parent.mkdir(exist_ok=True)
+    (tmp_path / file).write_text(text)
 
-    notes = json.loads(run_memplan("--gpu-memory", "24", "--format", "json").stdout)["notes"]
+    for arguments in ((), ("--config-path", file)):
+        result = run_memplan("--gpu-memory", "24", *arguments)
 
-    assert "conf/config.yaml is here but was not planned: it lacks one of data_loader.batch_size, training.trainer" in notes
-    assert "workload.yaml is here but was not planned: name it with `--config-path workload.yaml`" in notes
+        assert (result.returncode, result.stdout) == (2, "")
+        assert f"Error: {problem}" in result.stderr
+
+
+@pytest.mark.parametrize("file", ["docker-compose.yml", "package.json", "pyproject.toml", "charts/values.yaml"])
+def test_files_that_describe_no_training_are_no_configuration(run_memplan: Run, tmp_path: Path, file: str) -> None:
+    """A project has other YAML and JSON files: the built-in workload is planned, and said to be."""
+    (tmp_path / file).parent.mkdir(exist_ok=True)
+    (tmp_path / file).write_text('{"services": {"web": {"image": "x"}}}' if not file.endswith("toml") else "[project]\nname = 'x'\n")
+
+    result = run_memplan("--gpu-memory", "24")
+
+    assert result.returncode == 0
+    assert "the built-in workload, since this folder has no configuration" in result.stdout
+
+
+def test_the_built_in_workload_is_planned_where_it_is_named(run_memplan: Run, tree: Path) -> None:
+    """Beside a tree too."""
+    result = run_memplan("--gpu-memory", "24", "--config-path", "built-in", "--format", "json", cwd=tree.parent)
+
+    assert json.loads(result.stdout)["source"] == "the built-in workload"
+
+
+BERT = {"model_type": "bert", "architectures": ["BertForMaskedLM"]}
+
+
+def test_a_folder_that_holds_a_model_or_a_workload_is_planned(run_memplan: Run, tmp_path: Path) -> None:
+    """config.json or workload.yaml, here or in the folder that is named; both at once are not guessed between."""
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text(json.dumps(BERT))
+
+    here = run_memplan("--gpu", "t4", "--format", "json", cwd=model)
+    named = run_memplan("--gpu", "t4", "--format", "json", "--config-path", "model")
+    (model / "workload.yaml").write_text("model: {kind: parameters, num_parameters: 1, activation_bytes_per_sample: 1}\n")
+    both = run_memplan("--gpu", "t4", cwd=model)
+
+    assert json.loads(here.stdout)["after"]["model"] == json.loads(named.stdout)["after"]["model"]
+    assert json.loads(here.stdout)["source"] == "config.json"
+    assert both.returncode == 2
+    assert "workload.yaml: stands beside config.json" in both.stderr
+
+
+def test_what_is_pinned_is_not_assumed(run_memplan: Run, tmp_path: Path) -> None:
+    """A config.json says nothing of the training; what the user says is told of no more."""
+    (tmp_path / "config.json").write_text(json.dumps(BERT))
+
+    notes = [
+        json.loads(run_memplan("--gpu", "t4", "--format", "json", *pins).stdout)["notes"][0]
+        for pins in ((), ("--pin", "precision=bf16-mixed", "--pin", "sequence_length=128"))
+    ]
+
+    assert "planned with precision fp32, sequence_length 512, optimizer adamw" in notes[0]
+    assert "planned with optimizer adamw (" in notes[1]
 
 
 def test_a_pin_that_the_files_have_no_key_for_is_planned_but_not_applied(run_memplan: Run, tree: Path) -> None:
@@ -222,11 +308,11 @@ def test_a_pin_that_the_files_have_no_key_for_is_planned_but_not_applied(run_mem
 @pytest.mark.parametrize("encoding", ["latin-1", "ascii", "cp1252"])
 def test_a_stream_that_knows_no_arrows_is_no_crash(run_memplan: Run, tree: Path, encoding: str) -> None:
     """Written with question marks, and the apply is done and said."""
-    result = run_memplan("--gpu", "rtx4090", "--apply", "--config-path", tree, PYTHONIOENCODING=encoding)
+    result = run_memplan("--gpu", "rtx4090", "--apply", "--grow-negatives", "--config-path", tree, PYTHONIOENCODING=encoding)
 
     assert result.returncode == 0, result.stderr
     assert "8 ? 4" in result.stdout
-    assert "Wrote 3 files" in result.stderr
+    assert "Wrote 5 files" in result.stderr
 
 
 def test_a_reader_that_leaves_stops_the_program_before_it_writes(run_memplan: Run, tree: Path) -> None:
@@ -292,7 +378,7 @@ BAD = [
     (["--gpu-memory", "24", "--margin", "nan"], 2, "nan"),
     (["--gpu-memory", "24", "--pin", "batch=3"], 2, "no such field"),
     (["--gpu-memory", "24", "--config-path", "nowhere"], 2, "nowhere: does not exist"),
-    (["--gpu-memory", "24", "--config-path", "."], 2, "has no layout that memplan knows"),
+    (["--gpu-memory", "24", "--config-path", "."], 2, "has no configuration that memplan reads"),
     (["--gpu-memory", "24", "--apply"], 2, "there is nothing to apply to"),
     (["--gpu-memory", "24", "--apply", "--dry-run"], 2, "exclude each other"),
     (["--gpu-memory", "24", "--apply", "--method", "guide"], 2, "never written"),

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from memplan.standin.build import TorchBuild
-from tests.estimators.test_workload_rehearsal import small_workload
+from tests.estimators.test_rehearsed import small_workload
 from tests.standin.conftest import torch_build
 
 __all__ = ["small_workload", "torch_build"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,14 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from memplan.cli.rehearse import values_from
+import memplan
 from memplan.standin.build import TorchBuild
 from tests.conftest import Run
 from tests.standin.conftest import torch_build
 
 __all__ = ["torch_build"]
 
-STEPS = Path(__file__).parents[1] / "programs" / "steps.py"
+STEPS = Path(__file__).parents[1] / "child" / "steps.py"
 
 
 def test_a_step_that_fits(run_memplan: Run, torch_build: TorchBuild) -> None:
@@ -42,6 +43,67 @@ def test_a_step_that_does_not_fit(run_memplan: Run, torch_build: TorchBuild) -> 
     assert "tried to allocate 4.00 GiB" in result.stdout
     assert json.loads(answer.stdout)["out_of_memory"]["phase"] == "forward"
     assert answer.stderr == ""
+
+
+@pytest.mark.parametrize("odd", ["a b", "a:b;c", "$LIB,d"])
+def test_any_path_will_do(torch_build: TorchBuild, tmp_path: Path, odd: str) -> None:
+    """Cache, home, temporary files, memplan itself, the project and its files, each in a folder whose name splits most lists of paths."""
+    folders = {name: tmp_path / odd / name for name in ("cache", "home", "temporary", "checkout", "project")}
+    for path in folders.values():
+        path.mkdir(parents=True)
+    shutil.copytree(Path(memplan.__file__).parent, folders["checkout"] / "memplan")
+    script = folders["project"] / f"{odd}.py"
+    script.write_text(STEPS.read_text() + "\n\nif __name__ == '__main__':\n    mlp('cuda')()\n")
+    environment = {"XDG_CACHE_HOME": folders["cache"], "HOME": folders["home"], "TMPDIR": folders["temporary"]}
+    command = f"import sys; sys.path.insert(0, {str(folders['checkout'])!r}); from memplan.cli.app import main; main()"
+
+    def run(*arguments: str) -> str:
+        whole = [sys.executable, "-c", command, "rehearse", "--gpu", "t4", "--steps", "1", *arguments]
+        done = subprocess.run(
+            whole, cwd=folders["project"], env=os.environ | {name: str(path) for name, path in environment.items()},
+            capture_output=True, text=True, check=False, timeout=120,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    assert run(f"{script.name}:mlp").startswith("Fits on Tesla T4: 512.0 MiB")
+    assert run("--", script.name).startswith("Fits on Tesla T4: 512.0 MiB")
+    assert [path.name for path in folders["cache"].iterdir()] == ["memplan"]
+    assert not list(folders["temporary"].glob("memplan-*"))
+
+
+NAMELESS = """
+import pwd
+
+def getpwuid(number):
+    raise KeyError(f"getpwuid(): uid not found: {number}")
+
+pwd.getpwuid = getpwuid
+"""
+"""A sitecustomize.py: every Python finds that its user has no entry in the list of users."""
+
+
+@pytest.mark.parametrize("home", [None, "file/home"])
+def test_a_user_without_a_home_rehearses_too(torch_build: TorchBuild, tmp_path: Path, home: str | None) -> None:
+    """
+    No HOME and no entry in the list of users, and a HOME that cannot be made (a file lies in its way).
+
+    The device and Triton's cache are made for this run alone, and nothing of them is left.
+    """
+    (tmp_path / "file").touch()
+    (tmp_path / "sitecustomize.py").write_text(NAMELESS)
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    environment = {name: value for name, value in os.environ.items() if name not in ("HOME", "XDG_CACHE_HOME", "TRITON_CACHE_DIR")}
+    environment |= {"TMPDIR": str(temporary), "PYTHONPATH": os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))}
+    environment |= {} if home is None else {"HOME": str(tmp_path / home)}
+
+    command = [sys.executable, "-m", "memplan", "rehearse", "--gpu", "a100-80", "--steps", "1", f"{STEPS}:runs_triton"]
+    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120)
+
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("Fits on NVIDIA A100-SXM4-80GB")
+    assert [path.name for path in temporary.iterdir() if not path.name.startswith("torchinductor_")] == []
 
 
 @pytest.mark.parametrize(
@@ -184,10 +246,46 @@ def test_a_mistake_in_a_name_is_told_as_such(run_memplan: Run, torch_build: Torc
     assert "Traceback" not in result.stderr
 
 
-def test_values_are_read_as_people_write_them() -> None:
-    """Python's literals, its words in any case, and text for everything else."""
-    texts = ["a=8", "b=false", "c=True", "d=None", "e=null", "f=[1, 2]", "g=bf16", "h=1e-3", "i='false'"]
+TAKES = """
+import json, torch
 
-    assert values_from(texts) == {
-        "a": 8, "b": False, "c": True, "d": None, "e": None, "f": [1, 2], "g": "bf16", "h": 0.001, "i": "false",
-    }  # fmt: skip
+def build(device, batch=1, mode="fast", norm="none", scale=1.0, flag=True, depth=None, sizes=(), *, free=None, wanted: int):
+    print(json.dumps([batch, mode, norm, scale, flag, depth, sizes, free, wanted]))
+    return lambda: torch.zeros(batch, device=device)
+"""
+
+
+def test_a_value_takes_the_type_of_its_parameter(torch_build: TorchBuild, tmp_path: Path) -> None:
+    """ "none" is a text where the default is one; without a default the annotation decides, or else the text's own look."""
+    (tmp_path / "train.py").write_text(TAKES.replace("return lambda", "raise ValueError('seen')\n    return lambda"))
+    texts = ["batch=8", "mode=none", "norm=4", "scale=2", "flag=no", "depth=null", "sizes=[1, 2]", "free=1e-3", "wanted=3"]
+
+    result = rehearse_with(tmp_path, texts)
+
+    assert '[8, "none", "4", 2.0, false, null, [1, 2], 0.001, 3]' in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("batch=8.5", "batch=8.5 is not a whole number, as its default 1 is"),
+        ("batch=eight", "batch=eight is not a whole number"),
+        ("flag=maybe", "flag=maybe is not true or false, as its default True is"),
+        ("scale=big", "scale=big is not a number"),
+    ],
+)
+def test_a_value_of_another_type_is_a_mistake(torch_build: TorchBuild, tmp_path: Path, text: str, problem: str) -> None:
+    """One line, exit code 2."""
+    (tmp_path / "train.py").write_text(TAKES)
+
+    result = rehearse_with(tmp_path, [text, "wanted=1"])
+
+    assert (result.returncode, result.stdout) == (2, "")
+    assert problem in result.stderr
+
+
+def rehearse_with(folder: Path, texts: list[str]) -> subprocess.CompletedProcess[str]:
+    """`memplan rehearse` of the file's build with these values."""
+    settings = [argument for text in texts for argument in ("--set", text)]
+    command = [sys.executable, "-m", "memplan", "rehearse", "--gpu", "t4", "train.py:build", *settings]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=100)

@@ -10,17 +10,17 @@ from typing import Any
 
 import pytest
 
-from memplan.estimators.rehearsed import rehearse
+from memplan.execution.rehearsal import Rehearsal
+from memplan.execution.rehearse import rehearse
 from memplan.hardware.catalog import find_card
-from memplan.memory.rehearsal import Rehearsal
-from memplan.memory.snapshot import write_snapshot
 from memplan.standin.build import TorchBuild
+from memplan.traces.snapshot import write_snapshot
 from tests.conftest import Run
 from tests.standin.conftest import torch_build
 
 __all__ = ["torch_build"]
 
-STEPS = Path(__file__).parents[1] / "programs" / "steps.py"
+STEPS = Path(__file__).parents[1] / "child" / "steps.py"
 
 
 @pytest.fixture(scope="module")

@@ -28,7 +28,7 @@ class KilledAt(Files):
     def __init__(self, number: int) -> None:
         self.left = number
 
-    def step(self, what: str, path: Path) -> None:  # noqa: ARG002
+    def step(self, what: str, path: Path) -> None:
         if self.left == 0:
             os.kill(os.getpid(), signal.SIGKILL)
         self.left -= 1

@@ -6,7 +6,7 @@ import pytest
 
 from memplan.errors import UsageError
 from memplan.estimators import guide
-from memplan.hardware.spec import GpuSpec
+from memplan.hardware.gpu import GpuSpec
 from memplan.workload.stage import Stage
 from memplan.workload.workload import Workload
 
@@ -22,14 +22,14 @@ def test_the_grid(built_in: Workload, a100: GpuSpec, n_negatives: int) -> None:
     """Batch and accumulation for every card of the guide's table."""
     stage = Stage(name="stage", n_negatives=n_negatives)
 
-    batches = {memory: guide.largest_batch(built_in, stage, gpu=a100, memory_gib=memory) for memory in GRID[n_negatives]}
+    batches = {memory: guide.largest_batch(built_in, stage, memory_gib=memory) for memory in GRID[n_negatives]}
 
     assert {memory: (batch, guide.accumulation(batch)) for memory, batch in batches.items()} == GRID[n_negatives]
 
 
 def test_the_parts_of_its_formula(built_in: Workload, a100: GpuSpec) -> None:
     """105,207,680 parameters; at batch 45 with 24 negatives 17,554.43 MiB of activations, 36.56 of batch data, 19.82 GiB in all."""
-    estimate = guide.estimate(built_in.with_training(micro_batch_size=45), a100, Stage(name="stage", n_negatives=24))
+    estimate = guide.estimate(built_in.with_training(micro_batch_size=45), Stage(name="stage", n_negatives=24))
 
     assert estimate.breakdown.parameters_bytes == 105_207_680 * 2
     assert round(estimate.breakdown.activations_bytes / MIB, 2) == 17_554.43
@@ -39,10 +39,10 @@ def test_the_parts_of_its_formula(built_in: Workload, a100: GpuSpec) -> None:
 
 def test_it_recommends_a_batch_of_one_where_nothing_fits(built_in: Workload, a100: GpuSpec) -> None:
     """Its mistake is kept: on a card of 2 GiB it says 1."""
-    assert guide.largest_batch(built_in, Stage(name="stage", n_negatives=24), gpu=a100, memory_gib=2) == 1
+    assert guide.largest_batch(built_in, Stage(name="stage", n_negatives=24), memory_gib=2) == 1
 
 
 def test_it_knows_contrastive_encoders_only(built_in: Workload, a100: GpuSpec) -> None:
     """Any other workload is refused."""
     with pytest.raises(UsageError, match="contrastive encoders only"):
-        guide.estimate(built_in, a100, None)
+        guide.estimate(built_in, None)

@@ -1,155 +1,329 @@
-"""Rehearsals of our own steps and of the recorded programs, on the stand-in device, in real processes."""
+"""Plans whose every size was run, and kept."""
 
 from __future__ import annotations
 
-import gzip
 import json
+from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from memplan.errors import MissingError, UsageError
-from memplan.estimators.context import CONTEXT_BYTES
-from memplan.estimators.rehearsed import Rehearser, rehearse
-from memplan.estimators.target import target_from
-from memplan.hardware.catalog import find_card
-from memplan.hardware.spec import GpuSpec
+from memplan.analysis.make_plan import make_plan
+from memplan.errors import NotRehearsedError
+from memplan.estimators import rehearsed as workload_rehearsal
+from memplan.estimators.analytic.estimate import estimate
+from memplan.estimators.base import Estimator
+from memplan.estimators.rehearsal_cache import RehearsalCache
+from memplan.estimators.rehearsed import RehearsedEstimator, Step
+from memplan.hardware.catalog import card_of_size, find_card
+from memplan.hardware.gpu import GpuSpec
+from memplan.memory.estimate import MemoryEstimate, MemoryRange
 from memplan.standin.build import TorchBuild
-from tests.conftest import SHARED
+from memplan.traces.requests import requests_of
+from memplan.units import GIB, MIB, parse_size
+from memplan.workload.model import ContrastiveEncoderModel
+from memplan.workload.optimizer import Optimizer
+from memplan.workload.reader import workload_from
+from memplan.workload.stage import Stage
+from memplan.workload.workload import Workload
+from tests.conftest import Run
 from tests.standin.conftest import torch_build
 
 __all__ = ["torch_build"]
 
-STEPS = Path(__file__).parents[1] / "programs" / "steps.py"
-MIB = 2**20
-RECORDINGS = sorted((SHARED / "recordings" / "standin").glob("*.json.gz"))
+STEPS = Path(__file__).parents[1] / "child" / "steps.py"
+MODEL = {
+    "kind": "transformer", "architecture": "decoder", "num_layers": 4, "hidden_size": 512, "num_attention_heads": 8,
+    "intermediate_size": 2048, "vocab_size": 16000, "num_positions": 512, "head": "language_model",
+}  # fmt: skip
 
 
-def card(memory_bytes: int, name: str = "t4") -> GpuSpec:
-    return find_card(name).model_copy(update={"total_memory_bytes": memory_bytes})
-
-
-WORKLOADS = sorted({path.name.split("-")[0] for path in RECORDINGS})
-
-
-@pytest.mark.parametrize("workload", WORKLOADS)
-def test_every_recording_is_reproduced(torch_build: TorchBuild, workload: str) -> None:
-    """Same workload, same PyTorch, same card: the peaks of each step, retries and failure are equal, to the byte, one after the other."""
-    with Rehearser(target_from(f"{SHARED}/standin/workloads/{workload}.py:build")) as rehearser:
-        for path in RECORDINGS:
-            if path.name.startswith(workload):
-                reproduce(rehearser, json.loads(gzip.decompress(path.read_bytes())), torch_build)
-
-
-def reproduce(rehearser: Rehearser, record: dict[str, Any], torch_build: TorchBuild) -> None:
-    """Rehearse what *record* recorded, without what the recorder had turned off, and compare."""
-    if record["torch"] != torch_build.version:
-        pytest.skip(f"recorded with PyTorch {record['torch']}, this is {torch_build.version}")
-    gpu = card(record["total_memory"], record["device"])
-    settings = record["allocator_settings"]["PYTORCH_CUDA_ALLOC_CONF"]
-    environment = {"PYTORCH_CUDA_ALLOC_CONF": settings, "TORCH_CUDNN_SDPA_ENABLED": "0"}
-
-    seen = rehearser.rehearse(
-        gpu=gpu, values=record["values"], steps=3, context_bytes=0, library_workspaces=False, looks=False, environment=environment
+def workload(**training: object) -> Workload:
+    """A small decoder that is to see 4096 texts a step."""
+    return workload_from(
+        {"model": MODEL, "training": {"sequence_length": 256, "precision": "bf16-mixed"} | training}, Path("workload.yaml")
     )
 
-    steps = [(step.peak_allocated_bytes, step.peak_reserved_bytes, step.allocated_bytes, step.reserved_bytes) for step in seen.steps]
-    assert steps == [(step["peak_allocated"], step["peak_reserved"], step["allocated"], step["reserved"]) for step in record["steps"]]
-    assert seen.num_alloc_retries == record["retries"]
-    assert seen.fits == (record["failure"] is None)
+
+class Told(list[Step]):
+    """The rehearsals that were begun."""
+
+    @property
+    def sizes(self) -> list[int]:
+        """Their micro-batches."""
+        return [step.micro_batch_size for step in self]
 
 
-@pytest.mark.parametrize("name", ["t4", "a100-40", "a100-80", "h100", "h200", "rtx4090"])
-def test_categories_are_those_of_the_program(torch_build: TorchBuild, name: str) -> None:
-    """On six cards: 16 MiB of weights, as much of gradients, twice that of Adam's moments, and the context beside them."""
-    seen = rehearse(f"{STEPS}:mlp", gpu=find_card(name))
+@pytest.fixture(scope="module")
+def shared(torch_build: TorchBuild) -> tuple[RehearsedEstimator, Told]:
+    """One estimator for the tests here, so that the same step is run once; and what it was heard to begin."""
+    told = Told()
+    return RehearsedEstimator(on_rehearsal=told.append), told
 
-    breakdown = seen.breakdown
-    assert (breakdown.parameters_bytes, breakdown.gradients_bytes, breakdown.optimizer_state_bytes) == (16 * MIB, 16 * MIB, 32 * MIB)
-    assert seen.card == find_card(name).name
+
+@pytest.fixture
+def rehearsals(shared: tuple[RehearsedEstimator, Told]) -> RehearsedEstimator:
+    """The shared estimator, of which nothing has been heard yet."""
+    shared[1].clear()
+    return shared[0]
+
+
+@pytest.fixture
+def told(shared: tuple[RehearsedEstimator, Told], rehearsals: RehearsedEstimator) -> Told:
+    """What the shared estimator was heard to begin in this test."""
+    return shared[1]
+
+
+def test_a_plan_recommends_what_was_run_and_the_next_size_does_not_fit(rehearsals: RehearsedEstimator, told: Told) -> None:
+    """The largest micro-batch within the budget, in a handful of rehearsals: the search begins at the formulas' answer and learns."""
+    gpu = find_card("t4")
+    plan = make_plan(workload(), gpu, rehearsals, fills_card=True)
+
+    sizes, size = told.sizes, plan.after.training.micro_batch_size
+    fits = [plan.budget.fits(rehearsals(workload(micro_batch_size=tried), gpu, None).device_used) for tried in (size, size + 1)]
+    assert plan.fits
+    assert fits == [True, False]
+    assert plan.stages[0].estimate.method == "rehearsed"
+    assert size in sizes
+    assert len(sizes) <= 12
+
+
+def test_accumulation_is_run_as_two_micro_batches(rehearsals: RehearsedEstimator, told: Told) -> None:
+    """All that follow are like the second; the same step is run once."""
+    few, many = (rehearsals(workload(gradient_accumulation_steps=count, micro_batch_size=3), find_card("t4"), None) for count in (2, 64))
+
+    assert few == many
+    assert told.sizes == [3]
+
+
+def test_a_size_that_no_card_has_is_measured_all_the_same(rehearsals: RehearsedEstimator) -> None:
+    """The card has memory without end, so that there is a peak to compare; one of which only the size is known gets a kind."""
+    size = card_of_size(parse_size("2GiB"))
+
+    seen = rehearsals(workload(micro_batch_size=256), size, None)
+
     assert seen.fits
-    assert not seen.grows
-    assert seen.device_used_bytes == seen.peak_reserved_bytes + CONTEXT_BYTES
-    assert breakdown.total_bytes == seen.device_used_bytes
+    assert seen.peak_reserved_bytes > 2 * GIB
 
 
-def test_two_rehearsals_see_the_same(torch_build: TorchBuild) -> None:
-    """Nothing random decides an allocation."""
-    assert rehearse(f"{STEPS}:mlp", gpu=find_card("t4")) == rehearse(f"{STEPS}:mlp", gpu=find_card("t4"))
+def test_the_formulas_are_near(rehearsals: RehearsedEstimator) -> None:
+    """Peak allocated, by formula and by rehearsal, on two cards: within 5%."""
+    for name in ("t4", "a100-80"):
+        formula, seen = (by(workload(micro_batch_size=32), find_card(name), None) for by in (estimate, rehearsals))
+        assert formula.peak_allocated_bytes == pytest.approx(seen.peak_allocated_bytes, rel=0.05)
 
 
-@pytest.mark.parametrize(
-    ("values", "memory_mib", "step", "phase"),
-    [
-        ({"width": 4096}, 200, 0, "build"),
-        ({"batch": 65536}, 300, 1, "forward"),
-        ({"batch": 1, "width": 4096, "depth": 2}, 250, 1, "backward"),
-        ({"batch": 1, "width": 4096, "depth": 2}, 400, 1, "optimizer"),
-    ],
-    ids=["build", "forward", "backward", "optimizer"],
-)
-def test_out_of_memory_is_an_answer(torch_build: TorchBuild, values: dict[str, Any], memory_mib: int, step: int, phase: str) -> None:
-    """Wherever it happens: which allocation, in which phase, at which line of the user's file."""
-    seen = rehearse(f"{STEPS}:mlp", gpu=card(memory_mib * MIB), values=values, context_bytes=0)
+def test_what_was_run_is_kept_for_the_next_command(torch_build: TorchBuild, tmp_path: Path) -> None:
+    """The second is told of no rehearsal, and says the same, with the same trace; another card's kind is another rehearsal."""
+    told: list[str] = []
+    small, seen = workload(micro_batch_size=2), []
+    for gpu in (find_card("t4"), find_card("t4"), find_card("a100-40")):
+        rehearsals = RehearsedEstimator(RehearsalCache(tmp_path), on_rehearsal=lambda step: told.append(step.card.name))
+        seen.append((rehearsals(small, gpu, None), rehearsals.trace(small, gpu, None)))
 
-    assert not seen.fits
-    assert seen.out_of_memory is not None
-    assert (seen.out_of_memory.step, seen.out_of_memory.phase) == (step, phase)
-    assert "Tried to allocate" in seen.out_of_memory.message
-    assert seen.out_of_memory.requested_bytes > seen.out_of_memory.free_bytes
-    assert (seen.out_of_memory.place or "").startswith(str(STEPS))
-    assert seen.peak_reserved_bytes <= memory_mib * MIB
+    assert told == ["Tesla T4", "NVIDIA A100-SXM4-40GB"]
+    assert seen[0] == seen[1]
+    assert seen[0] != seen[2]
 
 
-def test_memory_that_grows_is_noticed(torch_build: TorchBuild) -> None:
-    """The last step's peak is above the one before."""
-    assert rehearse(f"{STEPS}:grows", gpu=find_card("t4")).grows
+def test_two_cards_of_one_kind_share_a_rehearsal_and_keep_their_names(rehearsals: RehearsedEstimator, told: Told) -> None:
+    """An A100 with 40 GB and one with 80 have the same multiprocessors."""
+    names = [rehearsals(workload(micro_batch_size=5), find_card(name), None).card for name in ("a100-40", "a100-80")]
+
+    assert names == ["NVIDIA A100-SXM4-40GB", "NVIDIA A100-SXM4-80GB"]
+    assert told.sizes == [5]
 
 
-def test_values_that_went_to_the_device_come_back_until_a_kernel_ran(torch_build: TorchBuild) -> None:
-    """The step itself asserts it; one step is enough."""
-    assert rehearse(f"{STEPS}:reads_values", gpu=find_card("t4"), steps=1).fits
+@pytest.mark.parametrize("variable", ["CUBLAS_WORKSPACE_CONFIG", "PYTORCH_NO_CUDA_MEMORY_CACHING"])
+def test_another_environment_is_another_rehearsal(
+    torch_build: TorchBuild, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str
+) -> None:
+    """What PyTorch and CUDA read from the environment is part of what a rehearsal depends on."""
+    told: list[int] = []
+    kept = RehearsalCache(tmp_path)
+    RehearsedEstimator(kept)(workload(micro_batch_size=1), find_card("t4"), None)
+    workload_rehearsal._family.cache_clear()
+    monkeypatch.setenv(variable, ":16:8" if variable.startswith("CUBLAS") else "0")
+
+    RehearsedEstimator(kept, on_rehearsal=lambda step: told.append(step.micro_batch_size))(
+        workload(micro_batch_size=1), find_card("t4"), None
+    )
+
+    workload_rehearsal._family.cache_clear()
+    assert told == [1]
 
 
-def test_nvml_tells_the_same_card(torch_build: TorchBuild) -> None:
-    """nvidia-ml-py sees the card's name, its total, and what the program holds."""
-    assert rehearse(f"{STEPS}:asks_nvml", gpu=find_card("h200"), steps=1).fits
+def test_files_that_are_broken_are_made_anew(torch_build: TorchBuild, tmp_path: Path) -> None:
+    """Cut off, or somebody else's: as if they were not there."""
+    small, gpu = workload(micro_batch_size=1), find_card("t4")
+    first = RehearsedEstimator(RehearsalCache(tmp_path))
+    expected, trace = first(small, gpu, None), first.trace(small, gpu, None)
+    for path in tmp_path.rglob("1/*"):
+        path.write_bytes(path.read_bytes()[:-40])
+
+    again = RehearsedEstimator(RehearsalCache(tmp_path))
+
+    assert requests_of(again.trace(small, gpu, None)).sequence == requests_of(trace).sequence
+    assert again(small, gpu, None) == expected
 
 
-@pytest.mark.parametrize(
-    ("function", "problem"),
-    [
-        ("fails", "failed in its step 2 at .*steps.py:[0-9]+: RuntimeError: the data ran out"),
-        ("floods", "exit code 7; its last words:\n(.*\n)*the very last words"),
-        ("missing", "has no function 'missing'"),
-        ("not_a_function", "has no function 'not_a_function'"),
-    ],
-)
-def test_a_program_that_fails_leaves_its_last_words(torch_build: TorchBuild, function: str, problem: str) -> None:
-    """An exception, a flood of output, a wrong name."""
-    with pytest.raises(UsageError, match=problem) as caught:
-        rehearse(f"{STEPS}:{function}", gpu=find_card("t4"))
+def test_a_cache_that_cannot_be_written_is_done_without(torch_build: TorchBuild, tmp_path: Path) -> None:
+    """A file where the folder should be."""
+    (tmp_path / "rehearsals").write_text("")
+    rehearsals = RehearsedEstimator(RehearsalCache(tmp_path))
 
-    assert len(caught.value.message) < 20_000
+    assert rehearsals(workload(micro_batch_size=1), find_card("t4"), None).fits
+    assert len(rehearsals.trace(workload(micro_batch_size=1), find_card("t4"), None).actions) > 1000
 
 
-def test_a_program_that_hangs_is_ended(torch_build: TorchBuild) -> None:
-    """After the time that it was given."""
-    with pytest.raises(UsageError, match="did not end within 15 seconds"):
-        rehearse(f"{STEPS}:hangs", gpu=find_card("t4"), timeout_seconds=15)
+def test_what_does_not_run_says_so(torch_build: TorchBuild) -> None:
+    """A Hugging Face model that transformers does not know: the formulas may tell of it, a rehearsal cannot."""
+    config = json.dumps({"model_type": "no_such_model", "architectures": ["NoSuchModel"]})
+    model = workload().model.model_copy(update={"huggingface_config": config})
+
+    with pytest.raises(NotRehearsedError, match="does not run"):
+        RehearsedEstimator()(workload().model_copy(update={"model": model}), find_card("t4"), None)
 
 
-def test_what_is_not_served_is_named_and_gives_no_number(torch_build: TorchBuild) -> None:
-    """cuSOLVER's QR asks for the size of a workspace: the call is named."""
-    with pytest.raises((MissingError, UsageError), match=r"cusolver|QR|geqrf"):
-        rehearse(f"{STEPS}:solves", gpu=find_card("a100-80"), steps=1)
+def test_a_step_is_tight_where_it_runs_by_giving_cached_memory_back(rehearsals: RehearsedEstimator) -> None:
+    """Just below its peak it goes on with a retry; the real allocator on such a card says the same."""
+    gpu, step = find_card("t4"), workload(micro_batch_size=32)
+    peak = rehearsals(step, gpu, None).peak_reserved_bytes
+    squeezed = [rehearsals.replay_with_capacity(step, gpu, None, capacity_bytes=capacity) for capacity in (peak, peak - 4 * MIB, peak // 2)]
+
+    assert [(seen.fits, seen.gave_back) for seen in squeezed] == [(True, False), (True, True), (False, True)]
 
 
-@pytest.mark.parametrize(
-    ("target", "problem"), [("steps.py", "does not say FILE.py:build"), ("nowhere.py:build", "nowhere.py does not exist")]
-)
-def test_a_target_that_makes_no_sense_is_refused(target: str, problem: str, a100: GpuSpec) -> None:
-    """Before anything is built or run."""
-    with pytest.raises(UsageError, match=problem):
-        rehearse(target, gpu=a100)
+def quick_bytes(rehearsals: RehearsedEstimator, size: int, card: str) -> int:
+    """The quick estimate of a micro-batch."""
+    quick = rehearsals.quick_estimate(workload(micro_batch_size=size), find_card(card), None)
+    assert quick is not None
+    return quick.high_bytes
+
+
+def test_a_quick_estimate_learns_from_what_was_run(torch_build: TorchBuild) -> None:
+    """From the formulas' figure to the line through the two nearest sizes: within a percent; another card begins with what this one had."""
+    gpu, rehearsals = find_card("rtx4090"), RehearsedEstimator()
+    formula = quick_bytes(rehearsals, 48, "rtx4090")
+    for size in (32, 64):
+        rehearsals(workload(micro_batch_size=size), gpu, None)
+    guess = quick_bytes(rehearsals, 48, "rtx4090")
+
+    seen = rehearsals(workload(micro_batch_size=48), gpu, None).device_used.high_bytes
+    assert formula == estimate(workload(micro_batch_size=48), gpu, None).device_used.high_bytes
+    assert guess == pytest.approx(seen, rel=0.01)
+    assert quick_bytes(rehearsals, 48, "rtx4090") == seen
+    assert quick_bytes(rehearsals, 48, "l4") == pytest.approx(seen, rel=0.05)
+
+
+class Bumpy(Estimator):
+    """A micro-batch takes what *used_gib* says, and a straight line is thought of until it is asked."""
+
+    method = "analytic"
+
+    def __init__(self, used_gib: Callable[[int], float]) -> None:
+        self.used_gib = used_gib
+
+    def __call__(self, workload: Workload, gpu: GpuSpec, stage: Stage | None) -> MemoryEstimate:
+        used = taking(self.used_gib(workload.training.micro_batch_size))
+        return estimate(workload, gpu, stage).model_copy(update={"device_used": used})
+
+    def quick_estimate(self, workload: Workload, gpu: GpuSpec, stage: Stage | None) -> MemoryRange:
+        return taking(workload.training.micro_batch_size / 2)
+
+
+def taking(gib: float) -> MemoryRange:
+    return MemoryRange(low_bytes=int(gib * GIB), expected_bytes=int(gib * GIB), high_bytes=int(gib * GIB))
+
+
+def test_sizes_beyond_the_first_that_does_not_fit_are_tried(built_in: Workload) -> None:
+    """33 to 36 do not fit and 37 to 39 do: for a target of 74 the plan is 37, and what it says of 39 and 40 is true."""
+    card = card_of_size(parse_size("21GiB"))
+    estimator = Bumpy(lambda size: 20.5 if 33 <= size <= 36 else size / 2 if size < 33 else 19 if size < 40 else 21)
+
+    plan = make_plan(built_in, card, estimator, target=74)
+
+    assert (plan.after.training.micro_batch_size, plan.after.training.gradient_accumulation_steps) == (37, 2)
+    assert "39 would fit, 40 would be" in " ".join(plan.reasons)
+
+
+def test_a_smaller_size_that_does_not_fit_is_not_recommended(built_in: Workload) -> None:
+    """Up to 20 fits, but for 16, which the rule would take for 64: it takes 8."""
+    card = card_of_size(parse_size("21GiB"))
+
+    plan = make_plan(built_in, card, Bumpy(lambda size: 20.5 if size in (16, 21) else 10 if size < 21 else 30), target=64)
+
+    assert plan.after.training.micro_batch_size == 8
+
+
+def test_a_plan_is_the_same_whatever_was_kept(torch_build: TorchBuild, tmp_path: Path) -> None:
+    """One with an empty cache, and one with a cache that holds other sizes: the same plan, word for word."""
+    gpu, kept = find_card("t4"), RehearsalCache(tmp_path)
+    for size in (7, 50, 51, 300):
+        RehearsedEstimator(kept)(workload(micro_batch_size=size, gradient_accumulation_steps=2), gpu, None)
+
+    plans = [make_plan(workload(), gpu, RehearsedEstimator(cache), target=500) for cache in (None, kept, kept)]
+
+    assert plans[0] == plans[1] == plans[2]
+
+
+def test_a_missing_package_is_named_at_once(torch_build: TorchBuild) -> None:
+    """No process begins, and one sentence says why."""
+    if find_spec("bitsandbytes") is not None:
+        pytest.skip("bitsandbytes is installed")
+    step = workload().model_copy(update={"optimizer": Optimizer(name="adam8bit")})
+
+    with pytest.raises(NotRehearsedError, match="bitsandbytes, which is not installed"):
+        RehearsedEstimator()(step, find_card("t4"), None)
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_a_contrastive_encoder_in_a_short_type_runs(torch_build: TorchBuild, built_in: Workload, precision: str) -> None:
+    """Means of tokens are fp32, the weights that they meet are not."""
+    assert isinstance(built_in.model, ContrastiveEncoderModel)
+    encoder = built_in.model.encoder.model_copy(update={"num_layers": 1})
+    small = built_in.model_copy(update={"model": built_in.model.model_copy(update={"encoder": encoder})})
+    step = small.with_training(precision=precision, micro_batch_size=1, sequence_length=64)
+
+    assert RehearsedEstimator()(step, find_card("a100-40"), step.stages[0]).fits
+
+
+@pytest.fixture
+def small_workload(tmp_path: Path) -> Path:
+    file = tmp_path / "workload.json"
+    file.write_text(json.dumps({"model": MODEL, "training": {"sequence_length": 256}}))
+    return file
+
+
+def test_auto_rehearses_where_it_can(run_memplan: Run, torch_build: TorchBuild, tmp_path: Path, small_workload: Path) -> None:
+    """It is the default; the second plan comes from what was kept."""
+    arguments = ["--gpu", "t4", "--config-path", small_workload, "--target-effective-batch", "64", "--format", "json"]
+    first, second = (run_memplan(*arguments, MEMPLAN_METHOD="auto", XDG_CACHE_HOME=str(tmp_path / "cache")) for _ in range(2))
+
+    plan = json.loads(first.stdout)
+    assert (plan["method"], plan["fits"]) == ("rehearsed", True)
+    assert first.stdout == second.stdout
+
+
+def test_auto_takes_the_formulas_elsewhere_and_says_why(run_memplan: Run, tmp_path: Path, small_workload: Path) -> None:
+    """Without a compiler there is no stand-in device; without PyTorch for CUDA no rehearsal."""
+    arguments = ["--gpu", "t4", "--config-path", small_workload]
+    result = run_memplan(*arguments, MEMPLAN_METHOD="auto", XDG_CACHE_HOME=str(tmp_path / "cache"), PATH="", CC="")
+
+    assert result.returncode == 0, result.stderr
+    assert "analytic" in result.stdout
+    assert "by formulas, since nothing was rehearsed: there is no C compiler" in " ".join(result.stdout.split())
+
+
+def test_the_command_says_how_it_found_out(run_memplan: Run, torch_build: TorchBuild, small_workload: Path) -> None:
+    """--profile on a machine without a GPU rehearses, and says so; --method analytic contradicts it."""
+    arguments = ["--gpu", "t4", "--config-path", small_workload, "--profile", "--target-effective-batch", "64"]
+
+    result, answer, wrong = (run_memplan(*arguments, *more) for more in ([], ["--format", "json"], ["--method", "analytic"]))
+
+    assert "rehearsed: the real PyTorch ran the step on a stand-in card" in result.stdout
+    assert "the step was rehearsed" in result.stdout
+    plan = json.loads(answer.stdout)
+    assert (plan["method"], plan["fits"], plan["effective_batch_size"]) == ("rehearsed", True, 64)
+    assert wrong.returncode == 2

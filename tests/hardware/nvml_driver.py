@@ -15,7 +15,7 @@ from uuid import uuid4
 
 import pytest
 
-from memplan.hardware.spec import GpuSpec
+from memplan.hardware.gpu import GpuSpec
 
 MIB, GIB = 2**20, 2**30
 

@@ -12,7 +12,12 @@ from hypothesis import strategies as st
 from memplan.hardware.catalog import find_card
 from memplan.hardware.detect import spec_of, visible_devices
 from memplan.hardware.nvml import NvmlDevice, NvmlMachine
+from memplan.standin.build import TorchBuild
 from tests.hardware.nvml_driver import A100, GB10, GIB, MIB, MIG, MIG_PARENT, T4, Driver, no_driver
+from tests.standin.conftest import torch_build
+from tests.standin.machine import machine, uuid_of
+
+__all__ = ["torch_build"]
 
 
 def test_a_card_of_the_catalogue_offers_what_the_catalogue_says(driver: Driver):
@@ -49,12 +54,12 @@ def test_two_unlike_cards_are_two_cards(driver: Driver):
 
 def test_a_card_cut_into_instances_is_its_instances(driver: Driver):
     """No program can have the whole of it; an instance offers what NVML or the catalogue tells, whichever is less."""
-    seen = driver.see(MIG + T4)
+    seen = driver.see(MIG + T4)  # a card that is not cut counts first
 
-    assert [card.name for card in seen.gpus] == ["NVIDIA A100-SXM4-80GB MIG 3g.40gb", "NVIDIA A100-SXM4-80GB MIG 1g.10gb", "Tesla T4"]
-    assert [(card.multiprocessors, card.compute_capability) for card in seen.gpus] == [(42, (8, 0)), (14, (8, 0)), (40, (7, 5))]
-    assert [card.others_used_bytes for card in seen.gpus] == [5 * GIB, 0, 0]
-    assert seen.gpus[1].total_memory_bytes <= 10_200_547_328
+    assert [card.name for card in seen.gpus] == ["Tesla T4", "NVIDIA A100-SXM4-80GB MIG 3g.40gb", "NVIDIA A100-SXM4-80GB MIG 1g.10gb"]
+    assert [(card.multiprocessors, card.compute_capability) for card in seen.gpus] == [(40, (7, 5)), (42, (8, 0)), (14, (8, 0))]
+    assert [card.others_used_bytes for card in seen.gpus] == [0, 5 * GIB, 0]
+    assert seen.gpus[2].total_memory_bytes <= 10_200_547_328
 
 
 def test_wsl_is_planned_as_any_machine(driver: Driver):
@@ -209,6 +214,7 @@ def test_a_card_set_to_instances_that_has_none_is_not_blamed_on_a_variable(drive
     assert seen.gpus == []
     assert "CUDA_VISIBLE_DEVICES" not in (seen.error or "")
     assert "MIG" in (seen.error or "")
+    assert driver.see(MIG_PARENT, CUDA_VISIBLE_DEVICES="0").error == seen.error
 
 
 def test_no_driver_is_no_card(tmp_path: Path):
@@ -274,19 +280,66 @@ def test_a_card_that_stands_twice_leaves_none(variable: str):
 
 
 @pytest.mark.parametrize(
-    ("variable", "visible"),
+    ("variable", "from_570", "before"),
     [
-        (None, "MIG-1f MIG-2f GPU-bb33"),
-        ("MIG-2f", "MIG-2f"),
-        ("MIG-1f,MIG-2f", "MIG-1f MIG-2f"),
-        ("1", "GPU-bb33"),
-        ("GPU-bb33", "GPU-bb33"),
-        ("MIG-3f", ""),
+        (None, "GPU-bb33 MIG-1f MIG-2f", "MIG-1f"),
+        ("0", "GPU-bb33", "GPU-bb33"),
+        ("1", "MIG-1f", "MIG-1f"),
+        ("0,1", "GPU-bb33 MIG-1f", "MIG-1f"),
+        ("2", "", ""),
+        ("MIG-2f", "MIG-2f", "MIG-2f"),
+        ("MIG-2f,MIG-1f", "MIG-2f MIG-1f", "MIG-2f"),
+        ("GPU-bb33", "GPU-bb33", "GPU-bb33"),
+        ("GPU-bb33,MIG-2f", "GPU-bb33 MIG-2f", "MIG-2f"),
+        ("GPU-aa11", "MIG-1f", "MIG-1f"),
+        ("1,MIG-1f", "", ""),
+        ("MIG-3f", "", ""),
     ],
 )
-def test_instances_are_chosen_by_their_uuid(variable: str | None, visible: str):
-    """A number is a card's; the card that is cut up is seen through its instances only."""
-    assert [each.uuid for each in visible_devices(CUT, variable)] == visible.split()
+def test_instances_are_chosen_by_uuid_or_by_the_number_of_their_card(variable: str | None, from_570: str, before: str):
+    """A card in MIG mode is its first instance, and counts behind the others; before R570 one instance hides all other devices."""
+    drivers = {"580.95.05": from_570, "570.26": from_570, "560.35.03": before, "535": before}
+
+    seen = {version: visible_devices(replace(CUT, driver_version=version), variable) for version in drivers}
+
+    assert {version: " ".join(each.uuid or "" for each in devices) for version, devices in seen.items()} == drivers
+
+
+@pytest.mark.parametrize("driver_version", ["580", "535", None])
+@pytest.mark.parametrize(("variable", "visible"), [("0", "MIG-1f"), ("1", "MIG-3f")])
+def test_where_all_cards_are_cut_a_number_is_a_cards(driver_version: str | None, variable: str, visible: str):
+    """The first instance of each."""
+    first = CUT.devices[:3]
+    second = (
+        device(index=1, uuid="GPU-bb33", mig_enabled=True),
+        device(index=0, uuid="MIG-3f", is_mig=True, parent_index=1),
+        device(index=1, uuid="MIG-4f", is_mig=True, parent_index=1),
+    )
+
+    assert [each.uuid for each in visible_devices(NvmlMachine(driver_version, first + second), variable)] == [visible]
+
+
+def test_a_card_without_an_instance_is_none():
+    """In MIG mode, and not cut: neither its number nor its UUID names anything."""
+    machine = NvmlMachine("580", (device(index=0, uuid="GPU-aa11", mig_enabled=True), device(index=1, uuid="GPU-bb33")))
+
+    assert [visible_devices(machine, variable) for variable in ("1", "GPU-aa11")] == [[], []]
+    assert visible_devices(machine, "0") == [machine.devices[1]]
+
+
+def test_of_instances_that_are_alike_cuda_is_asked(torch_build: TorchBuild, driver: Driver):
+    """Two of one size: CUDA shows the second (its UUID is that of the stand-in device), whatever its driver's rules are."""
+    seen_by_cuda = uuid_of(0).replace("GPU-", "MIG-")
+    instance = "mig {slot} NVIDIA A100-SXM4-80GB MIG 1g.10gb\nuuid {uuid}\nmemory 10200547328 0 39845888\n"
+    other = "MIG-11111010-1111-2222-3333-444455556666"
+    text = MIG_PARENT + instance.format(slot=0, uuid=other) + instance.format(slot=1, uuid=seen_by_cuda)
+    environment = machine(torch_build, driver, "a100-80")
+
+    with_cuda = driver.see(text, **{name: value for name, value in environment.items() if name != "NVML_MACHINE"})
+    without = driver.see(text)
+
+    assert [card.uuid for card in with_cuda.gpus] == [seen_by_cuda]
+    assert [card.uuid for card in without.gpus] == [other, seen_by_cuda]
 
 
 @given(st.text(alphabet="0123456789-+, .GPUMIGab²٣", max_size=12) | st.text(max_size=12))

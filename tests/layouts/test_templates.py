@@ -9,7 +9,7 @@ import jsonschema
 import pytest
 
 from memplan.edits.yaml_file import YamlFile
-from memplan.layouts.layout import layout_from
+from memplan.layouts.schema import layout_from
 from memplan.layouts.templates import COMPILED, SCHEMA, compiled_text, schema_text, template_data, template_files, templates_folder
 
 FOLDER = templates_folder()

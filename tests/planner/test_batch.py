@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -9,29 +10,102 @@ from memplan.planner.batch import choose_batch
 
 
 def test_accumulation_makes_up_the_effective_batch() -> None:
-    """45 would fit; of the divisors of 256 the largest below is 32."""
+    """45 would fit; of the divisors of 256 the largest below is 32, which is more than half of 45."""
     choice = choose_batch(largest=45, target=256)
 
     assert (choice.micro_batch_size, choice.gradient_accumulation_steps, choice.effective_batch_size) == (32, 8, 256)
     assert "exactly" in choice.rule
 
 
+@pytest.mark.parametrize(
+    ("target", "largest", "chosen", "alternative"),
+    [
+        (257, 62, (52, 5, 260), (1, 257, 257, "--target-tolerance 0%")),  # DESIGN, section 8
+        (256, 3, (2, 128, 256), (3, 86, 258, "--target-tolerance 5%")),  # DESIGN, section 8
+        (37, 37, (37, 1, 37), None),
+        (7, 4, (1, 7, 7), (4, 2, 8, "--target-effective-batch 8")),  # nothing is within 5% of 7 but 7 itself
+        (256, 64, (64, 4, 256), None),
+    ],
+)
+def test_the_rule_and_what_it_offers_instead(
+    target: int, largest: int, chosen: tuple[int, int, int], alternative: tuple[int, int, int, str] | None
+) -> None:
+    """An exact batch of at least half the largest that fits; else few steps and a little more; the other one is named with its option."""
+    choice = choose_batch(largest=largest, target=target)
+
+    assert choice[:3] == chosen
+    assert choice.alternative == alternative
+
+
+def test_a_tolerance_always_takes_the_fewest_steps() -> None:
+    """3 x 86 = 258 is within 5% of 256; within 0% only 2 x 128 is."""
+    assert choose_batch(largest=3, target=256, tolerance=0.05)[:3] == (3, 86, 258)
+    assert choose_batch(largest=3, target=256, tolerance=0.0)[:3] == (2, 128, 256)
+    assert choose_batch(largest=62, target=257, tolerance=0.0)[:3] == (1, 257, 257)
+
+
 def test_ranks_share_the_effective_batch() -> None:
-    """Three GPUs cannot meet 256 exactly: 258 is nearest from above, and 43 the largest micro-batch that meets it."""
+    """Three GPUs cannot meet 256 exactly: 2 steps of 43 on each are 258."""
     choice = choose_batch(largest=64, target=256, data_parallel_size=3)
 
-    assert (choice.micro_batch_size, choice.gradient_accumulation_steps, choice.effective_batch_size) == (43, 2, 258)
+    assert choice[:3] == (43, 2, 258)
+    assert "at most 5% above" in choice.rule
+
+
+def test_where_nothing_is_within_the_tolerance_the_nearest_is_taken() -> None:
+    """Eight GPUs with one sample each make 8 or 16 of 10."""
+    choice = choose_batch(largest=4, target=10, data_parallel_size=8)
+
+    assert choice[:3] == (2, 1, 16)
     assert "nearest" in choice.rule
 
 
-@given(largest=st.integers(1, 200), target=st.integers(1, 500), ranks=st.integers(1, 9))
-def test_no_choice_is_nearer_and_none_as_near_is_larger(largest: int, target: int, ranks: int) -> None:
-    """The rule of DESIGN, section 8, against every micro-batch that fits: never below the target."""
-    choice = choose_batch(largest=largest, target=target, data_parallel_size=ranks)
-    excess = {micro: -(-target // (micro * ranks)) * micro * ranks - target for micro in range(1, largest + 1)}
+sizes = {"largest": st.integers(1, 200), "target": st.integers(1, 500), "ranks": st.integers(1, 9)}
 
-    assert choice.effective_batch_size - target == min(excess.values()) >= 0
-    assert choice.micro_batch_size == max(micro for micro, over in excess.items() if over == min(excess.values()))
+
+@given(**sizes)
+def test_the_effective_batch_is_never_below_the_target(largest: int, target: int, ranks: int) -> None:
+    """And the micro-batch is one that fits."""
+    choice = choose_batch(largest=largest, target=target, data_parallel_size=ranks)
+
+    assert choice.effective_batch_size == choice.micro_batch_size * choice.gradient_accumulation_steps * ranks >= target
+    assert 1 <= choice.micro_batch_size <= largest
+
+
+@given(**sizes)
+def test_the_rule_against_every_micro_batch_that_fits(largest: int, target: int, ranks: int) -> None:
+    """DESIGN, section 8, word by word: exact from half of the largest on, else the fewest steps within 5%, the smallest excess of those."""
+    choice = choose_batch(largest=largest, target=target, data_parallel_size=ranks)
+    every = [(micro, steps, micro * steps * ranks) for micro in range(1, largest + 1) for steps in range(1, target + 1)]
+    met = [each for each in every if each[2] >= target]
+    exact = max((each[0] for each in met if each[2] == target), default=0)
+    near = [each for each in met if each[2] <= target * 1.05]
+
+    if exact * 2 >= largest:
+        assert (choice.micro_batch_size, choice.effective_batch_size) == (exact, target)
+    elif near:
+        fewest = min(each[1] for each in near)
+        assert choice.gradient_accumulation_steps == fewest
+        assert choice.effective_batch_size == min(each[2] for each in near if each[1] == fewest)
+    else:
+        assert choice.effective_batch_size == min(each[2] for each in met)
+
+
+@given(**sizes)
+def test_an_alternative_takes_fewer_steps_or_is_exact(largest: int, target: int, ranks: int) -> None:
+    """And its option leads to it."""
+    choice = choose_batch(largest=largest, target=target, data_parallel_size=ranks)
+    offered = choice.alternative
+    if offered is None:
+        return
+    option, _, value = offered.option.partition(" ")
+    if option == "--target-tolerance":
+        again = choose_batch(largest=largest, target=target, data_parallel_size=ranks, tolerance=int(value[:-1]) / 100)
+    else:
+        again = choose_batch(largest=largest, target=int(value), data_parallel_size=ranks)
+
+    assert again[:3] == offered[:3]
+    assert offered.gradient_accumulation_steps < choice.gradient_accumulation_steps or offered.effective_batch_size == target
 
 
 def test_a_pinned_micro_batch_stays() -> None:

@@ -1,11 +1,14 @@
-"""The largest value that fits."""
+"""The largest size that fits, of those that a program takes."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from memplan.planner.search import largest_fitting
+from memplan.planner.search import Outcome, largest_accepted, largest_fitting
 
 BOUNDS = st.integers(-50, 2000)
 
@@ -29,10 +32,10 @@ def test_it_asks_about_twice_the_logarithm(limit: int) -> None:
     assert max(asked) <= 4 * limit
 
 
-@given(low=BOUNDS, high=BOUNDS, limit=BOUNDS, guess=BOUNDS)
-@example(low=-48, high=253, limit=293, guess=-22)
-@example(low=0, high=9, limit=5, guess=0)
-def test_a_rough_guess_changes_the_way_and_not_the_answer(low: int, high: int, limit: int, guess: int) -> None:
+@given(low=BOUNDS, high=BOUNDS, limit=BOUNDS, end=BOUNDS)
+@example(low=-48, high=253, limit=293, end=-22)
+@example(low=0, high=9, limit=5, end=0)
+def test_a_guess_changes_the_way_and_not_the_answer(low: int, high: int, limit: int, end: int) -> None:
     """However wrong it is, and whatever the sign of the values: each question leaves less to ask about."""
     expected = largest_fitting(lambda value: value <= limit, low=low, high=high)
 
@@ -44,7 +47,7 @@ def test_a_rough_guess_changes_the_way_and_not_the_answer(low: int, high: int, l
         asked.add(value)
         return value <= limit
 
-    assert largest_fitting(fits, low=low, high=high, rough=lambda value: value <= guess) == expected
+    assert largest_fitting(fits, low=low, high=high, guess=lambda value: value <= end) == expected
 
 
 @given(limit=st.integers(1, 100_000), error=st.integers(-3, 3))
@@ -56,5 +59,70 @@ def test_a_near_guess_spares_most_questions(limit: int, error: int) -> None:
         asked.append(value)
         return value <= limit
 
-    assert largest_fitting(fits, low=1, high=10**9, rough=lambda value: value <= limit + error) == limit
+    assert largest_fitting(fits, low=1, high=10**9, guess=lambda value: value <= limit + error) == limit
     assert len(asked) <= 6
+
+
+class Program:
+    """Runs sizes up to *limit* out of memory, and of those only what it *takes*; no size may be asked about twice."""
+
+    def __init__(self, takes: Callable[[int], bool], limit: int) -> None:
+        self.takes, self.limit = takes, limit
+        self.asked: list[int] = []
+
+    def __call__(self, size: int) -> Outcome:
+        assert size not in self.asked
+        self.asked.append(size)
+        if not self.takes(size):
+            return Outcome.REFUSED
+        return Outcome.FITS if size <= self.limit else Outcome.TOO_LARGE
+
+
+KINDS: dict[str, Callable[[int], bool]] = {
+    "any": lambda size: size > 0,
+    "no single sample": lambda size: size > 1,
+    "multiples of 8": lambda size: size % 8 == 0,
+    "a data set of 64": lambda size: size <= 64,
+    "eights of a data set of 64": lambda size: size % 8 == 0 and size <= 64,
+    "what divides 64": lambda size: 64 % size == 0,
+    "powers of two": lambda size: size & (size - 1) == 0,
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(limit=st.integers(0, 500), end=st.one_of(st.none(), st.integers(1, 1000)))
+def test_what_a_program_refuses_is_knowledge(kind: str, limit: int, end: int | None) -> None:
+    """The largest that it takes and that fits, wherever the search begins; and whether a refusal or memory is what ended it."""
+    program = Program(KINDS[kind], limit)
+
+    found = largest_accepted(program, high=2**20, guess=None if end is None else lambda size: size <= end)
+
+    expected = max((size for size in range(1, 501) if program.takes(size) and size <= limit), default=None)
+    assert found.size == expected
+    assert found.size is None or found.size % found.unit == 0
+    if kind == "a data set of 64" and limit >= 64:
+        assert found.is_refused_beyond
+    if kind in ("any", "no single sample", "multiples of 8"):
+        assert not found.is_refused_beyond
+    assert len(program.asked) <= 60  # the guess is wrong, and never learns
+
+
+def test_a_size_that_is_taken_tells_of_units_that_are_no_powers_of_two() -> None:
+    """Multiples of 6, known from the program's own 48."""
+    program = Program(lambda size: size % 6 == 0, 100)
+
+    assert largest_accepted(program, high=1000, guess=lambda size: size <= 48)[:2] == (96, 6)
+
+
+def test_what_is_known_is_not_asked_about() -> None:
+    """A maximum that a rehearsal saw: one question remains."""
+    program = Program(lambda size: size <= 64, 1000)
+
+    found = largest_accepted(program, high=2**20, guess=lambda size: size <= 64, known={65: Outcome.REFUSED, 128: Outcome.REFUSED})
+
+    assert (found.size, found.is_refused_beyond, program.asked) == (64, True, [64])
+
+
+def test_a_program_that_takes_nothing_has_no_size() -> None:
+    """Whatever is asked."""
+    assert largest_accepted(Program(lambda size: size < 0, 100), high=1000).size is None

@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 from html.parser import HTMLParser
 
-from memplan.estimators import analytic
-from memplan.hardware.spec import GpuSpec
-from memplan.memory.timeline import Sample, Timeline
-from memplan.memory.trace import CATEGORIES, Mark
-from memplan.planner.curves import curves_of
+from memplan.analysis.curves import curves_of
+from memplan.analysis.make_plan import make_plan
+from memplan.estimators.analytic.estimate import AnalyticEstimator
+from memplan.hardware.gpu import GpuSpec
 from memplan.planner.plan import Plan
-from memplan.planner.planner import make_plan
 from memplan.reports.html import plan_as_html
+from memplan.traces.timeline import Sample, Timeline
+from memplan.traces.trace import CATEGORIES, Mark
 from memplan.units import GIB
 from memplan.workload.workload import Workload
 
@@ -47,12 +47,14 @@ def a_step() -> Timeline:
 
 
 def page_of(plan: Plan, name: str = "the tree conf") -> str:
-    return plan_as_html(plan, source=name, notes=["a note"], curves=curves_of(plan, analytic.estimate), timeline=a_step(), stage="01_stage")
+    return plan_as_html(
+        plan, source=name, notes=["a note"], curves=curves_of(plan, AnalyticEstimator()), timeline=a_step(), stage="01_stage"
+    )
 
 
 def test_a_page_is_whole_and_needs_nothing_else(built_in: Workload, a100: GpuSpec) -> None:
     """Every tag closes; no script, no address of anything."""
-    text = page_of(make_plan(built_in, a100, analytic.estimate, method="analytic"))
+    text = page_of(make_plan(built_in, a100, AnalyticEstimator()))
     page = Page()
     page.feed(text)
 
@@ -64,7 +66,7 @@ def test_a_page_is_whole_and_needs_nothing_else(built_in: Workload, a100: GpuSpe
 
 
 def test_a_page_has_what_the_terminal_has_and_the_drawings(built_in: Workload, a100: GpuSpec) -> None:
-    plan = make_plan(built_in, a100, analytic.estimate, method="analytic")
+    plan = make_plan(built_in, a100, AnalyticEstimator())
     page = Page()
     page.feed(page_of(plan))
     text = " ".join(page.text)
@@ -82,7 +84,7 @@ def test_a_page_has_what_the_terminal_has_and_the_drawings(built_in: Workload, a
 
 def test_points_lie_where_their_figures_say(built_in: Workload, a100: GpuSpec) -> None:
     """More memory is higher up; what is over the budget lies above its line."""
-    text = page_of(make_plan(built_in, a100, analytic.estimate, method="analytic"))
+    text = page_of(make_plan(built_in, a100, AnalyticEstimator()))
     figure = text[text.index("memory against micro-batch") :]
     marks = re.findall(r'<circle cx="([\d.]+)" cy="([\d.]+)" r="\d" fill="var\((--\w+)\)">', figure[: figure.index("</figure>")])
     budget = re.findall(r'<line class="limit"[^>]* y1="([\d.]+)"', figure)[1]
@@ -94,7 +96,7 @@ def test_points_lie_where_their_figures_say(built_in: Workload, a100: GpuSpec) -
 
 def test_names_from_files_are_text_and_no_tags(built_in: Workload, a100: GpuSpec) -> None:
     """Of a configuration of somebody else."""
-    plan = make_plan(built_in, a100, analytic.estimate, method="analytic")
+    plan = make_plan(built_in, a100, AnalyticEstimator())
     text = page_of(plan, name='<img src="x" onerror="alert(1)">')
 
     assert "<img" not in text

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from memplan.analysis.make_plan import make_guide_plan, make_plan
 from memplan.edits.apply import FileChange
-from memplan.estimators.analytic import estimate
+from memplan.estimators.analytic.estimate import AnalyticEstimator
 from memplan.hardware.catalog import find_card
 from memplan.planner.pins import read_pins
 from memplan.planner.plan import Plan
-from memplan.planner.planner import make_guide_plan, make_plan
 from memplan.reports.diff import diff_lines
 from memplan.reports.json import plan_as_json
 from memplan.reports.terminal import print_diff, print_plan, print_table
@@ -32,7 +32,7 @@ class Terminal(io.StringIO):
 @pytest.fixture
 def plan(built_in: Workload) -> Plan:
     """The plan of the built-in workload for an RTX 4090."""
-    return make_plan(built_in, find_card("rtx4090"), estimate, method="analytic")
+    return make_plan(built_in, find_card("rtx4090"), AnalyticEstimator())
 
 
 def test_the_breakdown_adds_up_to_its_total(plan: Plan) -> None:
@@ -46,14 +46,14 @@ def test_the_breakdown_adds_up_to_its_total(plan: Plan) -> None:
 
 
 def test_stages_that_take_the_same_share_a_breakdown(built_in: Workload) -> None:
-    """With fewer negatives pinned for one stage, it has a breakdown of its own."""
-    plan = make_plan(built_in, find_card("rtx4090"), estimate, method="analytic", pins=read_pins(["05_stage.n_negatives=8"]))
+    """The stage with more negatives has a breakdown of its own."""
+    plan = make_plan(built_in, find_card("rtx4090"), AnalyticEstimator(), pins=read_pins(["02_stage.n_negatives=24"]))
 
     titles = [breakdown.title for breakdown in view_plan(plan, source="here").breakdowns]
 
     assert titles == [
-        "01_stage, 02_stage, 03_stage and 04_stage, at the peak (start of backward)",
-        "05_stage, at the peak (start of backward)",
+        "01_stage and 02_stage, at the peak (start of backward)",
+        "03_stage, 04_stage and 05_stage, at the peak (start of backward)",
     ]
 
 
@@ -62,17 +62,19 @@ def test_changes_stand_beside_the_present_values(plan: Plan) -> None:
     row = dict(zip(view_plan(plan, source="here").columns, view_plan(plan, source="here").rows[1], strict=True))
 
     assert row["n_positives"] == "16"
-    assert row["n_negatives"] == "8 → 24"
+    assert row["micro-batch"] == "4 → 2"
+    assert row["n_negatives"] == "8"
+    assert row["n_negatives that fit"] == "32 (3.4× items)"
 
 
 def test_a_plan_that_does_not_fit_says_so_first(built_in: Workload) -> None:
     """What is missing is in the headline, what would help below."""
-    view = view_plan(make_plan(built_in, find_card("rtx4060"), estimate, method="analytic"), source="here")
+    view = view_plan(make_plan(built_in, find_card("rtx4060"), AnalyticEstimator()), source="here")
 
     assert view.headline.startswith("Does not fit on NVIDIA GeForce RTX 4060: ")
     assert view.headline.endswith("are missing")
     assert any("fits then" in lever for lever in view.levers)
-    assert view.columns[6] == "at the least"
+    assert view.columns[6] == "minimum"
     assert not any("→" in value for value in view.rows[0])
 
 
@@ -81,7 +83,7 @@ def test_several_gpus_and_others_memory_are_among_the_facts(built_in: Workload) 
     workload = built_in.model_copy(update={"parallelism": Parallelism(devices=2)})
     busy = find_card("h100").model_copy(update={"others_used_bytes": 2**30})
 
-    facts = dict(view_plan(make_plan(workload, busy, estimate, method="analytic"), source="here").facts)
+    facts = dict(view_plan(make_plan(workload, busy, AnalyticEstimator()), source="here").facts)
 
     assert facts["GPUs"].startswith("2, data parallel")
     assert "less 1.00 GiB that others hold" in facts["budget"]

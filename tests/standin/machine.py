@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from memplan.hardware.catalog import cards, find_card
-from memplan.hardware.spec import GpuSpec
+from memplan.hardware.gpu import GpuSpec
 from memplan.standin.build import TorchBuild, build
 from memplan.standin.launch import card_description
 from tests.hardware.nvml_driver import Driver

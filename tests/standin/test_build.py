@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from memplan.errors import MissingError
-from memplan.standin.build import DRIVER, NVML, RUNTIME, TorchBuild, _defined, build, default_cache, find_torch
+from memplan.standin.build import DRIVER, NVML, RUNTIME, TorchBuild, _defined, _runtime_stub, build, default_cache, find_torch
 from memplan.standin.symbols import driver_functions, functions_in_sources, runtime_functions, undefined_symbols
 
 
@@ -82,6 +85,71 @@ def test_what_the_c_files_define_is_found(tmp_path: Path) -> None:
     assert _defined([source]) == {"cudaOne", "__cudaTwo", "cudnnCreateTensorDescriptor", "cudnnDestroyTensorDescriptor", "cudnnThree"}
 
 
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [
+        ("cublasSgemm_v2", "kernel_ran"),
+        ("cublasGemmEx", "kernel_ran"),
+        ("cudnnConvolutionForward", "kernel_ran"),
+        ("cusparseSpMM", "kernel_ran"),
+        ("cusolverDnSpotrf", "kernel_ran"),
+        ("cufftXtExec", "kernel_ran"),
+        ("cudaLaunchCooperativeKernel", "kernel_ran"),
+        ("cublasSetStream_v2", "{ return 0; }"),
+        ("cusparseDestroySpMat", "{ return 0; }"),
+        ("cudaEventRecord", "{ return 0; }"),
+        ("cusparseSpSV_createDescr", "new_handle"),  # by its first argument, as cusparseCreateCsr
+        ("cusparseCreateCsr", "new_handle"),
+        ("cusparseCreateIdentityPermutation", "kernel_ran"),
+        ("cudaMemcpyBatchAsync", "not_served"),  # what would be copied
+        ("cudaMemcpy3DAsync", "not_served"),
+        ("cudaMemPrefetchAsync", "not_served"),
+        ("cudaGraphAddNode", "not_served"),  # a node
+        ("cudaUserObjectCreate", "not_served"),  # a callback
+        ("cudaLibraryLoadData", "not_served"),  # a library
+        ("cusparseXcsrgeam2Nnz", "not_served"),  # how many elements
+        ("cusparseXbsrsv2_zeroPivot", "not_served"),  # where
+        ("cusparseSpGEMM_workEstimation", "not_served"),  # a size
+        ("cublasSnrm2_v2_64", "not_served"),  # a norm
+        ("cudaSomethingOfTomorrow", "not_served"),
+        ("cudnnSomethingOfTomorrow", "not_served"),
+        ("cublasLtSomethingOfTomorrow", "not_served"),
+    ],
+)
+def test_a_function_succeeds_only_where_its_name_says_that_nothing_more_is_expected(name: str, what: str) -> None:
+    """A kernel, a setting or a handle; whatever else is not served, so that no caller is left with garbage."""
+    assert what in _runtime_stub(name)
+
+
+HOST = re.compile(r"(?<!\w)(size_t|\w+_t|struct \w+|enum \w+) ?\*|Callback|\(\*|\bh_\w+|HostPtr|position")
+"""A place for an answer on the host, or a function to call, in a declaration of CUDA's headers: what is only read says `const`."""
+
+
+def test_no_function_that_succeeds_gives_an_answer_to_the_host(torch_build: TorchBuild) -> None:
+    """By CUDA's own headers, which lie beside some PyTorch: those that are made up take nothing but what is on the device."""
+    packages = torch_build.libraries.parents[1] / "nvidia"
+    headers = [path.read_text(errors="replace") for path in packages.glob("*/include/*.h")]
+    text = re.sub(r"/\*.*?\*/|//[^\n]*", " ", "\n".join(headers), flags=re.DOTALL)
+    if "cudaMemcpy2DAsync(" not in text or "cusparseSpMM(" not in text:
+        pytest.skip("CUDA's headers are not here")
+    stubs = (build(torch_build) / f"{RUNTIME}.stubs.c").read_text()
+    made_up = re.findall(r"^int (\w+)\(void\) \{ (?:kernel_ran\(\); )?return 0; \}$", stubs, re.MULTILINE)
+    declared = {name: found[1] for name in made_up if (found := re.search(rf"\b{name} ?\(([^;{{]*?)\) ?[;{{]", text))}
+
+    answering = {
+        name: argument.strip()
+        for name, arguments in declared.items()
+        for argument in arguments.split(",")
+        if HOST.search(argument) and "const" not in argument
+    }
+    on_the_host = {name for name, arguments in declared.items() if name.startswith("cublas") and re.search(r"\b(info|result)\b", arguments)}
+
+    assert len(declared) > 250
+    answering.pop("cudaStreamUpdateCaptureDependencies", None)  # reads the nodes that it is given
+    assert answering == {}
+    assert on_the_host == {f"cublas{kind}getrfBatched" for kind in "SDCZ"}  # of these `info` is on the device (cuBLAS documentation)
+
+
 def test_without_a_compiler_it_says_what_to_install(torch_build: TorchBuild, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No cc, gcc or clang anywhere."""
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -102,6 +170,17 @@ def test_a_compiler_that_fails_is_quoted(torch_build: TorchBuild, tmp_path: Path
         build(torch_build, tmp_path / "cache")
 
     assert list((tmp_path / "cache").iterdir()) == []
+
+
+@pytest.mark.parametrize("value", ["{folder}/my cc", "cc -O0", " "])
+def test_the_compiler_may_have_a_blank_in_its_path_and_options(
+    torch_build: TorchBuild, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: str
+) -> None:
+    """CC is a path or a command; a blank alone names none."""
+    (tmp_path / "my cc").symlink_to(shutil.which("cc") or "")
+    monkeypatch.setenv("CC", value.format(folder=tmp_path))
+
+    assert (build(torch_build, tmp_path / "cache") / RUNTIME).exists()
 
 
 @pytest.mark.parametrize(
@@ -148,5 +227,36 @@ def test_the_cache_is_where_caches_are(monkeypatch: pytest.MonkeyPatch, tmp_path
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert default_cache() == tmp_path / "memplan"
 
+    for ignored in ("", "relative/cache"):  # as the XDG Base Directory Specification says
+        monkeypatch.setenv("XDG_CACHE_HOME", ignored)
+        assert default_cache() == Path.home() / ".cache" / "memplan"
+
     monkeypatch.delenv("XDG_CACHE_HOME")
     assert default_cache() == Path.home() / ".cache" / "memplan"
+
+
+def test_without_a_home_the_cache_is_this_processs(torch_build: TorchBuild, tmp_path: Path) -> None:
+    """Neither HOME nor an entry in the list of users: a folder of its own, the same each time; a fork leaves it, its end removes it."""
+    script = (
+        "import os, pwd, sys\npwd.getpwuid = lambda number: {}[number]\nfrom memplan.standin.build import *\n"
+        "first = build(find_torch())\nassert build(find_torch()) == first and first.parent == default_cache()\n"
+        "if os.fork() == 0: sys.exit()\nos.wait()\nassert first.is_dir()\nprint(first.parent)"
+    )
+    environment = {name: value for name, value in os.environ.items() if name not in ("HOME", "XDG_CACHE_HOME")}
+
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=environment | {"TMPDIR": str(tmp_path)}, capture_output=True, text=True, check=True
+    )
+
+    assert Path(done.stdout.strip()).parent == tmp_path
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_cache_that_cannot_be_looked_into_is_done_without(torch_build: TorchBuild, tmp_path: Path) -> None:
+    """The system refuses to say whether there is such a folder: its name is too long. Below the home of another user it is the same."""
+    refused = tmp_path / ("x" * 300)
+
+    first, second = build(torch_build, refused / "cache"), build(torch_build, refused / "cache")
+
+    assert (first / RUNTIME).exists()
+    assert first == second  # built once for this process

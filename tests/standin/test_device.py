@@ -13,16 +13,16 @@ from typing import Any
 import pytest
 
 from memplan.errors import MissingError, UsageError
-from memplan.estimators.rehearsed import Rehearser
-from memplan.estimators.target import target_from
+from memplan.execution.rehearsal import Rehearsal
+from memplan.execution.rehearse import Rehearser
+from memplan.execution.step_source import step_source_from
 from memplan.hardware.catalog import find_card
-from memplan.memory.rehearsal import Rehearsal
 from memplan.standin.build import TorchBuild
 from tests.standin.conftest import torch_build
 
 __all__ = ["torch_build"]
 
-PROGRAMS = Path(__file__).parents[1] / "programs" / "device_steps.py"
+PROGRAMS = Path(__file__).parents[1] / "child" / "device_steps.py"
 MIB = 2**20
 ALLOCATOR = "PYTORCH_CUDA_ALLOC_CONF"
 SIX_CARDS = ("t4", "a100-40", "a100-80", "h100", "h200", "rtx4090")
@@ -52,7 +52,6 @@ class Device:
             gpu=card.model_copy(update={"total_memory_bytes": memory_bytes or card.total_memory_bytes}),
             values={"program": program, **values},
             steps=steps,
-            looks=False,
             library_workspaces=workspaces,
             context_bytes=context_bytes,
             environment={ALLOCATOR: settings} if settings else None,
@@ -62,7 +61,7 @@ class Device:
 @pytest.fixture(scope="module")
 def device(torch_build: TorchBuild) -> Iterator[Device]:
     """A device that serves one program after the other."""
-    with Rehearser(target_from(f"{PROGRAMS}:build")) as rehearser:
+    with Rehearser(step_source_from(f"{PROGRAMS}:build")) as rehearser:
         yield Device(rehearser)
 
 
@@ -219,7 +218,7 @@ def test_another_allocator_is_refused_in_words(device: Device) -> None:
         device.run("odd_sizes", settings="backend:cudaMallocAsync")  # PyTorch chose its own when it was loaded
 
     with (
-        Rehearser(target_from(f"{PROGRAMS}:build")) as fresh,
+        Rehearser(step_source_from(f"{PROGRAMS}:build")) as fresh,
         pytest.raises(UsageError, match=r"only PyTorch's own caching allocator can be followed"),
     ):
         Device(fresh).run("odd_sizes", settings="backend:cudaMallocAsync")
@@ -617,7 +616,7 @@ def test_two_rehearsals_at_once_are_two(device: Device, tmp_path: Path, monkeypa
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
 
     def rehearse(_: int) -> Rehearsal:
-        with Rehearser(target_from(f"{PROGRAMS}:build")) as rehearser:
+        with Rehearser(step_source_from(f"{PROGRAMS}:build")) as rehearser:
             return Device(rehearser).run("mlp", is_compiled=False)
 
     with ThreadPoolExecutor(2) as pool:

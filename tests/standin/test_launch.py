@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from memplan.hardware.spec import GpuSpec
-from memplan.standin.launch import environment_for
+import pytest
+
+from memplan.hardware.gpu import GpuSpec
+from memplan.standin.launch import caches_in, environment_for
 
 
 def test_the_device_comes_first_and_what_was_there_stays(a100: GpuSpec) -> None:
@@ -18,8 +20,27 @@ def test_the_device_comes_first_and_what_was_there_stays(a100: GpuSpec) -> None:
     assert environment["MEMPLAN_CARD"] == "8 0 108 85095874560 5 NVIDIA A100-SXM4-80GB"
 
 
+def test_a_library_in_a_folder_with_a_blank_is_preloaded_by_its_name(a100: GpuSpec) -> None:
+    """LD_PRELOAD is split at blanks; the name is searched in LD_LIBRARY_PATH, which is not."""
+    environment = environment_for(a100, Path("/my device"), inherited={"LD_LIBRARY_PATH": "/mine"})
+
+    assert environment["LD_PRELOAD"] == "libstandin.so:libnvrtc.so"
+    assert environment["LD_LIBRARY_PATH"] == "/my device:/mine"
+
+
 def test_a_card_of_unknown_kind_is_taken_for_an_a100() -> None:
     """A size alone says nothing of capability and multiprocessors."""
     environment = environment_for(GpuSpec(name="a card", total_memory_bytes=7, origin="test"), Path("/device"), inherited={})
 
     assert environment["MEMPLAN_CARD"] == "8 0 108 7 0 a card"
+
+
+def test_tritons_cache_moves_only_where_the_home_cannot_hold_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A home that is not there; a user who has chosen a place for it keeps that."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert caches_in(tmp_path, inherited={}) == {}
+
+    monkeypatch.setenv("HOME", str(tmp_path / "nonexistent"))
+    assert caches_in(tmp_path, inherited={}) == {"TRITON_CACHE_DIR": str(tmp_path / "triton")}
+    assert caches_in(tmp_path, inherited={"TRITON_CACHE_DIR": "/scratch"}) == {}
+    assert caches_in(tmp_path, inherited={"TRITON_HOME": "/scratch"}) == {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 
 import torch
 from torch import nn
@@ -44,11 +45,58 @@ def one_does_not_fit() -> None:
             print(json.dumps({"error": type(error).__name__, "retries": fitting.num_retries}))
 
 
+def generators(batch: int) -> None:
+    """Two steps with dropout; the state of the GPU's generator at the beginning of each try."""
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Dropout(0.5)) for _ in range(8))).cuda()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    fitting = memplan.fits_or_smaller()
+    tries = []
+
+    def loss_of(part):
+        if not tries[-1] or tries[-1][-1][0] != fitting.micro_batch_size:
+            tries[-1].append((fitting.micro_batch_size, str(torch.cuda.get_rng_state().tolist())))
+        return model(part.cuda()).square().mean()
+
+    for _ in range(2):
+        tries.append([])
+        fitting.step(loss_of, torch.randn(batch, WIDTH), optimizer)
+    first, second = ([state for _, state in step] for step in tries)
+    print(json.dumps({"retries": fitting.num_retries, "first_step": first, "second_step": second}))
+
+
+def large_buffer() -> None:
+    """A module with a buffer of 10 GiB, of which a clone does not fit."""
+    model = nn.Linear(WIDTH, WIDTH).cuda()
+    model.register_buffer("table", torch.empty(10 * 2**30, dtype=torch.uint8, device="cuda"))
+    fitting = memplan.fits_or_smaller(4)
+    try:
+        fitting.step(lambda part: model(part.cuda()).mean(), torch.randn(4, WIDTH), torch.optim.SGD(model.parameters()))
+    except torch.OutOfMemoryError as error:
+        hooks = torch.nn.modules.module._global_forward_pre_hooks
+        print(json.dumps({"error": type(error).__name__, "retries": fitting.num_retries, "hooks": len(hooks)}))
+
+
+def decorated(size: int) -> None:
+    """A function that makes its model anew, and what is allocated when it is called."""
+    sizes, allocated, reserved = [], [], []
+
+    @memplan.fits_or_smaller(micro_batch_size=size)
+    def fit(micro_batch_size):
+        sizes.append(micro_batch_size)
+        allocated.append(torch.cuda.memory_allocated())
+        reserved.append(torch.cuda.memory_reserved())
+        model = nn.Sequential(*(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.GELU()) for _ in range(8))).cuda()
+        model(torch.randn(micro_batch_size, WIDTH, device="cuda")).mean().backward()
+
+    fit()
+    print(json.dumps({"sizes": sizes, "allocated": allocated, "reserved": reserved}))
+
+
 def transformers_trainer(folder: str, plan: str, batch: int) -> None:
     """Two epochs of a small model by transformers' Trainer."""
     from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 
-    from memplan.transformers import MemoryPlanCallback
+    from memplan.integrations.transformers import MemoryPlanCallback
 
     model = GPT2LMHeadModel(GPT2Config(n_embd=64, n_layer=2, n_head=2, vocab_size=128, n_positions=64))
     ids = torch.zeros(64, dtype=torch.long)
@@ -66,7 +114,7 @@ def lightning_trainer(folder: str, plan: str, batch: int) -> None:
     """Two epochs of a small model by Lightning, whose loader changes its batch in the second."""
     import lightning
 
-    from memplan.lightning import MemoryPlanCallback
+    from memplan.integrations.lightning import MemoryPlanCallback
 
     class Model(lightning.LightningModule):
         def __init__(self):
@@ -97,4 +145,9 @@ def tell(watch) -> None:
 
 
 if __name__ == "__main__":
+    SETTLE_SECONDS = 0.2
+    """A thread of autograd that still lets go of its last backward when Python has ended would abort the process: where
+    kernels take no time, a program that ends with a backward gets there before it."""
+
     globals()[sys.argv[1]](*(int(argument) if argument.isdigit() else argument for argument in sys.argv[2:]))
+    time.sleep(SETTLE_SECONDS)

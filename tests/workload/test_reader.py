@@ -83,20 +83,6 @@ def test_a_wrong_file_is_told_where(tmp_path: Path, text: str, line: int | None,
     assert "\n" not in caught.value.message
 
 
-@pytest.mark.parametrize(
-    ("config", "problem"),
-    [
-        (LLAMA | {"model_type": "mamba"}, "model_type 'mamba' is not known"),
-        (LLAMA | {"hidden_size": "wide"}, "does not say hidden_size"),
-        (LLAMA | {"hidden_act": "xielu"}, "activation 'xielu' is not known"),
-    ],
-)
-def test_a_family_that_is_not_known_is_refused_not_guessed(tmp_path: Path, config: dict[str, object], problem: str) -> None:
-    """An unknown architecture, size or activation."""
-    with pytest.raises(ConfigError, match=problem):
-        read_workload(write(tmp_path, json.dumps(config), "config.json"))
-
-
 def test_a_named_config_has_to_be_one(tmp_path: Path) -> None:
     """A list is no config.json."""
     write(tmp_path, "[]", "config.json")

@@ -37,7 +37,22 @@ void *new_handle(void);          /* for streams, events, library handles: never 
 int not_served(const char *call, int code); /* say the call's name, and return the library's own "not supported" */
 size_t library_workspace(const char *kind, size_t allowance); /* what to answer where only the real library knows: 0, or an allowance */
 void library_unknown(const char *kind); /* say that a library may take more than anybody can know */
-void kernel_ran(void);           /* what was copied to the device may be overwritten now */
+
+/* What is known of the device's memory (contents.c). *memory_copy* copies *height* rows of *width* bytes that lie a pitch apart, whoever
+ * owns the addresses. */
+typedef struct {
+    void *to;
+    size_t to_pitch;
+    const void *from;
+    size_t from_pitch, width, height;
+} Copy;
+void kernel_ran(void);           /* any of the device's memory may be overwritten now */
+void card_memory_set(uintptr_t to, unsigned value, size_t width, size_t count); /* *count* values of *width* bytes */
+void card_memory_lost(uintptr_t address, size_t bytes); /* given back: what comes there next is new */
+#pragma GCC visibility push(hidden) /* a library of the program may have functions of these names */
+void memory_copy(Copy copy);
+void unknown_read(void *to, size_t bytes); /* the host reads what only the real device would know */
+#pragma GCC visibility pop
 
 int stream_captures(void *stream);
 

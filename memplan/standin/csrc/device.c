@@ -1,38 +1,16 @@
-/* What the card says of itself. */
+/* What the card says of itself, as a structure; one by one in attributes.c. */
+#include "attributes.h"
 #include "card.h"
 
 #include <stdio.h>
 #include <string.h>
 
-/* Facts that follow from the compute capability (CUDA C++ programming guide, technical specifications for each capability). */
-static int threads_of_multiprocessor(void) {
-    int version = card()->major * 10 + card()->minor;
-    return version == 75 ? 1024 : version == 86 || version == 87 || version == 89 || version >= 120 ? 1536 : 2048;
-}
-static int shared_kib_of_multiprocessor(void) {
-    switch (card()->major * 10 + card()->minor) {
-    case 60: return 64;
-    case 61: case 70: return 96;
-    case 75: return 64;
-    case 80: case 87: return 164;
-    case 86: case 89: return 100;
-    default: return card()->major >= 12 ? 100 : 228;
-    }
-}
-static int shared_bytes_of_block(void) { /* a block may have all but one KiB of it; all of it before 8.0 */
-    return (shared_kib_of_multiprocessor() - (card()->major >= 8 ? 1 : 0)) * 1024;
-}
-static int blocks_of_multiprocessor(void) {
-    int version = card()->major * 10 + card()->minor;
-    return version == 75 || version == 86 ? 16 : version == 89 || version >= 120 ? 24 : 32;
-}
-
 /* Where the fields of struct cudaDeviceProp lie (driver_types.h of CUDA 12.4 and 13.0): 13 dropped clockRate and others. */
 #if CUDA_MAJOR >= 13
-enum { SIZE = 1008, MULTIPROCESSORS = 384, CONCURRENT = 560, PCI_BUS = 568, UNIFIED = 588, L2 = 596, THREADS = 604, SHARED_SM = 624,
+enum { SIZE = 1008, MULTIPROCESSORS = 384, INTEGRATED = 388, CONCURRENT = 560, PCI_BUS = 568, UNIFIED = 588, L2 = 596, THREADS = 604, SHARED_SM = 624,
        REGISTERS_SM = 632, SHARED_OPTIN = 672, BLOCKS = 688 };
 #else
-enum { SIZE = 1032, MULTIPROCESSORS = 388, CONCURRENT = 576, PCI_BUS = 584, UNIFIED = 604, L2 = 616, THREADS = 624, SHARED_SM = 640,
+enum { SIZE = 1032, MULTIPROCESSORS = 388, INTEGRATED = 396, CONCURRENT = 576, PCI_BUS = 584, UNIFIED = 604, L2 = 616, THREADS = 624, SHARED_SM = 640,
        REGISTERS_SM = 648, SHARED_OPTIN = 696, BLOCKS = 712 };
 #endif
 enum { TOTAL = 288, SHARED_BLOCK = 296, REGISTERS = 304, WARP = 308, PITCH = 312, THREADS_BLOCK = 320, BLOCK_DIM = 324, GRID_DIM = 336,
@@ -57,10 +35,11 @@ int cudaGetDeviceProperties(char *out, int device) {
     put_int(out, MAJOR, card()->major), put_int(out, MINOR, card()->minor);
     put_size(out, TEXTURE, 512);
     put_int(out, MULTIPROCESSORS, card()->multiprocessors);
+    put_int(out, INTEGRATED, is_integrated());
     put_int(out, CONCURRENT, 1);
     put_int(out, PCI_BUS, 1);
     put_int(out, UNIFIED, 1);
-    put_int(out, L2, 60 << 20);
+    put_int(out, L2, chip()->l2_bytes);
     put_int(out, THREADS, threads_of_multiprocessor());
     put_size(out, SHARED_SM, (size_t)shared_kib_of_multiprocessor() << 10);
     put_int(out, REGISTERS_SM, 65536);
@@ -69,26 +48,6 @@ int cudaGetDeviceProperties(char *out, int device) {
     return 0;
 }
 int cudaGetDeviceProperties_v2(char *out, int device) { return cudaGetDeviceProperties(out, device); } /* its name in CUDA 12 */
-
-/* enum cudaDeviceAttr, whose numbers the driver's CUdevice_attribute shares */
-int cudaDeviceGetAttribute(int *out, int attribute, int device) {
-    switch (attribute) {
-    case 1: *out = 1024; break;                             /* threads of a block */
-    case 8: *out = 49152; break;                            /* shared memory of a block */
-    case 10: *out = 32; break;                              /* warp */
-    case 16: *out = card()->multiprocessors; break;
-    case 38: *out = 60 << 20; break;                        /* L2 cache */
-    case 39: *out = threads_of_multiprocessor(); break;
-    case 75: *out = card()->major; break;
-    case 76: *out = card()->minor; break;
-    case 81: *out = shared_kib_of_multiprocessor() << 10; break;
-    case 12: case 82: *out = 65536; break;                  /* registers of a block, of a multiprocessor */
-    case 97: *out = shared_bytes_of_block(); break;
-    case 106: *out = blocks_of_multiprocessor(); break;
-    default: *out = 1;                                      /* what is left are features: present */
-    }
-    return 0;
-}
 
 /* Of several cards a program has the first that it can see. */
 int cudaGetDeviceCount(int *out) {

@@ -36,8 +36,15 @@ int cuLaunchKernelEx(void *config, void *function, void **arguments, void **extr
 int cuLaunchCooperativeKernel(void *f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared,
                               void *stream, void **arguments) { kernel_ran(); return 0; }
 int cuTensorMapEncodeTiled(void) { return 0; }
-int cuMemsetD32Async(unsigned long long address, unsigned value, size_t count, void *stream) { kernel_ran(); return 0; }
-int cuPointerGetAttribute(void *out, int attribute, unsigned long long pointer) { *(unsigned long long *)out = pointer; return 0; }
+int cuMemsetD32Async(unsigned long long address, unsigned value, size_t count, void *stream) {
+    card_memory_set(address, value, 4, count);
+    return 0;
+}
+int cuPointerGetAttribute(void *out, int attribute, unsigned long long pointer) {
+    if (attribute != 3) return not_served("cuPointerGetAttribute (of another attribute than the device's pointer)", 801);
+    *(unsigned long long *)out = pointer; /* Triton asks it of pointers that are not a tensor's */
+    return 0;
+}
 
 /* virtual memory: a handle is its size */
 int cuMemGetAllocationGranularity(size_t *out, const void *properties, int option) { *out = PAGE; return 0; }
@@ -53,5 +60,5 @@ int cuMemCreate(unsigned long long *handle, size_t bytes, const void *properties
 }
 int cuMemRelease(unsigned long long handle) { card_give((size_t)handle); return 0; }
 int cuMemMap(unsigned long long address, size_t bytes, size_t offset, unsigned long long handle, unsigned long long flags) { return 0; }
-int cuMemUnmap(unsigned long long address, size_t bytes) { return 0; }
+int cuMemUnmap(unsigned long long address, size_t bytes) { card_memory_lost(address, bytes); return 0; }
 int cuMemSetAccess(unsigned long long address, size_t bytes, const void *descriptor, size_t count) { return 0; }

@@ -23,11 +23,89 @@ int cublasLtMatmulAlgoGetHeuristic(void *handle, void *operation, void *a, void 
     return 0;
 }
 
+/* Matrices go to the device as copies of rows do: a column is a row of *rows* elements. */
+int cublasSetMatrixAsync(int rows, int columns, int element, const void *from, int from_ld, void *to, int to_ld, void *stream) {
+    size_t bytes = element;
+    memory_copy((Copy){to, to_ld * bytes, from, from_ld * bytes, rows * bytes, columns});
+    return 0;
+}
+int cublasSetMatrix(int rows, int columns, int element, const void *from, int from_ld, void *to, int to_ld) {
+    return cublasSetMatrixAsync(rows, columns, element, from, from_ld, to, to_ld, NULL);
+}
+int cublasSetVectorAsync(int n, int element, const void *from, int from_step, void *to, int to_step, void *stream) {
+    return cublasSetMatrixAsync(1, n, element, from, from_step, to, to_step, stream);
+}
+int cublasSetVector(int n, int element, const void *from, int from_step, void *to, int to_step) {
+    return cublasSetVectorAsync(n, element, from, from_step, to, to_step, NULL);
+}
+
+/* One number computed on the device: it stays there, or the host reads it (cublasSetPointerMode). */
+static int give_result(void *result, size_t bytes) {
+    if (card_owns(result)) card_memory_lost((uintptr_t)result, bytes);
+    else unknown_read(result, bytes);
+    return 0;
+}
+#define OF_ONE(Call, bytes) int Call(void *handle, int n, void *x, int x_step, void *result) { return give_result(result, bytes); }
+#define OF_TWO(Call, bytes) \
+    int Call(void *handle, int n, void *x, int x_step, void *y, int y_step, void *result) { return give_result(result, bytes); }
+OF_TWO(cublasSdot_v2, 4)
+OF_TWO(cublasDdot_v2, 8)
+OF_TWO(cublasCdotu_v2, 8)
+OF_TWO(cublasCdotc_v2, 8)
+OF_TWO(cublasZdotu_v2, 16)
+OF_TWO(cublasZdotc_v2, 16)
+OF_ONE(cublasSnrm2_v2, 4)
+OF_ONE(cublasDnrm2_v2, 8)
+OF_ONE(cublasScnrm2_v2, 4)
+OF_ONE(cublasDznrm2_v2, 8)
+OF_ONE(cublasSasum_v2, 4)
+OF_ONE(cublasDasum_v2, 8)
+OF_ONE(cublasScasum_v2, 4)
+OF_ONE(cublasDzasum_v2, 8)
+OF_ONE(cublasIsamax_v2, 4)
+OF_ONE(cublasIdamax_v2, 4)
+OF_ONE(cublasIcamax_v2, 4)
+OF_ONE(cublasIzamax_v2, 4)
+OF_ONE(cublasIsamin_v2, 4)
+OF_ONE(cublasIdamin_v2, 4)
+OF_ONE(cublasIcamin_v2, 4)
+OF_ONE(cublasIzamin_v2, 4)
+int cublasDotEx(void *handle, int n, void *x, int x_type, int x_step, void *y, int y_type, int y_step, void *result, int type, int compute) {
+    int is_half = type == 2 || type == 14, is_wide = type == 1 || type == 4; /* cudaDataType: half, bfloat16; double, complex of floats */
+    return give_result(result, is_half ? 2 : is_wide ? 8 : type == 5 ? 16 : 4);
+}
+
+/* Batched solvers say on the host whether their arguments were right, and on the device what came of each matrix. */
+#define SAYS_ARGUMENTS_ARE_RIGHT(Call, ...) int Call(__VA_ARGS__) { kernel_ran(); *info = 0; return 0; }
+#define GELS void *h, int trans, int m, int n, int columns, void *a, int lda, void *c, int ldc, int *info, int *on_device, int batch
+#define GEQRF void *h, int m, int n, void *a, int lda, void *tau, int *info, int batch
+#define GETRS void *h, int trans, int n, int columns, void *a, int lda, int *pivots, void *b, int ldb, int *info, int batch
+SAYS_ARGUMENTS_ARE_RIGHT(cublasSgelsBatched, GELS)
+SAYS_ARGUMENTS_ARE_RIGHT(cublasDgelsBatched, GELS)
+SAYS_ARGUMENTS_ARE_RIGHT(cublasCgelsBatched, GELS)
+SAYS_ARGUMENTS_ARE_RIGHT(cublasZgelsBatched, GELS)
+SAYS_ARGUMENTS_ARE_RIGHT(cublasSgeqrfBatched, GEQRF)
+SAYS_ARGUMENTS_ARE_RIGHT(cublasDgeqrfBatched, GEQRF)
+SAYS_ARGUMENTS_ARE_RIGHT(cublasCgeqrfBatched, GEQRF)
+SAYS_ARGUMENTS_ARE_RIGHT(cublasZgeqrfBatched, GEQRF)
+SAYS_ARGUMENTS_ARE_RIGHT(cublasSgetrsBatched, GETRS)
+SAYS_ARGUMENTS_ARE_RIGHT(cublasDgetrsBatched, GETRS)
+SAYS_ARGUMENTS_ARE_RIGHT(cublasCgetrsBatched, GETRS)
+SAYS_ARGUMENTS_ARE_RIGHT(cublasZgetrsBatched, GETRS)
+
 /* cuDNN 9. Descriptors are memory of their own, so that each can be destroyed. */
 #define DESCRIPTOR(Kind) \
     int cudnnCreate##Kind##Descriptor(void **out) { *out = calloc(1, sizeof(Descriptor)); return *out ? 0 : 4000; } \
     int cudnnDestroy##Kind##Descriptor(void *descriptor) { free(descriptor); return 0; }
 DESCRIPTOR(Tensor) DESCRIPTOR(Filter) DESCRIPTOR(Convolution) DESCRIPTOR(Activation) DESCRIPTOR(Dropout) DESCRIPTOR(Pooling)
+int cudnnSetTensorNdDescriptor(Descriptor *descriptor, int type, int num_dims, const int *dims, const int *strides) {
+    if (num_dims > 8) return 2000; /* CUDNN_STATUS_BAD_PARAM: cuDNN has as many at most */
+    descriptor->type = type;
+    descriptor->num_dims = num_dims;
+    memcpy(descriptor->dims, dims, num_dims * sizeof *dims);
+    memcpy(descriptor->strides, strides, num_dims * sizeof *strides);
+    return 0;
+}
 int cudnnGetTensorNdDescriptor(const Descriptor *descriptor, int room, int *type, int *num_dims, int *dims, int *strides) {
     *type = descriptor->type;
     *num_dims = descriptor->num_dims;
@@ -54,6 +132,10 @@ int cudnnGetStream(void *handle, void **out) { *out = NULL; return 0; }
 NEEDS_NOTHING(cudnnGetBatchNormalizationForwardTrainingExWorkspaceSize, void *h, int m, int o, void *x, void *z, void *y, void *b, void *a)
 NEEDS_NOTHING(cudnnGetBatchNormalizationTrainingExReserveSpaceSize, void *h, int m, int o, void *a, void *x)
 NEEDS_NOTHING(cudnnGetBatchNormalizationBackwardExWorkspaceSize, void *h, int m, int o, void *x, void *y, void *dy, void *dz, void *dx, void *b, void *a)
+int cudnnSetDropoutDescriptor(void *dropout, void *handle, float share, void *states, size_t bytes, unsigned long long seed) {
+    card_memory_lost((uintptr_t)states, bytes); /* random states are made there */
+    return 0;
+}
 int cudnnDropoutGetStatesSize(void *handle, size_t *out) { *out = (size_t)1 << 20; return 0; }
 
 /* cuFFT: a plan may need as much again as it transforms (cuFFT documentation, "Accuracy and performance"): an allowance of the larger side */

@@ -1,4 +1,4 @@
-/* cudaMalloc and its kin: addresses that nothing backs, until the card would be full; and copies, of which a few are answered. */
+/* cudaMalloc and its kin: addresses that nothing backs, until the card would be full; and copies between them and the host. */
 #define _GNU_SOURCE
 #include "card.h"
 
@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define OUT_OF_MEMORY 2 /* cudaErrorMemoryAllocation */
+enum { OUT_OF_MEMORY = 2, INVALID_PITCH = 12 }; /* cudaErrorMemoryAllocation, cudaErrorInvalidPitchValue */
 
 typedef struct {
     uintptr_t address;
@@ -63,7 +63,10 @@ int cudaMalloc(void **out, size_t bytes) {
     return 0;
 }
 int cudaFree(void *pointer) {
-    if (pointer) card_give(take_out(&device, (uintptr_t)pointer));
+    if (!pointer) return 0;
+    size_t bytes = take_out(&device, (uintptr_t)pointer);
+    card_memory_lost((uintptr_t)pointer, bytes);
+    card_give(bytes);
     return 0;
 }
 int cudaMallocAsync(void **out, size_t bytes, void *stream) { return cudaMalloc(out, bytes); }
@@ -115,64 +118,27 @@ int cudaGetSymbolAddress(void **out, const void *symbol) {
     return 0;
 }
 
-/* Small copies to the device are kept until the next kernel, so that what goes there and comes straight back is right. A kernel may write
- * anywhere: after one, everything reads zero. */
-#define KEPT 64
-#define KEPT_BYTES ((size_t)1 << 16)
-static struct {
-    uintptr_t address;
-    size_t bytes;
-    char *content;
-} kept[KEPT];
-static int num_kept;
-
-static void forget(void) { while (num_kept) free(kept[--num_kept].content); } /* with the lock held */
-void kernel_ran(void) {
-    if (!num_kept) return;
-    pthread_mutex_lock(&lock);
-    forget();
-    pthread_mutex_unlock(&lock);
-}
-static void keep(void *to, const void *from, size_t bytes) {
-    pthread_mutex_lock(&lock);
-    if (bytes > KEPT_BYTES || num_kept == KEPT) forget(); /* asked with the lock held: another thread may have kept the last one */
-    if (bytes <= KEPT_BYTES) {
-        char *content = malloc(bytes + 1);
-        if (!content) abort();
-        kept[num_kept].address = (uintptr_t)to;
-        kept[num_kept].bytes = bytes;
-        kept[num_kept++].content = memcpy(content, from, bytes);
-    }
-    pthread_mutex_unlock(&lock);
-}
-/* Who is asked what a read gets that nobody knows: a function of the recorder, which lives in the same process. */
-typedef void (*Reader)(void *to, size_t bytes);
-static Reader reader;
-void memplan_on_read(Reader asked) { reader = asked; }
-
-static void recall(void *to, const void *from, size_t bytes) {
-    int known = 0;
-    memset(to, 0, bytes);
-    pthread_mutex_lock(&lock);
-    for (int i = num_kept; i-- > 0 && !known;) {
-        size_t offset = (uintptr_t)from - kept[i].address;
-        known = (uintptr_t)from >= kept[i].address && offset + bytes <= kept[i].bytes;
-        if (known) memcpy(to, kept[i].content + offset, bytes);
-    }
-    pthread_mutex_unlock(&lock);
-    if (!known && bytes && reader) reader(to, bytes);
-}
-int cudaMemcpyAsync(void *to, const void *from, size_t bytes, int kind, void *stream) {
-    int to_device = card_owns(to), from_device = card_owns(from);
-    if (to_device && from_device) kernel_ran();
-    else if (to_device) keep(to, from, bytes);
-    else if (from_device) recall(to, from, bytes);
-    else memcpy(to, from, bytes);
+int cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width, size_t height, int kind, void *stream) {
+    if (height && (width > to_pitch || width > from_pitch)) return last_error = INVALID_PITCH;
+    memory_copy((Copy){to, to_pitch, from, from_pitch, width, height});
     return 0;
 }
+int cudaMemcpy2D(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width, size_t height, int kind) {
+    return cudaMemcpy2DAsync(to, to_pitch, from, from_pitch, width, height, kind, NULL);
+}
+int cudaMemcpyAsync(void *to, const void *from, size_t bytes, int kind, void *stream) {
+    return cudaMemcpy2DAsync(to, bytes, from, bytes, bytes, 1, kind, stream);
+}
 int cudaMemcpy(void *to, const void *from, size_t bytes, int kind) { return cudaMemcpyAsync(to, from, bytes, kind, NULL); }
+int cudaMemcpyPeerAsync(void *to, int to_device, const void *from, int from_device, size_t bytes, void *stream) {
+    return cudaMemcpyAsync(to, from, bytes, 4, stream); /* there is one device */
+}
+int cudaMemcpyPeer(void *to, int to_device, const void *from, int from_device, size_t bytes) {
+    return cudaMemcpyPeerAsync(to, to_device, from, from_device, bytes, NULL);
+}
 int cudaMemsetAsync(void *pointer, int value, size_t bytes, void *stream) {
-    kernel_ran();
+    if (card_owns(pointer)) card_memory_set((uintptr_t)pointer, (unsigned char)value, 1, bytes);
+    else memset(pointer, value, bytes); /* page-locked */
     return 0;
 }
 int cudaMemset(void *pointer, int value, size_t bytes) { return cudaMemsetAsync(pointer, value, bytes, NULL); }
@@ -188,6 +154,7 @@ const char *cudaGetErrorString(int error) {
     switch (error) {
     case 0: return "no error";
     case OUT_OF_MEMORY: return "out of memory";
+    case INVALID_PITCH: return "invalid pitch argument";
     case 900: return "operation not permitted when stream is capturing";
     default: return "error of the stand-in device";
     }
@@ -196,6 +163,7 @@ const char *cudaGetErrorName(int error) {
     switch (error) {
     case 0: return "cudaSuccess";
     case OUT_OF_MEMORY: return "cudaErrorMemoryAllocation";
+    case INVALID_PITCH: return "cudaErrorInvalidPitchValue";
     case 900: return "cudaErrorStreamCaptureUnsupported";
     default: return "cudaErrorUnknown";
     }

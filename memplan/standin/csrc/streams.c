@@ -16,6 +16,11 @@ int cudaEventCreateWithFlags(void **out, unsigned flags) { *out = new_handle(); 
 int cudaEventElapsedTime(float *ms, void *start, void *end) { *ms = 1.0f; return 0; }
 int cudaEventElapsedTime_v2(float *ms, void *start, void *end) { *ms = 1.0f; return 0; }
 int cudaLaunchHostFunc(void *stream, void (*run)(void *), void *data) { run(data); return 0; }
+int cudaStreamAddCallback(void *stream, void (*run)(void *, int, void *), void *data, unsigned flags) {
+    if (stream_captures(stream)) return 900; /* cudaErrorStreamCaptureUnsupported */
+    run(stream, 0, data);
+    return 0;
+}
 
 typedef struct { unsigned x, y, z; } dim3;
 

@@ -1,0 +1,210 @@
+"""Levers: changes to a workload, each found out about by itself: what it takes with it, and the batch that it allows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from memplan.errors import NotRehearsedError
+from memplan.estimators.analytic.estimate import AnalyticEstimator
+from memplan.estimators.base import Estimator, ReplayingEstimator
+from memplan.hardware.catalog import cards
+from memplan.hardware.gpu import GpuSpec
+from memplan.memory.budget import MemoryBudget
+from memplan.memory.estimate import MemoryEstimate
+from memplan.planner.fitting import all_stages_fit, all_stages_seem_to_fit, heaviest_stage, largest_micro_batch
+from memplan.planner.negatives import with_negatives
+from memplan.planner.plan import Lever
+from memplan.planner.search import largest_fitting
+from memplan.units import format_bytes
+from memplan.workload.model import ContrastiveEncoderModel, Lora, TransformerModel, encoder_of
+from memplan.workload.optimizer import Optimizer
+from memplan.workload.workload import Workload
+
+ALLOCATOR_SETTINGS = ("expandable_segments:True", "max_split_size_mb:256", "roundup_power2_divisions:8")
+"""What is tried of the allocator's settings; whether one helps depends on the program, and some make it worse."""
+
+CACHED_ITEMS = 16
+"""Items in memory at a time under the cached loss that is tried."""
+
+LEAST_SHARE = 0.01
+"""A change of less than this is no help."""
+
+
+class Candidate(NamedTuple):
+    """A change that is to be tried."""
+
+    change: str
+    workload: Workload
+    settings: str | None = None
+    """Other allocator settings, which need no other rehearsal."""
+    is_trade: bool = False
+    """It costs memory and buys time."""
+
+
+def find_levers(
+    workload: Workload, *, gpu: GpuSpec, budget: MemoryBudget, estimator: Estimator, most: int, fits: bool = False
+) -> tuple[Lever, ...]:
+    """
+    Return the changes that would save memory, the largest saving first; of a workload that *fits* also what it may be worth to pay for;
+    of one that does not, last, a card that would do.
+
+    *most* is the largest micro-batch that is of use.
+    """
+    found = []
+    for candidate in _candidates(workload, gpu=gpu, budget=budget, estimator=estimator, fits=fits):
+        lever = _tried(candidate, workload, gpu=gpu, budget=budget, estimator=estimator, most=most)
+        if candidate.is_trade or lever.saving_bytes > LEAST_SHARE * (lever.device_used_bytes + lever.saving_bytes):
+            found.append(lever)
+    found.sort(key=lambda lever: -lever.saving_bytes)
+    return (*found, *(() if fits else _larger_card(workload, budget=budget, estimator=estimator)))
+
+
+def _tried(candidate: Candidate, before: Workload, *, gpu: GpuSpec, budget: MemoryBudget, estimator: Estimator, most: int) -> Lever:
+    """Return what *candidate* takes and allows; by formulas where it cannot be rehearsed (a package that it needs is missing)."""
+    by = estimator
+    if candidate.settings is not None:
+        assert isinstance(estimator, ReplayingEstimator)  # only then are settings a candidate
+        by = estimator.with_allocator_settings(candidate.settings)
+    usual = _heaviest(before, gpu, estimator).device_used
+    try:
+        lever = _measured(candidate, gpu, budget, by, most=most)
+        saving_bytes = usual.expected_bytes - lever.device_used_bytes
+    except NotRehearsedError:
+        formulas = AnalyticEstimator()
+        lever = _measured(candidate, gpu, budget, formulas, most=most)
+        saving_bytes = _heaviest(before, gpu, formulas).device_used.expected_bytes - lever.device_used_bytes
+        # The formulas' own totals are not those of rehearsals: only their difference is told, and what it leaves of the rehearsed step.
+        fits = usual.high_bytes - saving_bytes <= budget.budget_bytes
+        lever = lever.model_copy(update={"fits": fits, "micro_batch_size": None})
+    return lever.model_copy(update={"saving_bytes": saving_bytes, "device_used_bytes": max(0, usual.expected_bytes - saving_bytes)})
+
+
+def _heaviest(workload: Workload, gpu: GpuSpec, estimator: Estimator) -> MemoryEstimate:
+    """Return what the heaviest stage takes."""
+    return estimator(workload, gpu, heaviest_stage(workload, gpu, estimator))
+
+
+def _measured(candidate: Candidate, gpu: GpuSpec, budget: MemoryBudget, estimator: Estimator, *, most: int) -> Lever:
+    """Return what *estimator* says of *candidate*, without a saving."""
+    workload = candidate.workload
+    used = _heaviest(workload, gpu, estimator)
+    return Lever(
+        change=candidate.change,
+        method=used.method,
+        device_used_bytes=used.device_used.expected_bytes,
+        saving_bytes=0,
+        fits=budget.fits(used.device_used) and all_stages_fit(workload, gpu, estimator, budget),
+        micro_batch_size=largest_micro_batch(lambda size: workload.with_training(micro_batch_size=size), gpu, estimator, budget, most=most),
+    )
+
+
+def _candidates(workload: Workload, *, gpu: GpuSpec, budget: MemoryBudget, estimator: Estimator, fits: bool) -> Iterator[Candidate]:
+    """Yield each change in words, and the workload with it."""
+    training = workload.training
+    encoder = encoder_of(workload.model)
+    if encoder is not None and not training.activation_checkpointing and not encoder.is_in_eval_mode:
+        yield Candidate("turn activation checkpointing on", workload.with_training(activation_checkpointing=True))
+    if encoder is not None and encoder.is_in_eval_mode:
+        yield Candidate("put the encoders in training mode with checkpointing", in_training_mode(workload))
+    if encoder is not None and training.activation_checkpointing and not encoder.is_in_eval_mode and fits:
+        yield Candidate(
+            "turn activation checkpointing off, which is faster", workload.with_training(activation_checkpointing=False), is_trade=True
+        )
+    for change, precision in _precisions(workload, gpu):
+        yield Candidate(change, workload.with_training(precision=precision))
+    yield from _optimizers(workload)
+    if isinstance(workload.model, TransformerModel) and workload.model.lora is None:
+        adapted = workload.model.model_copy(update={"lora": Lora(rank=8)})
+        yield Candidate("train LoRA adapters of rank 8 instead of all weights", workload.model_copy(update={"model": adapted}))
+    if encoder is not None and training.sequence_length > 1:
+        half = training.sequence_length // 2
+        yield Candidate(f"halve the sequence length to {half}", workload.with_training(sequence_length=half))
+    if training.micro_batch_size > 1 and not fits:
+        yield Candidate("use a micro-batch of 1", workload.with_training(micro_batch_size=1))
+    if workload.contrastive is not None and workload.contrastive.cached_loss_mini_batch_size is None:
+        cached = workload.contrastive.model_copy(update={"cached_loss_mini_batch_size": CACHED_ITEMS})
+        change = f"use a cached contrastive loss (GradCache) with {CACHED_ITEMS} items at a time"
+        yield Candidate(change, workload.model_copy(update={"contrastive": cached}))
+    if isinstance(estimator, ReplayingEstimator) and not training.allocator_settings:
+        for settings in ALLOCATOR_SETTINGS:
+            yield Candidate(f"run with PYTORCH_ALLOC_CONF={settings}", workload, settings)
+    yield from _fewer_negatives(workload, gpu=gpu, budget=budget, estimator=estimator, fits=fits)
+    yield from _fewer_positives(workload)
+
+
+def _optimizers(workload: Workload) -> Iterator[Candidate]:
+    if workload.optimizer.name not in ("adam", "adamw", "nadam", "radam"):
+        return
+    for change, optimizer in (("use an 8-bit Adam", "adam8bit"), ("use Adafactor, whose second moments are factored", "adafactor")):
+        yield Candidate(change, workload.model_copy(update={"optimizer": Optimizer(name=optimizer)}))
+    if workload.optimizer.implementation != "fused":
+        fused = workload.optimizer.model_copy(update={"implementation": "fused"})
+        yield Candidate("use the fused optimizer (fused=True)", workload.model_copy(update={"optimizer": fused}))
+
+
+def _precisions(workload: Workload, gpu: GpuSpec) -> Iterator[tuple[str, str]]:
+    has_bf16 = (gpu.compute_capability or (8, 0)) >= (8, 0)
+    if workload.training.precision == "fp32":
+        mixed = "bf16-mixed" if has_bf16 else "fp16-mixed"
+        yield f"train in mixed precision ({mixed})", mixed
+    if workload.training.precision != "bf16" and has_bf16:
+        yield "keep weights, gradients and optimizer state in bf16", "bf16"
+
+
+def _fewer_negatives(workload: Workload, *, gpu: GpuSpec, budget: MemoryBudget, estimator: Estimator, fits: bool) -> Iterator[Candidate]:
+    """Yield the most negatives with which the heaviest stage fits, one where even that is too much; half of them where all fit."""
+    most = max((stage.n_negatives for stage in workload.stages), default=0)
+    if most < 2:
+        return
+
+    def fits_with(count: int) -> bool:
+        fewer = _with_at_most(workload, count)
+        return budget.fits(_heaviest(fewer, gpu, estimator).device_used)
+
+    def seems_to_fit(count: int) -> bool:
+        return all_stages_seem_to_fit(_with_at_most(workload, count), gpu, estimator, budget)
+
+    count = most // 2
+    if not fits:
+        count = largest_fitting(fits_with, low=1, high=most - 1, guess=seems_to_fit) or 1
+    yield Candidate(f"at most {count} negatives in every stage instead of {most}", _with_at_most(workload, count))
+
+
+def _with_at_most(workload: Workload, count: int) -> Workload:
+    stages = tuple(with_negatives(stage, min(count, stage.n_negatives)) for stage in workload.stages)
+    return workload.model_copy(update={"stages": stages})
+
+
+def _fewer_positives(workload: Workload) -> Iterator[Candidate]:
+    """Yield half the positives where they are encoded with their anchor: with pairs they cost nothing."""
+    most = max((stage.n_positives for stage in workload.stages), default=1)
+    if workload.contrastive is None or workload.contrastive.sampling == "pair" or most < 2:
+        return
+    stages = tuple(stage.model_copy(update={"n_positives": min(most // 2, stage.n_positives)}) for stage in workload.stages)
+    yield Candidate(f"at most {most // 2} positives in every stage instead of {most}", workload.model_copy(update={"stages": stages}))
+
+
+def _larger_card(workload: Workload, *, budget: MemoryBudget, estimator: Estimator) -> Iterator[Lever]:
+    """Yield the smallest whole card of the catalogue on which every stage fits; those that are far too small are not tried."""
+    whole = (card.spec for card in cards() if not card.is_mig and not card.spec.unified_memory)
+    larger = (spec for spec in whole if spec.total_memory_bytes > budget.total_bytes)
+    for spec in sorted(larger, key=lambda spec: spec.total_memory_bytes):
+        card_budget = MemoryBudget(total_bytes=spec.total_memory_bytes, margin=budget.margin)
+        if not all_stages_seem_to_fit(workload, spec, estimator, card_budget):
+            continue
+        if all_stages_fit(workload, spec, estimator, card_budget):
+            used = estimator(workload, spec, heaviest_stage(workload, spec, estimator))
+            change = f"use a card like {spec.name} ({format_bytes(spec.total_memory_bytes)})"
+            yield Lever(change=change, method=used.method, device_used_bytes=used.device_used.expected_bytes, saving_bytes=0, fits=True)
+            return
+
+
+def in_training_mode(workload: Workload) -> Workload:
+    """Return the workload with its encoder in training mode and checkpointing on."""
+    model = workload.model
+    if isinstance(model, ContrastiveEncoderModel):
+        model = model.model_copy(update={"encoder": model.encoder.model_copy(update={"is_in_eval_mode": False})})
+    elif isinstance(model, TransformerModel):
+        model = model.model_copy(update={"is_in_eval_mode": False})
+    return workload.model_copy(update={"model": model}).with_training(activation_checkpointing=True)

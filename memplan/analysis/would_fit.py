@@ -1,0 +1,93 @@
+"""For a step that does not fit as it is: how much it needs, which cards have that, and how much smaller it would have to be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from pydantic import NonNegativeInt
+
+from memplan.description import Description
+from memplan.errors import UsageError
+from memplan.estimators.interpolation import PeakLine
+from memplan.execution.rehearsal import Rehearsal
+from memplan.execution.step_source import batch_name, count_of
+from memplan.hardware.catalog import cards
+from memplan.hardware.gpu import GpuSpec
+from memplan.planner.search import Outcome, largest_accepted
+
+MOST_CARDS = 4
+
+
+class WouldFit(Description):
+    """What would fit in place of what did not."""
+
+    device_used_bytes: NonNegativeInt | None
+    """A size of such a card with which the step ran, CUDA context included. None: it does not run with memory without end either."""
+
+    cards: tuple[str, ...]
+    """The smallest cards of the catalogue that offer so much; another kind of card may take other kernels, and so other memory."""
+
+    name: str | None = None
+    """The value that was tried smaller: the batch, as the program calls it."""
+
+    value: NonNegativeInt | None = None
+    """The largest of it that ran to its end. None: not even 1 did."""
+
+
+def what_would_fit(run: Callable[[GpuSpec, Mapping[str, Any]], Rehearsal], *, gpu: GpuSpec, values: Mapping[str, Any]) -> WouldFit:
+    """
+    Return what would fit where a rehearsal with *values* on *gpu* did not; *run* rehearses.
+
+    A program that fails for another reason with more memory, or with a smaller batch, does not fit there: what is known of it stands.
+    """
+    line = PeakLine()
+    try:
+        whole = run(gpu.endless(), values)
+        needed, known = _least(run, gpu, values, whole.device_used_bytes) if whole.fits else None, whole.values
+    except UsageError:
+        whole, needed, known = None, None, dict(values)
+    name = batch_name(known)
+    tried = count_of(known[name]) if name else None
+    if tried and whole is not None and whole.fits:
+        line.learn(tried, whole.device_used_bytes)
+    return WouldFit(
+        device_used_bytes=needed,
+        cards=_cards_with(needed) if needed else (),
+        name=name,
+        value=_largest(lambda value: run(gpu, dict(values) | {name: value}), tried, line, gpu.total_memory_bytes) if name else None,
+    )
+
+
+def _least(run: Callable[[GpuSpec, Mapping[str, Any]], Rehearsal], gpu: GpuSpec, values: Mapping[str, Any], used_bytes: int) -> int:
+    """Return a size of *gpu* with which the step runs: what it used of endless memory, or more where giving segments back tears holes."""
+    tried = (int(used_bytes * factor) for factor in (1, 1.01, 1.02, 1.05, 1.1, 1.2))
+    return next((size for size in tried if run(gpu.model_copy(update={"total_memory_bytes": size}), values).fits), int(used_bytes * 1.5))
+
+
+def _largest(run: Callable[[int], Rehearsal], tried: int | None, line: PeakLine, capacity_bytes: int) -> int | None:
+    """Return the largest value below *tried* that fits, of those that the program takes."""
+    assert tried is not None
+
+    def ask(value: int) -> Outcome:
+        try:
+            found = run(value)
+        except UsageError:  # it does not run with that value
+            return Outcome.REFUSED
+        if found.fits:
+            line.learn(value, found.device_used_bytes)
+        return Outcome.FITS if found.fits else Outcome.TOO_LARGE
+
+    def guess(value: int) -> bool:
+        peak_bytes = line.at(value)
+        if peak_bytes is not None:
+            return peak_bytes <= capacity_bytes
+        known = max(line.known.items(), default=None)  # what little is known: no more than its share
+        return known is None or known[1] * value <= capacity_bytes * known[0]
+
+    return largest_accepted(ask, high=tried - 1, guess=guess).size
+
+
+def _cards_with(needed_bytes: int) -> tuple[str, ...]:
+    whole = sorted((card.spec for card in cards() if not card.is_mig), key=lambda spec: spec.total_memory_bytes)
+    return tuple(spec.name for spec in whole if spec.total_memory_bytes >= needed_bytes)[:MOST_CARDS]

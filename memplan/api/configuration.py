@@ -1,0 +1,175 @@
+"""From what the user typed to the workload to plan: a tree that a layout knows, a workload file, a model's config.json, or the built-in."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+from memplan.edits.yaml_file import YamlFile
+from memplan.errors import ConfigError
+from memplan.layouts.reader import Reading
+from memplan.layouts.recognition import configurations_in, recognise
+from memplan.layouts.registry import BUILT_IN_WORKLOAD, describe_layouts, locate, near_misses
+from memplan.layouts.templates import template_data, templates_folder
+from memplan.workload.reader import is_huggingface_config, read_huggingface_config, read_workload, workload_from
+from memplan.workload.stage import Stage
+from memplan.workload.workload import Workload
+
+BUILT_IN = "built-in"
+"""What --config-path takes for the workload that memplan has built in."""
+
+PLAIN_FILES = ("workload.yaml", "config.json")
+"""Files that are planned where they stand alone in a folder: a workload of memplan's own, and a Hugging Face model."""
+
+ALLOCATOR_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+"""Where PyTorch looks for allocator settings: the first that is set counts, empty or not (seen in rehearsals under PyTorch 2.13)."""
+
+INSTEAD = (
+    "describe the training in a workload.yaml, rehearse the program itself (`memplan rehearse --gpu NAME -- train.py`), or plan the "
+    f"built-in workload with `--config-path {BUILT_IN}`"
+)
+
+
+class Configuration(NamedTuple):
+    """A workload, and the tree that it was read from where there is one."""
+
+    workload: Workload
+    source: str
+    """Where it is from, for the report."""
+    reading: Reading | None = None
+    """The tree; None for a workload file and for the built-in workload, which nothing is applied to."""
+    has_batch: bool = True
+    """Somebody chose a batch size; else the plan fills the GPU."""
+    assumed: tuple[str, ...] = ()
+    """Fields of the training that the files do not give, planned with memplan's defaults."""
+    noticed: tuple[str, ...] = ()
+    """What was noticed besides."""
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Return what reading noticed."""
+        return (*(self.reading.warnings if self.reading else ()), *self._assumptions(), *self.noticed)
+
+    def _assumptions(self) -> Iterable[str]:
+        if self.assumed:
+            values = {**self.workload.training.model_dump(), "optimizer": self.workload.optimizer.name}
+            told = ", ".join(f"{name} {values[name]}" for name in self.assumed)
+            yield f"{self.source} does not say how it is trained: planned with {told} (change them with --pin)"
+        if not self.has_batch:
+            yield f"{self.source} names no batch size: without a target the plan fills the GPU"
+
+    def with_pins(self, names: Iterable[str]) -> Configuration:
+        """Return a copy in which what is pinned is not assumed."""
+        return self._replace(assumed=tuple(name for name in self.assumed if name not in set(names)))
+
+    def with_note(self, note: str) -> Configuration:
+        """Return a copy that has noticed *note* too."""
+        return self._replace(noticed=(*self.noticed, note))
+
+    def with_allocator_settings_of(self, environment: Mapping[str, str]) -> Configuration:
+        """
+        Return a copy that is trained under the allocator settings of *environment*, where it names none itself.
+
+        Raises UsageError for settings that PyTorch would refuse.
+        """
+        name = next((name for name in ALLOCATOR_VARIABLES if name in environment), None)
+        if name is None or not environment[name] or self.workload.training.allocator_settings:
+            return self
+        from memplan.allocator.config import read_settings  # noqa: PLC0415  (rarely needed)
+
+        settings = environment[name]
+        read_settings(settings)
+        workload = self.workload.with_training(allocator_settings=settings)
+        reading = replace(self.reading, workload=workload) if self.reading else None
+        return self._replace(workload=workload, reading=reading).with_note(f"planned under {name}={settings}, as this shell has it")
+
+    @property
+    def other_stages(self) -> tuple[Stage, ...]:
+        """Return files with a stage's keys outside the curriculum."""
+        return self.reading.other_stages if self.reading else ()
+
+
+def read_configuration(path: Path | None) -> Configuration:
+    """
+    Return the configuration at *path*; without one, that of this folder, or the built-in workload where this folder has none.
+
+    Raises ConfigError for a path that is not there, for a configuration that memplan cannot read, and for values that make no sense: it
+    names the file and the missing key, or the framework that it looks like. Nothing else is planned in its place.
+    """
+    return _read(path).with_allocator_settings_of(os.environ)
+
+
+def _read(path: Path | None) -> Configuration:
+    if path == Path(BUILT_IN):
+        return _built_in("the built-in workload")
+    if path is not None and not path.exists():
+        raise ConfigError("does not exist", file=path, hint="check --config-path")
+    place = path or Path()
+    located = locate(place)
+    if located is not None:
+        reading = located.read()
+        return Configuration(reading.workload, f"{located.root} ({located.layout.name})", reading)
+    if place.is_dir():
+        file = _plain_file(place)
+        if file is not None:
+            return _of_file(file)
+    _refuse_near_misses(place)
+    if path is not None and not path.is_dir():
+        return _of_file(path)
+    _refuse_others(place)
+    if path is not None:
+        hint = f"looked for {describe_layouts()}; {' and '.join(PLAIN_FILES)}"
+        raise ConfigError("has no configuration that memplan reads", file=path, hint=hint)
+    return _built_in("the built-in workload, since this folder has no configuration")
+
+
+def _built_in(source: str) -> Configuration:
+    template = templates_folder() / BUILT_IN_WORKLOAD
+    return Configuration(workload_from(template_data(template), template), source)
+
+
+def _plain_file(folder: Path) -> Path | None:
+    """Return the workload file or model of *folder*. Raises ConfigError where it has both: which is meant is not to be guessed."""
+    found = [folder / name for name in PLAIN_FILES if (folder / name).is_file()]
+    found = [file for file in found if file.name != "config.json" or is_huggingface_config(file)]
+    if len(found) > 1:
+        raise ConfigError(f"stands beside {found[1].name}", file=found[0], hint=f"say which is meant: `--config-path {found[0]}`")
+    return found[0] if found else None
+
+
+def _refuse_near_misses(place: Path) -> None:
+    for miss in near_misses(place):
+        keys = " and ".join(f"`{key}`" for key in miss.missing)
+        raise ConfigError(f"lacks {keys}, which a {miss.layout.name} configuration has", file=miss.file, hint=f"add it, or {INSTEAD}")
+
+
+def _refuse_others(folder: Path) -> None:
+    for found in configurations_in(folder):
+        verb = "is" if found.is_known else "looks like"
+        raise ConfigError(f"{verb} {found.title}, which memplan cannot plan from", file=found.file, hint=INSTEAD)
+
+
+def _of_file(path: Path) -> Configuration:
+    """Return the configuration that a single file is. Raises ConfigError as `read_configuration` does."""
+    if is_huggingface_config(path):
+        workload, told = read_huggingface_config(path)
+        noticed = tuple(f"{path}: {each}" for each in told)
+        return Configuration(workload, str(path), has_batch=False, assumed=("precision", "sequence_length", "optimizer"), noticed=noticed)
+    _refuse_framework(path)
+    workload = read_workload(path)
+    chosen = workload.training.model_fields_set & {"micro_batch_size", "gradient_accumulation_steps", "target_effective_batch_size"}
+    return Configuration(workload, str(path), has_batch=bool(chosen))
+
+
+def _refuse_framework(path: Path) -> None:
+    """Raise ConfigError for a file that is another framework's: it would only be told to be no workload."""
+    keys = set() if path.suffix == ".toml" else YamlFile.load(path).keys()
+    if "model.kind" in keys or (keys and {key.partition(".")[0] for key in keys} <= set(Workload.model_fields)):
+        return
+    found = recognise(path)
+    if found is not None:
+        verb = "is" if found.is_known else "looks like"
+        raise ConfigError(f"{verb} {found.title}, which memplan cannot plan from", file=path, hint=INSTEAD)

@@ -1,0 +1,235 @@
+"""`memplan.plan` and `memplan.undo`: the main job from Python; the command line does the same."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import NamedTuple
+
+from pydantic import Field, InstanceOf
+
+from memplan.analysis.explain import warn_of_other_stages
+from memplan.analysis.make_plan import make_plan
+from memplan.api.configuration import Configuration, read_configuration
+from memplan.api.gpus import gpus_of_this_machine, named_gpu
+from memplan.api.journals import journal_root
+from memplan.api.methods import Method, by_method
+from memplan.edits.apply import FileChange, prepare
+from memplan.edits.apply import apply as apply_changes
+from memplan.edits.apply import undo as undo_apply
+from memplan.errors import DoesNotFitError, UsageError
+from memplan.estimators.base import Estimator
+from memplan.estimators.registry import OnRehearsal
+from memplan.hardware.gpu import GpuSpec
+from memplan.layouts.reader import Reading
+from memplan.layouts.writer import edits_for, planned_edits, unwritable
+from memplan.memory.budget import DEFAULT_MARGIN
+from memplan.planner.decision import DecisionOptions
+from memplan.planner.pins import Pins, pin
+from memplan.planner.plan import Plan as PlainPlan
+from memplan.workload.workload import Workload
+
+
+class Plan(PlainPlan):
+    """A plan that knows the configuration it is of: it can be shown as a diff, and written."""
+
+    configuration: InstanceOf[Configuration] = Field(exclude=True, repr=False)
+    """Where the workload was read."""
+
+    def diff(self) -> str:
+        """
+        Return what `apply` would change, as a unified diff; empty where the files have these values already.
+
+        Raises UsageError where there are no files to write, or no key for what the plan counts on; EditRefusedError for a value that cannot
+        be changed without guessing.
+        """
+        from memplan.reports.diff import diff_lines  # noqa: PLC0415
+
+        return "".join(f"{line}\n" for line in diff_lines(changes_of(self, self.configuration)))
+
+    def apply(self) -> tuple[Path, ...]:
+        """
+        Write the plan into the configuration, all files or none, and return those that changed; `memplan.undo` puts them back.
+
+        Raises DoesNotFitError for a plan that does not fit, and as `diff`; ConfigError where a file cannot be written.
+        """
+        if not self.fits:
+            raise DoesNotFitError("a plan that does not fit is not written", hint="see its `levers` for what would help")
+        return write_changes(changes_of(self, self.configuration), self.configuration)
+
+    def _repr_html_(self) -> str:
+        """Return the report, for a notebook."""
+        from memplan.reports.html import plan_as_html  # noqa: PLC0415
+
+        return plan_as_html(self, source=self.configuration.source, notes=self.configuration.notes, is_page=False)
+
+
+def plan(
+    source: str | Path | Workload | None = None,
+    *,
+    gpu: str | GpuSpec | None = None,
+    gpu_memory: str | None = None,
+    target_effective_batch_size: int | None = None,
+    target_tolerance: float | None = None,
+    method: Method = "auto",
+    margin: float = DEFAULT_MARGIN,
+    pins: Mapping[str, object] | None = None,
+    grow_negatives: bool = False,
+    with_levers: bool = False,
+    on_rehearsal: OnRehearsal | None = None,
+) -> Plan:
+    """
+    Return the plan for a GPU: which micro-batch and accumulation to use, what they take, and why.
+
+    Args:
+        source: A configuration (its folder, the project's, or its main file), a workload.yaml, a Hugging Face config.json or the folder of
+            one, "built-in", or a Workload. None: the configuration of the working directory.
+        gpu: A name of the catalogue ("rtx4090", "a100-80"), or a GpuSpec. None, without *gpu_memory*: this machine's GPU, as far as it is
+            free; of several, that with least free memory.
+        gpu_memory: A size: "24" is what is on the box, "23.5GiB" is exact. With *gpu*: that kind of GPU in another size.
+        target_effective_batch_size: Samples that an optimizer step should see. None: the configuration's own target, else as many as now.
+        target_tolerance: Share by which the effective batch may always be above the target. None: it is met exactly where that costs at
+            most half of the micro-batch, and else within 5%.
+        method: "rehearsed" runs the real step on a simulated GPU, "analytic" takes closed formulas, "auto" rehearses where it can.
+        margin: Share of the free memory that stays free.
+        pins: Values that stay whatever the plan, as ``{"micro_batch_size": 8, "01_stage.n_negatives": 16}``.
+        grow_negatives: Give each stage as many negatives as fit.
+        with_levers: Find also for a plan that fits what changes would do.
+        on_rehearsal: Is called before each rehearsal.
+
+    Returns:
+        The plan; `fits` says whether there is one, and `missing_bytes` how much it is short of where there is none.
+
+    Raises:
+        ConfigError: For a configuration that cannot be read, with file, line and value.
+        UsageError: For a GPU, a pin or a number that makes no sense.
+        MissingError: If this machine has no GPU and none is named, or cannot rehearse and *method* is "rehearsed".
+
+    >>> import memplan
+    >>> plan = memplan.plan("built-in", gpu="rtx4090", target_effective_batch_size=256, method="analytic")
+    >>> plan.fits, plan.effective_batch_size
+    (True, 256)
+
+    """
+    configuration = _configuration_of(source).with_pins(pins or {})
+    request = PlanRequest(
+        target=target_effective_batch_size,
+        tolerance=target_tolerance,
+        margin=margin,
+        pins=Pins({name: str(value) for name, value in (pins or {}).items()}),
+        grows_negatives=grow_negatives,
+        with_levers=with_levers,
+    )
+    meant = _gpu_of(gpu, gpu_memory)
+    found = by_method(method, lambda estimator: plan_for(configuration, meant, estimator, request), on_rehearsal)
+    return found.answer.with_warnings(found.notes)
+
+
+def undo(path: str | Path = ".", *, files: Sequence[str | Path] = ()) -> tuple[Path, ...]:
+    """
+    Put the files of the last apply back, byte for byte, and return those that changed; called again, it goes one apply further back.
+
+    *path* is a configuration, or its project's folder. *files*: only these. Raises UsageError where there is nothing to undo,
+    EditRefusedError where a file has changed since; then nothing is written.
+    """
+    only = [Path(file) for file in files]
+    return undo_apply(journal_root(Path(path), only), only=only).restored
+
+
+class PlanRequest(NamedTuple):
+    """What is asked of a plan, besides the workload and the GPU."""
+
+    target: int | None = None
+    tolerance: float | None = None
+    margin: float = DEFAULT_MARGIN
+    pins: Pins = Pins()
+    grows_negatives: bool = False
+    with_levers: bool = False
+
+    def options(self, configuration: Configuration) -> DecisionOptions:
+        """Return what `decide` is told of it."""
+        return {
+            "target": self.target,
+            "tolerance": self.tolerance,
+            "margin": self.margin,
+            "fills_card": self.target is None and not configuration.has_batch,
+            "grows_negatives": self.grows_negatives,
+        }
+
+
+def plan_for(configuration: Configuration, gpu: GpuSpec, estimator: Estimator, request: PlanRequest) -> Plan:
+    """Return the plan of *configuration* for *gpu* by *estimator*."""
+    made = make_plan(
+        configuration.workload,
+        gpu,
+        estimator,
+        pins=request.pins,
+        with_levers=request.with_levers,
+        with_room=not estimator.is_slow,
+        **request.options(configuration),
+    )
+    others = warn_of_other_stages(made, configuration.other_stages, estimator=estimator)
+    return of_configuration(made, configuration).with_warnings(others)
+
+
+def of_configuration(plan: PlainPlan, configuration: Configuration) -> Plan:
+    """Return *plan* as one that knows its configuration."""
+    return Plan.model_construct(**{name: getattr(plan, name) for name in PlainPlan.model_fields}, configuration=configuration)
+
+
+def check_writable(configuration: Configuration, pins: Pins) -> None:
+    """
+    Refuse before planning what could not be written after it.
+
+    Raises UsageError where there are no files to write, or no key for a pin; EditRefusedError for a key whose value cannot be changed
+    without guessing.
+    """
+    pinned = pin(configuration.workload, pins)
+    reading = _reading_of(configuration, pinned)
+    prepare(edits_for(reading, pinned))
+    for edit in planned_edits(reading, but=pins.values):
+        prepare([edit])
+
+
+def changes_of(plan: PlainPlan, configuration: Configuration) -> list[FileChange]:
+    """Return what *plan* would change in the files, checked and not written. Raises as `check_writable`."""
+    return prepare(edits_for(_reading_of(configuration, plan.after), plan.after))
+
+
+def write_changes(changes: Sequence[FileChange], configuration: Configuration) -> tuple[Path, ...]:
+    """Write *changes*, all of them or none, and return their files. Raises ConfigError where one cannot be written."""
+    assert configuration.reading is not None
+    apply_changes(changes, root=configuration.reading.root, now=datetime.now(timezone.utc))
+    return tuple(change.path for change in changes)
+
+
+def _configuration_of(source: str | Path | Workload | None) -> Configuration:
+    if not isinstance(source, Workload):
+        return read_configuration(None if source is None else Path(source))
+    chosen = source.training.model_fields_set & {"micro_batch_size", "gradient_accumulation_steps", "target_effective_batch_size"}
+    return Configuration(source, source.name, has_batch=bool(chosen)).with_allocator_settings_of(os.environ)
+
+
+def _gpu_of(gpu: str | GpuSpec | None, memory: str | None) -> GpuSpec:
+    if isinstance(gpu, GpuSpec):
+        if memory is not None:
+            raise UsageError("gpu_memory goes with the name of a GPU", hint="change `total_memory_bytes` of the GpuSpec instead")
+        return gpu
+    return gpus_of_this_machine()[0] if gpu is None and memory is None else named_gpu(gpu, memory)
+
+
+def _reading_of(configuration: Configuration, wanted: Workload) -> Reading:
+    """Return the files to write *wanted* into. Raises UsageError where there are none, or they have no key for what it counts on."""
+    if configuration.reading is None:
+        raise UsageError(
+            f"there is nothing to apply to: planned was {configuration.source}",
+            hint="only configuration trees are written: name one, or work in its project's folder",
+        )
+    lost = unwritable(configuration.reading, wanted)
+    if lost:
+        raise UsageError(
+            f"the plan counts on {', '.join(lost)}, which these files have no key for", hint="leave the pin out, or change it in the code"
+        )
+    return configuration.reading

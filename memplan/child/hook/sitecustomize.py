@@ -1,0 +1,59 @@
+"""
+Every Python that a rehearsed script starts loads this file first: as soon as PyTorch has been imported, recording begins.
+
+The script itself is run by Python as ever. A sitecustomize that this one hides is loaded in its place.
+"""
+
+import importlib.util
+import os
+import sys
+from importlib.abc import MetaPathFinder
+from importlib.machinery import PathFinder
+from typing import Any
+
+_HERE = os.path.dirname(os.path.abspath(__file__))
+_ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.realpath(_HERE))))  # _HERE may be a link
+
+
+class _AfterTorch(MetaPathFinder):
+    """
+    Finds torch as the other finders do, and starts the recorder when it has been loaded.
+
+    It stays until then: `importlib.util.find_spec("torch")`, which transformers, datasets and diffusers call first, loads nothing.
+    """
+
+    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> Any:
+        if fullname != "torch":
+            return None
+        others = (finder for finder in sys.meta_path if finder is not self and hasattr(finder, "find_spec"))
+        spec: Any = next(filter(None, (finder.find_spec(fullname, path, target) for finder in others)), None)
+        if spec is None or spec.loader is None:
+            return spec
+        execute = spec.loader.exec_module
+
+        def exec_module(module: Any) -> None:
+            if self in sys.meta_path:
+                sys.meta_path.remove(self)
+            execute(module)
+            sys.path.append(_ROOT)
+            try:
+                from memplan.child.script import begin
+            finally:
+                del sys.path[len(sys.path) - 1 - sys.path[::-1].index(_ROOT)]  # the last one: the program may have it too, elsewhere
+            begin()
+
+        spec.loader.exec_module = exec_module
+        return spec
+
+
+def _load_hidden() -> None:
+    """Run the sitecustomize that would have been found without this one."""
+    sys.path[:] = [path for path in sys.path if os.path.abspath(path) != _HERE]
+    spec = PathFinder.find_spec("sitecustomize", sys.path)
+    if spec is not None and spec.loader is not None:
+        spec.loader.exec_module(importlib.util.module_from_spec(spec))
+
+
+if "MEMPLAN_RESULTS" in os.environ:
+    sys.meta_path.insert(0, _AfterTorch())
+_load_hidden()

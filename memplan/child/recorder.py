@@ -1,0 +1,453 @@
+"""
+The recorder: follows a program's caching allocator, from inside its process.
+
+It changes nothing that the program allocates. The allocator writes its own history; the recorder only counts, and notes at times when the
+program does something that it can be told of: a backward begins, an optimizer steps, a gradient has been accumulated, memory ran out.
+What the notes mean is worked out by whoever reads the record (`execution/run_record.py`, which says what each field is).
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import os
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+import torch.utils.checkpoint
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils._python_dispatch import _get_current_dispatch_mode
+
+from memplan.child.device_reads import Reads, is_own, place_in
+from memplan.child.tensor_types import TypeRecorder
+from memplan.traces.trace import ACTIONS
+
+MOST_EVENTS = 10_000_000
+MOST_RECORDED = 600_000
+"""Allocations and frees of which the events are kept; what comes behind them, in a long program, still counts for the peaks."""
+
+SCANNED_STEPS = 10
+"""Steps at whose end what lasts is looked for; from then on at every step whose number is a power of two."""
+
+MOST_SCANS = 64
+"""How often every object of the process is looked at when a backward begins; with many micro-batches the later ones are like the first."""
+
+NOTED = ("parameters", "gradients", "optimizer_state", "workspaces", "batch_data")
+"""What can be told of a tensor that is there; the rest are activations."""
+
+CHECKPOINT_FLAGS = (
+    "gradient_checkpointing", "grad_checkpointing", "use_gradient_checkpointing", "use_checkpoint", "use_checkpointing",
+    "activation_checkpointing", "use_activation_checkpointing",
+)  # fmt: skip
+"""How models call the switch: transformers, timm, and what people write."""
+
+
+class Recorder:
+    """Follows the caching allocator from CUDA's initialisation on."""
+
+    def __init__(self, answers: dict[str, tuple[str, str | None]] | None = None) -> None:
+        self.reads = Reads(answers or {})
+        self.steps: list[dict[str, int]] = []
+        self.marks: list[tuple[int, int, int, str]] = []
+        self.notes: dict[str, set[tuple[int, int]]] = {name: set() for name in NOTED}
+        self.out_of_memory: dict[str, Any] | None = None
+        self.checkpointing_off: set[str] = set()
+        self.without_gradient: set[str] = set()
+        self.types: TypeRecorder | None = None
+        self.values: dict[str, Any] = {}
+        self._step, self._phase = 0, "build"
+        self.is_on = False
+        self._hooked: set[int] = set()
+        self._num_scans = self._backwards = 0
+        self._gradients_seen: set[int] = set()
+        self._gradients_missed: set[int] = set()
+        self._checkpoints = self._flagged = 0
+        self._events: list[dict[str, Any]] = []
+        self._highest = {"peak_allocated_bytes": 0, "peak_reserved_bytes": 0}
+        self._ends_at: tuple[int, int] | None = None
+        self._types_from: tuple[int, int] | None = None
+        self._retries: int | None = None
+        self._free_at_first = 0
+
+    def attach(self) -> None:
+        """Follow this process: at once if CUDA is initialised, else as soon as it is."""
+        self._watch_backward()
+        self._watch_checkpointing()
+        self._watch_resets()
+        register_optimizer_step_pre_hook(self._optimizer_begins)
+        register_optimizer_step_post_hook(self._optimizer_ends)
+        torch.cuda._lazy_call(self._cuda_began)
+
+    def _cuda_began(self) -> None:
+        if torch.cuda.get_allocator_backend() != "native":
+            raise RuntimeError("only PyTorch's own caching allocator can be followed: take `backend:` out of PYTORCH_CUDA_ALLOC_CONF")
+        torch.cuda.memory._record_memory_history(context=None, max_entries=MOST_EVENTS)
+        torch._C._cuda_attach_out_of_memory_observer(self._memory_ran_out)  # type: ignore[attr-defined]  # in no stub
+        self.reads.attach()
+        self._free_at_first = torch.cuda.mem_get_info()[0]
+        self.is_on = True
+        self.mark(self._phase)
+
+    # steps and phases
+
+    def mark(self, phase: str) -> None:
+        """Note that the program is in *phase* of the present step now."""
+        self._phase = phase
+        if self._is_recording:
+            self.marks.append((*self._counts(), self._step, phase))
+
+    def begin_step(self, number: int) -> None:
+        """Note that step *number* begins."""
+        self._step = number
+        self.mark("forward")
+
+    def end_step(self) -> None:
+        """Note the peaks so far, and where everything that lasts lies."""
+        if not self.is_on:
+            return
+        torch.cuda.synchronize()
+        self._checkpoints = 0
+        number = len(self.steps) + 1
+        if self._is_recording and (number <= SCANNED_STEPS or number & (number - 1) == 0):
+            self._note_what_lasts()
+        self.steps.append({
+            **self._peaks(),
+            "allocated_bytes": torch.cuda.memory_allocated(),
+            "reserved_bytes": torch.cuda.memory_reserved(),
+        })  # fmt: skip
+        if self._is_recording and sum(self._counts()) > MOST_RECORDED:
+            self._events, _, self._ends_at = self._stop_history()
+
+    def record_types(self) -> TypeRecorder:
+        """Record the type of every tensor from here on: what is allocated from here on counts for nothing else."""
+        self._retries = self._num_retries()
+        self.types = TypeRecorder(self._num_allocs)
+        self._types_from = self._counts()
+        self.reads.is_counting = False
+        os.environ.pop("MEMPLAN_LOG", None)  # the device has nothing to say of it either
+        return self.types
+
+    def _counts(self) -> tuple[int, int]:
+        """Return how many allocations and how many frees there have been."""
+        counts = torch.cuda.memory_stats_as_nested_dict().get("allocation", {}).get("all", {})  # nothing before the first
+        return int(counts.get("allocated", 0)), int(counts.get("freed", 0))
+
+    def _num_allocs(self) -> int:
+        return self._counts()[0]
+
+    def _num_retries(self) -> int:
+        return int(torch.cuda.memory_stats().get("num_alloc_retries", 0))
+
+    def _watch_backward(self) -> None:
+        run_backward = torch.autograd._engine_run_backward  # type: ignore[attr-defined]  # private, and the one door to the engine
+
+        @functools.wraps(run_backward)
+        def watched(*arguments: Any, **keywords: Any) -> Any:
+            if _get_current_dispatch_mode() is not None and self.types is None:
+                return run_backward(*arguments, **keywords)  # torch.compile works out a backward: nothing is run
+            if self._backwards == 0:
+                self._backward_begins()
+            self._backwards += 1
+            try:
+                return run_backward(*arguments, **keywords)
+            finally:
+                self._backwards -= 1
+                if self._backwards == 0:
+                    self.mark("forward")
+
+        torch.autograd._engine_run_backward = watched  # type: ignore[attr-defined]
+
+    def _peaks(self) -> dict[str, int]:
+        """Return the peaks of the whole program, whatever it has reset."""
+        self._highest = {
+            "peak_allocated_bytes": max(self._highest["peak_allocated_bytes"], torch.cuda.max_memory_allocated()),
+            "peak_reserved_bytes": max(self._highest["peak_reserved_bytes"], torch.cuda.max_memory_reserved()),
+        }
+        return self._highest
+
+    def _watch_resets(self) -> None:
+        """Keep the peaks where a program resets them, as many do at every epoch."""
+        for name in ("_cuda_resetPeakMemoryStats", "_accelerator_resetPeakStats"):
+            reset = getattr(torch._C, name, None)
+            if reset is not None:
+                setattr(torch._C, name, self._noting_peaks_first(reset))
+
+    def _noting_peaks_first(self, reset: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(reset)
+        def call(*arguments: Any) -> Any:
+            if self.is_on:
+                self._peaks()
+            return reset(*arguments)
+
+        return call
+
+    def _watch_checkpointing(self) -> None:
+        """Count the regions that are checkpointed, under both implementations."""
+        module: Any = torch.utils.checkpoint
+        generator, apply = module._checkpoint_without_reentrant_generator, module.CheckpointFunction.apply
+
+        def counted(function: Callable[..., Any]) -> Callable[..., Any]:
+            @functools.wraps(function)
+            def call(*arguments: Any, **keywords: Any) -> Any:
+                self._checkpoints += 1
+                return function(*arguments, **keywords)
+
+            return call
+
+        module._checkpoint_without_reentrant_generator = counted(generator)
+        module.CheckpointFunction.apply = counted(apply)
+
+    def _backward_begins(self) -> None:
+        if self._is_recording and self._num_scans < MOST_SCANS:
+            self._num_scans += 1
+            self._scan()
+        self.mark("backward")
+
+    def _optimizer_begins(self, optimizer: Any, arguments: Any, keywords: Any) -> None:
+        del arguments, keywords
+        self._look_for_gradients(optimizer)
+        self.mark("optimizer")
+
+    def _optimizer_ends(self, optimizer: Any, arguments: Any, keywords: Any) -> None:
+        del arguments, keywords
+        self._look_for_gradients(optimizer)  # a closure makes them within the step
+        self.mark("forward")
+
+    def _look_for_gradients(self, optimizer: Any) -> None:
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                if parameter.requires_grad:
+                    (self._gradients_missed if parameter.grad is None else self._gradients_seen).add(id(parameter))
+
+    def _memory_ran_out(self, device: int, asked: int, total: int, free: int) -> None:
+        del device, total
+        frames = sys._current_frames()
+        here = frames.get(threading.main_thread().ident or 0, sys._getframe())  # autograd's threads have no frames of the program
+        if self.types is not None:
+            return
+        if self.out_of_memory is None and self._is_recording:
+            self._note_what_lasts()  # no step ends here that would
+        self.out_of_memory = self.out_of_memory or {
+            "requested_bytes": asked,
+            "free_bytes": free,
+            "step": self._step,
+            "phase": self._phase,
+            "place": place_in(here),
+            "message": f"tried to allocate {asked} bytes with {free} bytes free",
+        }
+
+    # what lies where
+
+    def _scan(self) -> None:
+        """Look at every object: hook new parameters, note the batch, see whether checkpointing is on and has no effect."""
+        count = self._num_allocs()
+        plain: list[Any] = []
+        self._flagged = 0
+        modules, tensors = objects_of(torch.nn.Module, torch.Tensor)
+        compiled = _is_compiled()
+        for tensor in filter(_is_whole, tensors):
+            if not isinstance(tensor, torch.nn.Parameter) and not tensor.requires_grad and tensor.grad_fn is None:
+                if not tensor.is_floating_point() or not compiled:  # what a compiled forward keeps looks the same as a batch
+                    plain.append(tensor)
+            elif tensor.is_leaf and tensor.requires_grad and id(tensor) not in self._hooked:
+                self._hooked.add(id(tensor))
+                tensor.register_post_accumulate_grad_hook(self._note_gradient)
+        for module in modules:
+            self._check_checkpointing(module)
+        self._note_weights(modules, count)  # a program without an optimizer ends no step
+        if self._flagged and not self._checkpoints and not compiled:
+            modules_on = f"{self._flagged} module{'s' if self._flagged > 1 else ''}"
+            self.checkpointing_off.add(f"the switch is on in {modules_on}, and not one region was checkpointed")
+        for kind, found in (("workspaces", filter(_is_workspace, plain)), ("batch_data", plain)):  # of two notes the first counts
+            self.notes[kind] |= {(address, count) for address in addresses(found)}
+
+    def _check_checkpointing(self, module: Any) -> None:
+        names = [name for name in CHECKPOINT_FLAGS if module.__dict__.get(name) is True]
+        if not names:
+            return
+        if module.training:
+            self._flagged += 1
+        elif any(parameter.requires_grad for parameter in module.parameters()):  # else a frozen teacher: it has nothing to checkpoint
+            self.checkpointing_off.add(f"{type(module).__name__} is in eval mode")
+
+    def _note_gradient(self, parameter: Any) -> None:
+        if self._is_recording and parameter.grad is not None:
+            count = self._num_allocs()
+            self.notes["gradients"] |= {(address, count) for address in addresses(parts_of(parameter.grad))}
+
+    def _note_what_lasts(self) -> None:
+        """Note where parameters, buffers and the optimizers' states lie now."""
+        count = self._num_allocs()
+        modules, optimizers = objects_of(torch.nn.Module, torch.optim.Optimizer)
+        self._note_weights(modules, count)
+        states = addresses(tensor for optimizer in optimizers for state in optimizer.state.values() for tensor in tensors_of(state))
+        self.notes["optimizer_state"] |= {(address, count) for address in states}
+        missed = self._gradients_missed - self._gradients_seen
+        self.without_gradient = (names_of(missed, modules) or {f"{len(missed)} parameters"}) if missed else set()
+
+    def _note_weights(self, modules: list[Any], count: int) -> None:
+        weights = addresses(tensor for module in modules for tensor in (*module.parameters(False), *module.buffers(False)))
+        self.notes["parameters"] |= {(address, count) for address in weights}
+
+    # the result
+
+    def result(self, failure: dict[str, Any] | None = None) -> dict[str, Any]:
+        """Return what was seen; *failure* says why the program ended early, where it did."""
+        self.reads.detach()
+        failure = failure and failure | {"phase": f"step {self._step}" if self._step else "build"}
+        if not self.is_on:
+            return {"torch": torch.__version__, "card": None, "failure": failure}
+        peaks = self.steps[-1] if self.types and self.steps else self._peaks()  # recording types keeps arguments alive for longer
+        workspaces: set[tuple[int, int]] = set()
+        was_stopped = not self._is_recording
+        if self._is_recording:
+            self._events, workspaces, self._ends_at = self._stop_history(clear=True)
+        elif self._ends_at is not None:  # a long program, whose events ended while its workspaces were in use
+            torch.cuda.memory._record_memory_history(context=None, max_entries=MOST_EVENTS)
+            _, given_back, _ = self._stop_history(clear=True, frees=0)
+            workspaces = {(address, self._ends_at[0]) for address, _ in given_back}
+        free, reserved = torch.cuda.mem_get_info()[0], torch.cuda.memory_reserved()
+        notes = {name: sorted(found) for name, found in self.notes.items()} | {"workspaces": sorted(workspaces | self.notes["workspaces"])}
+        return {
+            "card": torch.cuda.get_device_properties(0).name,
+            "torch": torch.__version__,
+            "steps": self.steps,
+            "peak_allocated_bytes": peaks["peak_allocated_bytes"],
+            "peak_reserved_bytes": peaks["peak_reserved_bytes"],
+            "reserved_bytes": reserved,
+            "outside_bytes": max(0, self._free_at_first - free - reserved),  # what libraries took besides, and kernels as they were loaded
+            "num_alloc_retries": self._num_retries() if self._retries is None else self._retries,
+            "events": columns(self._events),
+            "end": self._ends_at if was_stopped else self._types_from or self._ends_at,
+            "was_stopped": was_stopped,
+            "marks": self.marks,
+            "notes": notes,
+            "tensor_types": self.types.seen if self.types and not was_stopped and not _is_compiled() else [],
+            "reads": self.reads.seen(),
+            "checkpointing_off": sorted(self.checkpointing_off),
+            "without_gradient": sorted(self.without_gradient),
+            "out_of_memory": self.out_of_memory,
+            "values": self.values,
+            "failure": failure,
+        }
+
+    @property
+    def _is_recording(self) -> bool:
+        return self.is_on and self._ends_at is None
+
+    def _stop_history(
+        self, *, clear: bool = False, frees: int | None = None
+    ) -> tuple[list[dict[str, Any]], set[tuple[int, int]], tuple[int, int]]:
+        """
+        Return the events up to now, where cuBLAS's workspaces lie (*clear*: known by giving them back), and where the events end.
+
+        *frees* are those of the history so far, where it is not that of the whole program.
+        """
+        count, all_frees = self._counts()
+        frees = all_frees if frees is None else frees
+        if clear:
+            torch._C._cuda_clearCublasWorkspaces()
+        events = torch.cuda.memory._snapshot()["device_traces"][0]
+        torch.cuda.memory._record_memory_history(enabled=None)
+        freed = [event["addr"] for event in events if event["action"] == "free_completed"][frees:]
+        return events, {(address, count) for address in freed}, (count, all_frees)
+
+
+def objects_of(*kinds: type) -> list[list[Any]]:
+    """Return the objects of this process that are of each kind. Their classes are looked up first: a million objects take no second."""
+    found: dict[type, list[Any]] = {}
+    lists: list[list[Any]] = []
+    for kind in kinds:
+        lists.append([])
+        for known in (kind, *subclasses(kind)):
+            found[known] = lists[-1]
+    for candidate in gc.get_objects():
+        members = found.get(type(candidate))
+        if members is not None:
+            members.append(candidate)
+    return lists
+
+
+def subclasses(kind: type) -> set[type]:
+    """Return every class that is derived from *kind*."""
+    direct: set[type] = set(type.__subclasses__(kind))
+    return direct.union(*(subclasses(known) for known in direct))
+
+
+def _is_workspace(tensor: Any) -> bool:
+    """Say whether memplan's own models (models/built_in.py) said that *tensor* is no data."""
+    return bool(getattr(tensor, "is_workspace", False))
+
+
+def _is_compiled() -> bool:
+    """Say whether torch.compile has compiled anything: it has its own way with checkpoints."""
+    utils = sys.modules.get("torch._dynamo.utils")
+    return utils is not None and bool(utils.counters["frames"])
+
+
+PLAIN = (torch.Tensor, torch.nn.Parameter)
+"""Tensors with memory of their own; those of other classes may be descriptions of tensors, as torch.compile makes them."""
+
+
+def addresses(tensors: Iterable[Any]) -> set[int]:
+    """Return where those of *tensors* that lie on the device begin."""
+    found = set()
+    for tensor in tensors:
+        if type(tensor) in PLAIN and tensor.is_cuda and tensor.layout is torch.strided and not _is_wrapped(tensor):
+            found.add(tensor.untyped_storage().data_ptr())
+    return found
+
+
+def _is_whole(tensor: Any) -> bool:
+    """Say whether *tensor* has a content: one that is being made or has been given up, by another thread perhaps, is an object without."""
+    try:
+        _ = tensor.is_leaf
+    except RuntimeError:
+        return False
+    return True
+
+
+def _is_wrapped(tensor: Any) -> bool:
+    """Say whether *tensor* stands for another, as torch.compile and torch.func have them: it has no memory of its own."""
+    return bool(torch._is_functional_tensor(tensor) or torch._C._functorch.is_functorch_wrapped_tensor(tensor))
+
+
+def parts_of(gradient: Any) -> tuple[Any, ...]:
+    """Return the tensors that hold *gradient*: that of an embedding may be sparse, its rows and which they are."""
+    return (gradient._indices(), gradient._values()) if gradient.layout is torch.sparse_coo else (gradient,)
+
+
+def tensors_of(state: Any) -> Iterable[Any]:
+    """Return the values of an optimizer's state for one parameter, those of lists in it as well."""
+    values = list(state.values()) if isinstance(state, dict) else []
+    return [inner for value in values for inner in (value if isinstance(value, (list, tuple)) else (value,))]
+
+
+def columns(events: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the allocator's events as columns: one letter each, addresses, bytes, streams."""
+    kept = [event for event in events if event["action"] in ACTIONS]
+    return {
+        "actions": "".join(ACTIONS[event["action"]] for event in kept),
+        "addresses": [event.get("addr", 0) for event in kept],
+        "sizes": [event["size"] for event in kept],
+        "streams": [event.get("stream", 0) for event in kept],
+    }
+
+
+def names_of(missed: set[int], modules: list[Any]) -> set[str]:
+    """Return the names of the parameters whose id is in *missed*, as the models that are no part of another call them."""
+    inner = {id(child) for module in modules for child in module._modules.values()}
+    models = [module for module in modules if id(module) not in inner]
+    return {name for model in models for name, parameter in model.named_parameters() if id(parameter) in missed}
+
+
+def place_of(error: BaseException) -> str | None:
+    """Return the last line of the program's own files that *error* came through; None where it came through none (a wrong argument)."""
+    if isinstance(error, SyntaxError) and error.filename is not None:
+        return f"{error.filename}:{error.lineno}"
+    found = [frame for frame in traceback.extract_tb(error.__traceback__) if not is_own(frame.filename)]
+    return f"{found[-1].filename}:{found[-1].lineno}" if found else None

@@ -1,0 +1,243 @@
+"""
+The process that rehearses: imports PyTorch and the user's program once, and runs each request in a fork of itself.
+
+    python -c "from memplan.child.server import main; main(REQUESTS, ANSWERS)"
+
+REQUESTS and ANSWERS are file descriptors; a request is a line of JSON: source, function, values, texts, steps, most_steps, answers,
+environment, result, until. Nothing of CUDA has begun when the fork is made, so that each request sees what a process of its own would see.
+The answer is a line too, with how the fork ended; what was seen is in the file `result`. Where `until` names a file, the fork waits for it
+at its end, so that whoever asked can see what the driver says of it. Run on the stand-in device or on a real one.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import ctypes
+import gc
+import importlib
+import inspect
+import json
+import os
+import pickle
+import reprlib
+import runpy
+import sys
+import time
+import traceback
+import types
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch._dynamo  # the first optimizer would import it, in every fork anew
+
+from memplan.child.recorder import Recorder, place_of
+from memplan.errors import is_out_of_memory
+
+Build = Callable[..., Callable[[], object]]
+
+_MOST_WAITING_SECONDS = 10.0
+
+_GROWTH_FROM = 3
+"""The step after which growth is asked about."""
+
+
+class MistakeError(Exception):
+    """What was asked for does not go with the program: the user's to put right, and nothing of the program's own."""
+
+
+def load_build(source: str, function: str) -> Build:
+    """Return the function named *function* of a file (with its own folder to import from, as `python file` has it), of a module, or of a
+    pickle that cloudpickle wrote.
+    """
+    if source.endswith(".pickle"):
+        loaded: Build = pickle.loads(Path(source).read_bytes())
+        return loaded
+    if source.endswith(".py"):
+        sys.path.insert(0, str(Path(source).resolve().parent))
+        names = _names_of(Path(source))
+    else:
+        names = vars(importlib.import_module(source))
+    if not callable(names.get(function)):
+        found = ", ".join(name for name, value in names.items() if inspect.isfunction(value) and value.__module__ == names.get("__name__"))
+        raise MistakeError(f"{source} has no function {function!r}" + (f"; it has {found}" if found else ""))
+    build: Build = names[function]
+    return build
+
+
+def _names_of(file: Path) -> dict[str, Any]:
+    """Return what *file* defines, kept as the module of its name: by that a process that it starts finds what it is sent."""
+    name = file.stem if file.stem not in sys.modules else "__memplan__"
+    names: dict[str, Any] = runpy.run_path(str(file), run_name=name)
+    sys.modules[name] = types.ModuleType(name)
+    vars(sys.modules[name]).update(names)
+    return names
+
+
+def run(build: Build, request: dict[str, Any], recorder: Recorder) -> dict[str, Any] | None:
+    """Run the steps that *request* asks for; return why they ended early, where they did."""
+    try:
+        values = request["values"] | {name: value_from(build, name, text) for name, text in request["texts"].items()}
+        recorder.values = values_of(build, values)
+        _check_values(build, values, request["function"])
+        step = build("cuda", **values)
+        if not callable(step):
+            raise MistakeError(f"{request['function']} returned {reprlib.repr(step)}, and not a function that runs one step")
+        number = 0
+        while number < _steps_to_run(request, recorder.steps):
+            number += 1
+            recorder.begin_step(number)
+            step()
+            recorder.end_step()
+    except Exception as error:
+        return failure_of(error)
+    if request["checks_tensor_types"]:
+        check_tensor_types(step, recorder)
+    return None
+
+
+def check_tensor_types(step: Callable[[], object], recorder: Recorder) -> None:
+    """Run one step more to see the types of tensors. It may fail where the step does not: it keeps arguments alive."""
+    try:
+        with recorder.record_types() as types:
+            step()
+    except Exception:
+        types.seen.clear()
+
+
+def values_of(build: Build, given: dict[str, Any]) -> dict[str, Any]:
+    """Return what *build* is called with, its own defaults included, as far as it is plain."""
+    defaults = {name: found.default for name, found in inspect.signature(build).parameters.items() if found.default is not found.empty}
+    return {name: value for name, value in (defaults | given).items() if isinstance(value, (bool, int, float, str, type(None)))}
+
+
+_WORDS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
+
+
+def value_from(build: Build, name: str, text: str) -> Any:
+    """
+    Return what *text*, typed for parameter *name* of *build*, means: a value of the type of its default, or of its annotation.
+
+    A parameter with neither takes a Python literal, or the text. Raises MistakeError for a text that is no value of that type.
+    """
+    parameter = inspect.signature(build).parameters.get(name)
+    default = None if parameter is None or parameter.default is parameter.empty else parameter.default
+    kind = type(default) if default is not None else _TYPES.get(parameter.annotation) if parameter is not None else None
+    if kind is bool and text.lower() in _WORDS:
+        return _WORDS[text.lower()]
+    if kind is str:
+        return text
+    literal = _literal(text)
+    if kind is float and type(literal) is int:
+        return float(literal)
+    if kind in (bool, int, float) and literal is not None and type(literal) is not kind:
+        raise MistakeError(f"{name}={text} is not {_NAMES[kind]}, as its default {default!r} is")
+    return literal
+
+
+_TYPES = {kind: kind for kind in (bool, int, float, str)} | {"bool": bool, "int": int, "float": float, "str": str}
+_NAMES = {bool: "true or false", int: "a whole number", float: "a number"}
+
+
+def _literal(text: str) -> Any:
+    words = {"true": True, "false": False, "none": None, "null": None}
+    if text.lower() in words:
+        return words[text.lower()]
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
+
+
+def _check_values(build: Build, values: dict[str, Any], function: str) -> None:
+    try:
+        inspect.signature(build).bind("cuda", **values)
+    except TypeError as error:
+        takes = ", ".join(list(inspect.signature(build).parameters)[1:]) or "nothing but the device"
+        raise MistakeError(f"{function}: {error}; it takes {takes}") from error
+
+
+def failure_of(error: Exception) -> dict[str, Any]:
+    """Return what is told of *error*; that of the program is printed as Python would, for the last words."""
+    kind = "mistake" if isinstance(error, MistakeError) else "out_of_memory" if is_out_of_memory(error) else "error"
+    if kind == "error":
+        traceback.print_exc()
+    message = f"{type(error).__name__}: {error}" if kind == "error" else str(error)
+    return {"kind": kind, "message": message, "place": place_of(error)}
+
+
+def _steps_to_run(request: dict[str, Any], steps: list[dict[str, int]]) -> int:
+    """Return the steps asked for; more when the memory of the third is still above the second's."""
+    if len(steps) < max(_GROWTH_FROM, request["steps"]):
+        return int(request["steps"])
+    before, last = steps[-2], steps[-1]
+    grew = last["peak_allocated_bytes"] > before["peak_allocated_bytes"]
+    return int(request["most_steps"]) if grew or len(steps) > request["steps"] else int(request["steps"])
+
+
+def num_threads_now() -> int:
+    """Return how many threads this process has."""
+    return sum(1 for _ in Path("/proc/self/task").iterdir())
+
+
+def serve(build: Build | None, failure: dict[str, Any] | None, request: dict[str, Any], recorder: Recorder) -> None:
+    """Run *request* in this process, write its result, and leave without waiting for threads that may hang."""
+    os.environ.update(request["environment"])
+    recorder.reads.answers.update(request["answers"])
+    if build is not None:
+        failure = run(build, request, recorder)
+    written = Path(request["result"])
+    result = recorder.result(failure) | {"pid": os.getpid()}
+    partial = written.with_suffix(".partial")
+    partial.write_text(json.dumps(result), encoding="utf-8")
+    partial.replace(written)
+    wait_for(request["until"])
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):  # the program may have closed them
+            stream.flush()
+    os._exit(0)
+
+
+def wait_for(path: str) -> None:
+    """Wait until there is a file at *path*, where one is named; not for ever."""
+    begin = time.monotonic()
+    while path and not Path(path).exists() and time.monotonic() - begin < _MOST_WAITING_SECONDS:
+        time.sleep(0.002)
+
+
+def main(requests: int, answers: int) -> None:
+    """Serve requests until there are no more."""
+    recorder = Recorder()
+    build: Build | None = None
+    failure: dict[str, Any] | None = None
+    loaded = False
+    with os.fdopen(requests) as lines, os.fdopen(answers, "w") as replies:
+        for line in lines:
+            request = json.loads(line)
+            if not loaded:
+                gc.freeze()  # what PyTorch has made so far need not be looked through, not for garbage either
+                gc.enable()
+                recorder.attach()
+                num_threads = num_threads_now()
+                try:
+                    build = load_build(request["source"], request["function"])
+                except Exception as error:
+                    failure = failure_of(error)
+                loaded = True
+                has_threads = num_threads_now() > num_threads
+                if has_threads or torch.cuda.is_initialized():
+                    serve(build, failure, request, recorder)  # neither CUDA nor OpenMP's threads outlive a fork
+            for stream in (sys.stdout, sys.stderr):
+                stream.flush()
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of numpy's threads, which know of forks
+                child = os.fork()
+            if child == 0:
+                ctypes.CDLL(None).prctl(1, 9)  # PR_SET_PDEATHSIG: end when the server does
+                serve(build, failure, request, recorder)
+            _, status = os.waitpid(child, 0)
+            replies.write(json.dumps({"status": os.waitstatus_to_exitcode(status)}) + "\n")
+            replies.flush()

@@ -1,0 +1,46 @@
+"""The one quick guess: a peak at a size that nobody has run, from the peaks of sizes that were."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+LEAST_DISTANCE = 1 / 8
+"""Share of a size by which another has to be apart for the line through both: peaks rise in steps of segments, and neighbours share one."""
+
+
+class PeakLine:
+    """
+    Peaks by size, as if they were a straight line through the nearest sizes whose peaks are known.
+
+    A guess, to order what is tried; it never decides.
+    """
+
+    def __init__(self, known: Mapping[int, int] | None = None) -> None:
+        self._known = dict(known or {})
+
+    def learn(self, size: int, peak_bytes: int) -> None:
+        """Take in the peak of a size that was run."""
+        self._known[size] = peak_bytes
+
+    @property
+    def known(self) -> Mapping[int, int]:
+        """Return the peaks that are known, by size."""
+        return self._known
+
+    def at(self, size: int) -> int | None:
+        """
+        Return the bytes of the peak at *size*; None where fewer than two sizes are known, or the larger one takes less.
+
+        Between two such sizes lies a threshold of some kernel or library.
+        """
+        if size in self._known:
+            return self._known[size]
+        by_distance = sorted(self._known, key=lambda known: (abs(known - size), known))
+        if len(by_distance) < 2:
+            return None
+        nearest, *others = by_distance
+        apart = [other for other in others if abs(other - nearest) >= LEAST_DISTANCE * nearest]
+        other = apart[0] if apart else max(others, key=lambda known: abs(known - nearest))
+        low, high = sorted((nearest, other))
+        rise = self._known[high] - self._known[low]
+        return None if rise < 0 else max(0, self._known[low] + rise * (size - low) // (high - low))

@@ -1,0 +1,51 @@
+"""What the simulated GPU wrote down of a run: calls that it does not serve, and workspaces that a library would have decided on itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from memplan.errors import MissingError
+
+
+class DeviceLog(NamedTuple):
+    """One run's."""
+
+    not_served: tuple[str, ...] = ()
+    """Names of calls."""
+    workspaces: Mapping[str, int] = {}
+    """The largest allowance in bytes for what a library picks at run time, by kind of operation."""
+    has_unknown_attention: bool = False
+    """cuDNN computed attention: what its kernels may ask for is not known."""
+
+    @property
+    def largest_workspace_bytes(self) -> int:
+        """Return the largest allowance: what a run may have reserved less, where none was made without any."""
+        return max(self.workspaces.values(), default=0)
+
+    def check(self) -> None:
+        """Raise MissingError where a call was not served: no number of that run would be true."""
+        if self.not_served:
+            raise MissingError(f"the simulated GPU does not serve {', '.join(self.not_served)}", hint="without it no number would be true")
+
+
+NO_LOG = DeviceLog()
+"""Of a run on a real GPU."""
+
+
+def read_device_log(path: Path) -> DeviceLog:
+    """Return the log at *path*; an empty one where the device had nothing to say."""
+    not_served: set[str] = set()
+    workspaces: dict[str, int] = {}
+    has_unknown_attention = False
+    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
+        kind, _, rest = line.partition(" ")
+        if line.startswith("not served "):
+            not_served.add(line.removeprefix("not served "))
+        elif kind == "workspace":
+            name, _, size = rest.rpartition(" ")
+            workspaces[name] = max(workspaces.get(name, 0), int(size))
+        elif line == "unknown attention":
+            has_unknown_attention = True
+    return DeviceLog(tuple(sorted(not_served)), workspaces, has_unknown_attention)

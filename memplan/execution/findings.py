@@ -1,0 +1,189 @@
+"""What only the real program shows, in words: a switch without effect, parameters that learn nothing, wide tensors, growth."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from memplan.execution.device_log import NO_LOG, DeviceLog
+from memplan.execution.read_answers import USERS
+from memplan.execution.rehearsal import DeviceRead, Finding, StepPeaks
+from memplan.execution.run_record import RunRecord
+from memplan.traces.trace import ALLOC, Note, allocation_of, allocations_by_address
+from memplan.units import format_bytes
+
+WIDE_SHARE = 0.1
+"""Share of the peak from which tensors of a wide type are told of."""
+
+SHOWN = 3
+"""Names and places that a sentence holds."""
+
+_SCALAR = re.compile(r"\.item\(\)|\bfloat\(|\bprint\(|\blog\w*\(|f['\"]")
+"""Lines that read a number for people to see, as far as words can tell: most programs have some, and nothing depends on them."""
+
+_WIDE = ("float64", "float32", "complex128")
+_SHORT = ("float16", "bfloat16")
+
+
+def find(record: RunRecord, *, log: DeviceLog = NO_LOG, unrecorded_peak: str | None = None) -> tuple[Finding, ...]:
+    """Return the findings of the run that *record* is of; *unrecorded_peak* is where the recorded events were highest."""
+    return (
+        *_unrecorded(unrecorded_peak),
+        *_checkpointing(record.checkpointing_off),
+        *_without_gradient(record.without_gradient),
+        *_wide_tensors(record),
+        *_growth(record.steps),
+        *_workspaces(log),
+        *_reads(record.reads),
+    )
+
+
+def _unrecorded(phase: str | None) -> Iterator[Finding]:
+    if phase is not None:
+        yield Finding(
+            kind="unrecorded_peak",
+            message=f"the peak came after the events that were recorded: the categories are those of {phase}, and what the peak took on "
+            "top is counted with the activations; `steps=10` ends before that",
+        )
+
+
+def _checkpointing(reasons: Sequence[str]) -> Iterator[Finding]:
+    if not reasons:
+        return
+    yield Finding(
+        kind="checkpointing_without_effect",
+        message=f"activation checkpointing is switched on but has no effect: {_listed(reasons)}; libraries checkpoint in training mode "
+        "only: call `.train()` on the model, or on the part that was left out",
+    )
+
+
+def _without_gradient(names: Sequence[str]) -> Iterator[Finding]:
+    if not names:
+        return
+    count = f"{len(names)} parameter{'s' if len(names) > 1 else ''} of the optimizer"
+    yield Finding(
+        kind="parameters_without_gradient",
+        message=f"{count} got no gradient in any step: {_listed(names)}; freeze what is not trained, or look for a part that the loss does "
+        "not reach",
+    )
+
+
+def _wide_tensors(record: RunRecord) -> Iterator[Finding]:
+    """Compare what is alive at the peak of the step that was run once more with the types seen in it."""
+    if not record.tensor_types:
+        return
+    trace = record.whole_trace()
+    numbers = allocations_by_address(trace)
+    types = {
+        allocation_of(numbers, Note(seen.address, seen.num_allocations)): (seen.dtype, seen.place)
+        for seen in reversed(record.tensor_types)  # the first that returned a tensor made it; the others took views of it
+    }
+    first = min(record.end.num_allocations, trace.actions.count(ALLOC)) if record.end else 0
+    _, blocks = trace.peak(first_allocation=first)
+    total = sum(block.size_bytes for block in blocks.values())
+    wide: dict[str, Counter[str]] = {}
+    is_mixed = any(dtype in _SHORT for dtype, _ in types.values())
+    for block in blocks.values():
+        dtype, place = types.get(block.number, ("", None))
+        if dtype in _WIDE and (is_mixed or dtype.endswith(("64", "128"))) and block.category in ("activations", "batch_data"):
+            wide.setdefault(dtype, Counter())[place or "autograd"] += block.size_bytes
+    for dtype, places in wide.items():
+        if places.total() > WIDE_SHARE * total:
+            where = ", ".join(f"{format_bytes(size)} at {_shown(place)}" for place, size in places.most_common(SHOWN))
+            yield Finding(
+                kind="wide_tensors",
+                message=f"{dtype} tensors take {format_bytes(places.total())}, {places.total() / total:.0%} of the peak, "
+                f"{'under mixed precision' if is_mixed else 'twice what fp32 would take'}: {where}",
+            )
+
+
+def _growth(steps: Sequence[StepPeaks]) -> Iterator[Finding]:
+    if len(steps) < 3:
+        return
+    peaks = [step.peak_allocated_bytes for step in steps]
+    if peaks[-1] > peaks[-2]:
+        yield Finding(
+            kind="growth",
+            message=f"memory still grows: the peak rose by {format_bytes(peaks[-1] - peaks[-2])} in step {len(steps)}, and by "
+            f"{format_bytes(peaks[-1] - peaks[1])} since step 2; something is kept from step to step (a list of losses that were not "
+            "detached?), or the allocator has not settled",
+        )
+    elif len(steps) > 3 and peaks[2] > peaks[1]:
+        settled = peaks.index(peaks[-1]) + 1
+        yield Finding(
+            kind="growth",
+            message=f"the peak rose from step 2 to step {settled} by {format_bytes(peaks[-1] - peaks[1])} and then held for "
+            f"{len(steps) - settled} steps: {len(steps)} steps were run instead of three",
+        )
+
+
+def _workspaces(log: DeviceLog) -> Iterator[Finding]:
+    if log.has_unknown_attention:
+        yield Finding(
+            kind="library_workspaces",
+            message="cuDNN computes attention here: what PyTorch allocates for it is counted, what its kernels may ask for on top is not "
+            "known (`torch.backends.cuda.enable_cudnn_sdp(False)` takes another kernel, which is counted whole)",
+        )
+    if log.workspaces:
+        kinds = ", ".join(f"{kind} up to {format_bytes(size)}" for kind, size in sorted(log.workspaces.items()))
+        yield Finding(
+            kind="library_workspaces",
+            message=f"the libraries pick their algorithms, and with them workspaces, on the GPU: an allowance is counted ({kinds}); "
+            "the lower bound is without it",
+        )
+
+
+def _reads(reads: Sequence[DeviceRead]) -> Iterator[Finding]:
+    deciding = [read for read in reads if read.answer in ("true", "false") and read.reason != USERS]
+    for read in deciding[:SHOWN]:
+        other = "false" if read.answer == "true" else "true"
+        yield Finding(
+            kind="device_values",
+            message=f"{_shown(read.place)} asks the GPU for a yes or no and got {read.answer} ({read.reason}); if yours differs: "
+            f'`answers={{"{read.place.rsplit("/", 1)[-1]}": "{other}"}}`',
+        )
+    zeros = _zeros(reads)
+    if zeros:
+        yield Finding(
+            kind="guessed_sizes",
+            message=f"read from the GPU and got zero, since nothing is computed: {_listed(zeros)}; where that decides a size (nonzero, "
+            f"x[mask], repeat_interleave, counts of tokens) the step takes more than is said here; say what it would be: {_EXAMPLE}, or a "
+            "number",
+        )
+
+
+_EXAMPLE = '`answers={"FILE.py:LINE": "1/8"}`'
+
+
+def _zeros(reads: Sequence[DeviceRead]) -> list[str]:
+    """Return the places that got a zero which may decide a size, each with how often."""
+    sizes = (read for read in reads if read.answer == "0" and not _SCALAR.search(read.text))
+    return [f"{_shown(read.place)} ({read.count}×)" for read in sizes]
+
+
+def sizes_hint(reads: Sequence[DeviceRead]) -> str | None:
+    """Return what may be the cause where a program fails that reads sizes from the device: they were zero."""
+    zeros = _zeros(reads)
+    if not zeros:
+        return None
+    read = f"it read from the GPU, where nothing is computed, and got zero: {_listed(zeros)}"
+    return f"{read}; if that is why, say what it would be: {_EXAMPLE}"
+
+
+def guessed_places(reads: Sequence[DeviceRead]) -> str | None:
+    """Return where zeros were read that may decide sizes, as the end of a sentence; None where none were."""
+    zeros = _zeros(reads)
+    return _listed(zeros) if zeros else None
+
+
+def _shown(place: str) -> str:
+    """Return *place* as a person would name it: from its package, or from here."""
+    inside = place.rsplit("/site-packages/", 1)
+    return inside[-1] if len(inside) > 1 else place.removeprefix(f"{Path.cwd()}/")
+
+
+def _listed(names: Sequence[str]) -> str:
+    rest = len(names) - SHOWN
+    return ", ".join(names[:SHOWN]) + (f" and {rest} more" if rest > 0 else "")

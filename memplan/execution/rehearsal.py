@@ -1,0 +1,131 @@
+"""What a rehearsal saw: an estimate that is exact, its trace, how the program ended, and what only the real program shows."""
+
+from typing import Literal
+
+from pydantic import Field, InstanceOf, NonNegativeInt, computed_field
+
+from memplan.description import Description
+from memplan.memory.estimate import MemoryEstimate
+from memplan.traces.trace import MemoryTrace
+
+
+class StepPeaks(Description):
+    """The allocator at the end of a step; peaks are those so far."""
+
+    peak_allocated_bytes: NonNegativeInt
+    """torch.cuda.max_memory_allocated()."""
+
+    peak_reserved_bytes: NonNegativeInt
+    """torch.cuda.max_memory_reserved()."""
+
+    allocated_bytes: NonNegativeInt
+    """torch.cuda.memory_allocated()."""
+
+    reserved_bytes: NonNegativeInt
+    """torch.cuda.memory_reserved()."""
+
+
+class OutOfMemory(Description):
+    """Where memory ran out first that could not be had."""
+
+    message: str
+    """PyTorch's first line: which allocation."""
+
+    requested_bytes: NonNegativeInt
+    """The allocation that failed."""
+
+    free_bytes: NonNegativeInt
+    """What the card had left."""
+
+    step: NonNegativeInt
+    """1 for the first; 0 while the model was built."""
+
+    phase: str
+    """build, forward, backward or optimizer."""
+
+    place: str | None
+    """The line of the program, FILE:LINE."""
+
+    is_caught: bool = False
+    """The program caught the error and went on."""
+
+
+class DeviceRead(Description):
+    """A line of the program that reads values from the device, where nothing is computed."""
+
+    place: str
+    """FILE:LINE, outside PyTorch."""
+
+    text: str
+    """The line itself."""
+
+    count: NonNegativeInt
+    """How often it read."""
+
+    answer: str
+    """What it got."""
+
+    reason: str
+    """Why that."""
+
+
+class Finding(Description):
+    """Something that only the real program shows."""
+
+    kind: Literal[
+        "checkpointing_without_effect", "parameters_without_gradient", "wide_tensors", "growth", "library_workspaces", "device_values",
+        "guessed_sizes", "unrecorded_peak"
+    ]  # fmt: skip
+    """Which kind of finding."""
+
+    message: str
+    """What was seen, and what to do."""
+
+
+class Rehearsal(MemoryEstimate):
+    """A training step that was run on the stand-in device: its memory, exactly."""
+
+    schema_version: int = 1
+    """Of this format."""
+
+    card: str
+    """The card that was stood in for."""
+
+    torch: str
+    """The PyTorch that ran."""
+
+    fits: bool
+    """Whether memory never ran out."""
+
+    out_of_memory: OutOfMemory | None = None
+    """Where memory ran out, where it did."""
+
+    num_alloc_retries: NonNegativeInt
+    """How often the allocator had to give cached memory back before it could go on: a program with any is tight."""
+
+    steps: tuple[StepPeaks, ...]
+    """Each step that ran to its end."""
+
+    grows: bool = False
+    """The peak still rose from the step before the last to the last."""
+
+    findings: tuple[Finding, ...] = ()
+    """What only the real program shows."""
+
+    reads: tuple[DeviceRead, ...] = ()
+    """Values that the program read from the device."""
+
+    values: dict[str, object] = Field(default_factory=dict)
+    """What build was called with, its own defaults included."""
+
+    exit_code: int = 0
+    """How the program ended, where it was a whole one."""
+
+    trace: InstanceOf[MemoryTrace] | None = Field(default=None, exclude=True, repr=False)
+    """Every event of the allocator."""
+
+    @computed_field  # type: ignore[prop-decorator]  # mypy knows no decorated properties
+    @property
+    def fragmentation(self) -> float:
+        """Return the share of the reserved peak that was in no tensor at the allocated peak."""
+        return 1 - self.peak_allocated_bytes / self.peak_reserved_bytes if self.peak_reserved_bytes else 0.0

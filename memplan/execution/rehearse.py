@@ -1,0 +1,126 @@
+"""
+The rehearsal: the real PyTorch and the user's real step, on a card that is not there.
+
+A process of its own (`running.py`) runs the steps with the stand-in device in front of CUDA (`standin/`); this one builds the device where
+it is missing, and reads what the device says.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from memplan.errors import UsageError
+from memplan.execution.device_log import read_device_log
+from memplan.execution.rehearsal import Rehearsal
+from memplan.execution.runner import DEFAULT_TIMEOUT_SECONDS, REHEARSING, Closing, Runner
+from memplan.execution.step_source import StepSource, step_source_from, step_source_of
+from memplan.execution.summary import Run, rehearsal_of
+from memplan.hardware.catalog import find_card
+from memplan.hardware.gpu import GpuSpec
+from memplan.memory.cuda_context import CONTEXT_BYTES, assumed_range
+from memplan.standin.build import build, find_torch
+from memplan.standin.launch import card_description, environment_for
+
+
+class Rehearser(Closing):
+    """Rehearses one program, as often as asked. To be closed, or used in a `with`."""
+
+    def __init__(self, source: StepSource) -> None:
+        self._runner = Runner(source)
+
+    def close(self) -> None:
+        """End the process and leave no file."""
+        self._runner.close()
+
+    def rehearse(
+        self,
+        *,
+        gpu: GpuSpec,
+        values: Mapping[str, Any] | None = None,
+        steps: int | None = None,
+        answers: Mapping[str, Any] | None = None,
+        timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
+        context_bytes: int = CONTEXT_BYTES,
+        library_workspaces: bool = True,
+        checks_tensor_types: bool = False,
+        environment: Mapping[str, str] | None = None,
+    ) -> Rehearsal:
+        """
+        Return what the program does to the memory of *gpu*.
+
+        *steps*: how many; None runs three, and ten where the third still takes more than the second. *answers*: what reads of device values
+        get, by FILE.py:LINE: an answer, and the line that it was given for (None: any). *library_workspaces*: count an allowance for what
+        cuDNN and cuFFT decide at run time; the lower bound is without it. *checks_tensor_types*: run one step more, which counts for
+        nothing, to find large tensors of wide types. *environment*: variables for this rehearsal, as PYTORCH_ALLOC_CONF.
+
+        Raises UsageError when the program fails for another reason than memory, MissingError when this machine cannot rehearse it.
+        """
+
+        def run(*, with_workspaces: bool, checks_tensor_types: bool) -> Run:
+            log = self._runner.folder / "log"
+            log.unlink(missing_ok=True)
+            status = self._runner.run(
+                device=lambda: environment_for(gpu, build(find_torch()), context_bytes=context_bytes),
+                environment={
+                    **(environment or {}),
+                    "MEMPLAN_CARD": card_description(gpu, context_bytes),
+                    "MEMPLAN_LOG": str(log),
+                    "MEMPLAN_WORKSPACES": str(int(with_workspaces)),
+                },
+                values=values,
+                steps=steps,
+                answers=answers,
+                checks_tensor_types=checks_tensor_types,
+                timeout_seconds=timeout_seconds,
+            )
+            device_log = read_device_log(log)
+            device_log.check()
+            return Run(self._runner.record(status), device_log)
+
+        whole = run(with_workspaces=library_workspaces, checks_tensor_types=checks_tensor_types)
+        without = None
+        if library_workspaces and whole.log.workspaces:
+            without = run(with_workspaces=False, checks_tensor_types=False).record
+        return rehearsal_of(whole, without=without, context=assumed_range(context_bytes))
+
+
+def rehearse(
+    program: str | Callable[..., Callable[[], object]],
+    *,
+    gpu: GpuSpec | str,
+    values: Mapping[str, Any] | None = None,
+    steps: int | None = None,
+    answers: Mapping[str, Any] | None = None,
+    timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
+    context_bytes: int = CONTEXT_BYTES,
+    library_workspaces: bool = True,
+    checks_tensor_types: bool = True,
+    environment: Mapping[str, str] | None = None,
+) -> Rehearsal:
+    """
+    Return what *program* does to the memory of *gpu*: a MemoryEstimate, exact, with its trace.
+
+    *program* is "FILE.py:function", "module:function", or the function itself; it is called as ``program("cuda", **values)`` in a process
+    of its own, and returns a function that runs one whole training step. *gpu* is a GpuSpec or a name of the catalogue ("a100-80"). The
+    rest is as for `Rehearser.rehearse`, which also says what is raised.
+    """
+    if REHEARSING in os.environ:
+        raise UsageError(
+            "a program that is being rehearsed asked for a rehearsal",
+            hint='call memplan.rehearse under `if __name__ == "__main__":`, so that loading the file does not call it',
+        )
+    spec = find_card(gpu) if isinstance(gpu, str) else gpu
+    with Rehearser(step_source_from(program) if isinstance(program, str) else step_source_of(program)) as rehearser:
+        return rehearser.rehearse(
+            gpu=spec,
+            values=values,
+            steps=steps,
+            answers=answers,
+            timeout_seconds=timeout_seconds,
+            context_bytes=context_bytes,
+            library_workspaces=library_workspaces,
+            checks_tensor_types=checks_tensor_types,
+            environment=environment,
+        )

@@ -1,0 +1,141 @@
+"""What one run of a program left behind: the one thing that crosses from the process that ran it to this one.
+
+`child/recorder.py` writes it as JSON, so that pydantic need not be loaded beside the user's program; here it is checked and typed.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from pydantic import Field, NonNegativeInt, ValidationError
+
+from memplan.description import Description
+from memplan.execution.rehearsal import DeviceRead, StepPeaks
+from memplan.traces.trace import CountedMark, EventColumns, MemoryTrace, Note, make_trace
+
+
+class Failure(Description):
+    """Why a program ended early."""
+
+    kind: Literal["mistake", "out_of_memory", "error"]
+    """A mistake is in what was asked for: no such function, a value of a wrong type."""
+
+    message: str
+    """The exception's type and text; of an out-of-memory the text alone."""
+
+    place: str | None
+    """FILE:LINE, the last of the program's own that it came through."""
+
+    phase: str
+    """build, or which step."""
+
+
+class AllocationFailure(Description):
+    """The first allocation that could not be had, whether the program went on or not."""
+
+    message: str
+    requested_bytes: NonNegativeInt
+    free_bytes: NonNegativeInt
+    step: NonNegativeInt
+    phase: str
+    place: str | None
+
+
+class TensorType(NamedTuple):
+    """A tensor that an operator returned, in the step that was run once more to see types."""
+
+    address: int
+    num_allocations: int
+    """Allocations that there had been by then."""
+    dtype: str
+    size_bytes: int
+    place: str | None
+    """FILE:LINE of the program; None in autograd."""
+
+
+class CountedEnd(NamedTuple):
+    """Where the events that count end."""
+
+    num_allocations: int
+    num_frees: int
+
+
+class RunRecord(Description):
+    """One run."""
+
+    torch: str
+    """The PyTorch that ran."""
+
+    card: str | None
+    """The name of the GPU; None where the program never used one, and then nothing below was seen."""
+
+    failure: Failure | None = None
+    """Why the program ended early, where it did."""
+
+    steps: tuple[StepPeaks, ...] = ()
+    """Each step that ran to its end."""
+
+    peak_allocated_bytes: NonNegativeInt = 0
+    peak_reserved_bytes: NonNegativeInt = 0
+
+    reserved_bytes: NonNegativeInt = 0
+    """At the end."""
+
+    outside_bytes: NonNegativeInt = 0
+    """What libraries took of the GPU beside PyTorch's allocator, after CUDA had begun."""
+
+    num_alloc_retries: NonNegativeInt = 0
+    """How often the allocator gave cached memory back to go on."""
+
+    events: EventColumns = EventColumns()
+    """What the allocator did."""
+
+    end: CountedEnd | None = None
+    """Where the events that count end; None: at the last."""
+
+    was_stopped: bool = False
+    """Recording ended before the program did: a long one."""
+
+    marks: tuple[CountedMark, ...] = ()
+    """Where steps and phases begin."""
+
+    notes: dict[str, list[Note]] = Field(default_factory=dict)
+    """What lay where, by category."""
+
+    tensor_types: list[TensorType] = Field(default_factory=list)
+    """Large tensors by their type, where a step was run once more for that."""
+
+    reads: tuple[DeviceRead, ...] = ()
+    """Values that the program read from the device, the most frequent first."""
+
+    checkpointing_off: tuple[str, ...] = ()
+    """Why activation checkpointing that is switched on has no effect."""
+
+    without_gradient: tuple[str, ...] = ()
+    """Parameters of an optimizer that got no gradient."""
+
+    out_of_memory: AllocationFailure | None = None
+    """Where memory first ran out."""
+
+    values: dict[str, bool | int | float | str | None] = Field(default_factory=dict)
+    """What `build` was called with, its own defaults included."""
+
+    pid: int = 0
+    """The number of the process."""
+
+    def trace(self) -> MemoryTrace:
+        """Return the events that count as a trace, each allocation with what it was for."""
+        return make_trace(self.events, marks=self.marks, notes=self.notes, end=self.end)
+
+    def whole_trace(self) -> MemoryTrace:
+        """Return all events, those of the step that was run once more included."""
+        return make_trace(self.events, marks=self.marks, notes=self.notes)
+
+
+def read_record(path: Path) -> RunRecord:
+    """Return the record in the file at *path*. Raises RuntimeError for one that this memplan did not write."""
+    try:
+        return RunRecord.model_validate_json(path.read_bytes())
+    except ValidationError as error:
+        raise RuntimeError(f"{path} is not what the recorder writes: {error}") from error

@@ -1,0 +1,104 @@
+"""From the record of a run to a Rehearsal. Pure: no process, no file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from memplan.execution.device_log import NO_LOG, DeviceLog
+from memplan.execution.findings import find
+from memplan.execution.rehearsal import OutOfMemory, Rehearsal
+from memplan.execution.run_record import RunRecord
+from memplan.memory.breakdown import MemoryBreakdown
+from memplan.memory.estimate import MemoryRange
+from memplan.traces.trace import MemoryTrace, bytes_by_category
+
+UNSPLIT_SHARE = 0.05
+"""Of allocated bytes, at most what unsplit blocks hold beyond what was asked for: a trace whose peak is lower has not seen it."""
+
+
+class Run(NamedTuple):
+    """One run of a program: what its recorder wrote, and what the simulated GPU did."""
+
+    record: RunRecord
+    log: DeviceLog = NO_LOG
+
+
+def rehearsal_of(run: Run, *, without: RunRecord | None = None, context: MemoryRange, exit_code: int = 0) -> Rehearsal:
+    """
+    Return the rehearsal that *run* is.
+
+    *without*: the same without the libraries' workspaces, where there were any. *context*: what CUDA takes beside PyTorch's allocator.
+    """
+    record = run.record
+    assert record.card is not None
+    trace = record.trace()
+    position, blocks = trace.peak()
+    allocated, reserved = record.peak_allocated_bytes, record.peak_reserved_bytes
+    low = without.peak_reserved_bytes if without else max(0, reserved - run.log.largest_workspace_bytes)
+    where = _phase(trace, position, len(record.steps))
+    recorded = bytes_by_category(blocks.values())
+    behind = record.was_stopped and sum(recorded.values()) < allocated * (1 - UNSPLIT_SHARE)
+    return Rehearsal(
+        method="rehearsed",
+        breakdown=_breakdown(recorded, allocated, reserved, context.expected_bytes),
+        peak_allocated_bytes=allocated,
+        peak_reserved_bytes=reserved,
+        device_used=MemoryRange(
+            low_bytes=min(low, reserved) + context.low_bytes,
+            expected_bytes=reserved + context.expected_bytes,
+            high_bytes=reserved + context.high_bytes,
+        ),
+        peak_phase="a step behind those recorded" if behind else where,
+        card=record.card,
+        torch=record.torch,
+        fits=record.out_of_memory is None,
+        out_of_memory=_out_of_memory(record, exit_code),
+        num_alloc_retries=record.num_alloc_retries,
+        steps=record.steps,
+        grows=len(record.steps) > 2 and record.steps[-1].peak_allocated_bytes > record.steps[-2].peak_allocated_bytes,
+        findings=find(record, log=run.log, unrecorded_peak=where if behind else None),
+        reads=record.reads,
+        values=dict(record.values),
+        exit_code=exit_code,
+        trace=trace,
+    )
+
+
+def _phase(trace: MemoryTrace, position: int, num_steps: int) -> str:
+    """Say in which phase of which step event *position* is."""
+    mark = trace.phase_at(position)
+    if mark.step > num_steps > 0:
+        return f"what came after step {num_steps}"  # an evaluation: no optimizer step followed
+    return f"{mark.phase} of step {mark.step}" if mark.step else mark.phase
+
+
+def _out_of_memory(record: RunRecord, exit_code: int) -> OutOfMemory | None:
+    seen, failure = record.out_of_memory, record.failure
+    if seen is None:
+        return None
+    raised = failure if failure is not None and failure.kind == "out_of_memory" else None
+    return OutOfMemory(
+        message=(raised.message if raised else "") or seen.message,
+        requested_bytes=seen.requested_bytes,
+        free_bytes=seen.free_bytes,
+        step=seen.step,
+        phase=seen.phase,
+        place=seen.place or (raised.place if raised else None),
+        is_caught=failure is None and exit_code == 0,
+    )
+
+
+def _breakdown(found: Mapping[str, int], allocated: int, reserved: int, context_bytes: int) -> MemoryBreakdown:
+    """Allocated is exact; what of it is in no block of the trace (blocks that were not split) is counted with the activations."""
+    known = sum(bytes_ for category, bytes_ in found.items() if category != "activations")
+    return MemoryBreakdown(
+        parameters_bytes=found["parameters"],
+        gradients_bytes=found["gradients"],
+        optimizer_state_bytes=found["optimizer_state"],
+        batch_data_bytes=found["batch_data"],
+        workspaces_bytes=found["workspaces"],
+        activations_bytes=max(0, allocated - known),
+        allocator_slack_bytes=reserved - allocated,
+        cuda_context_bytes=context_bytes,
+    )

@@ -1,0 +1,111 @@
+"""
+What a file is that no layout reads: the framework whose configuration it looks like, or a training that nobody here knows.
+
+A plan of something else in its place would be worse than none, so such a file is named and refused.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Set
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from memplan.edits.yaml_file import YamlFile
+from memplan.errors import ConfigError
+from memplan.layouts.templates import template_data, templates_folder
+
+FRAMEWORKS = "recognised/frameworks.yaml"
+
+FOLDERS = (".", "conf", "config", "configs", "recipes")
+"""Where projects keep their configuration, as seen from the project's folder."""
+
+SUFFIXES = (".yaml", ".yml", ".json", ".toml")
+MOST_FILES = 200
+MOST_BYTES = 2**20
+"""A larger file is data."""
+
+NOT_CONFIGURATIONS = ("package.json", "package-lock.json", "tsconfig.json", "pyproject.toml", "mkdocs.yml", "tokenizer.json")
+MAIN_NAMES = ("config", "train", "recipe", "params", "hparams", "experiment", "workload", "ds_config")
+"""What a configuration is called that should not be passed over when it cannot be parsed."""
+
+
+class Recognised(NamedTuple):
+    """A file that describes a training, and that no layout reads."""
+
+    file: Path
+    title: str
+    """What it looks like, with an article: "an axolotl configuration"."""
+    is_known: bool
+    """A framework that memplan knows by name."""
+
+
+def recognise(path: Path) -> Recognised | None:
+    """Return what the file at *path* looks like, or None where it describes no training. Raises ConfigError where it cannot be parsed."""
+    keys = _keys_of(path)
+    table = template_data(templates_folder() / FRAMEWORKS)
+    for framework in table["frameworks"]:
+        if keys and keys >= set(framework["keys"]) and (not framework.get("any") or not keys.isdisjoint(framework["any"])):
+            return Recognised(path, framework["title"], is_known=True)
+    own = {key.rpartition(".")[2]: key for key in sorted(keys)}
+    found = next((own[name] for name in table["training_keys"] if name in own), None)
+    return Recognised(path, f"a training configuration (it has `{found}`)", is_known=False) if found else None
+
+
+def configurations_in(folder: Path) -> Iterator[Recognised]:
+    """
+    Yield the files of a project's *folder* that describe a training and that no layout reads, those of known frameworks first.
+
+    Raises ConfigError for one that is called like a configuration and cannot be parsed.
+    """
+    found = []
+    for path in _candidates(folder):
+        try:
+            recognised = recognise(path)
+        except ConfigError:
+            if path.stem in MAIN_NAMES:
+                raise
+            continue  # not every YAML file of a project is one for Python: charts, templates
+        if recognised is not None:
+            found.append(recognised)
+    yield from sorted(found, key=lambda each: not each.is_known)
+
+
+def _candidates(folder: Path) -> list[Path]:
+    found: list[Path] = []
+    for name in FOLDERS:
+        place = folder / name
+        if place.is_dir():
+            found += sorted(path for path in place.iterdir() if path.suffix in SUFFIXES and path.name not in NOT_CONFIGURATIONS)
+    return [path for path in found[:MOST_FILES] if path.is_file() and path.stat().st_size <= MOST_BYTES]
+
+
+def _keys_of(path: Path) -> Set[str]:
+    """Return the dotted keys of every mapping in the file. Raises ConfigError where it cannot be read or parsed."""
+    if path.suffix == ".toml":
+        return _toml_keys(path)
+    if path.suffix == ".json":
+        try:
+            return set(_flat(json.loads(path.read_bytes())))
+        except ValueError:
+            pass  # comments, or trailing commas: YAML takes some of them
+    return YamlFile.load(path).keys()
+
+
+def _toml_keys(path: Path) -> Set[str]:
+    if sys.version_info >= (3, 11):
+        import tomllib  # noqa: PLC0415
+
+        try:
+            return set(_flat(tomllib.loads(path.read_text(encoding="utf-8"))))
+        except ValueError as error:
+            raise ConfigError(f"is not valid TOML: {error}", file=path) from error
+    return frozenset()  # Python 3.10 has no parser of TOML
+
+
+def _flat(data: Any, above: str = "") -> Iterator[str]:
+    if isinstance(data, dict):
+        for key, value in data.items():
+            yield f"{above}{key}"
+            yield from _flat(value, f"{above}{key}.")

@@ -1,0 +1,243 @@
+"""A layout: the table key <-> field for one framework's files, as data (`templates/*/layout.yaml`), so that a user can add one.
+
+Reading a configuration and editing it use the same table. A mistake in a layout is reported in the layout's own file and line, before any
+file of the user is read.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any, get_args
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ValidationError, create_model
+from pydantic.fields import FieldInfo
+
+from memplan.description import Description
+from memplan.edits.edit import KeyPath
+from memplan.edits.yaml_file import YamlFile
+from memplan.errors import ConfigError
+from memplan.workload.reader import problem_of
+from memplan.workload.stage import Stage
+from memplan.workload.workload import Workload
+
+PARTS = ("model", "training", "parallelism", "optimizer")
+"""What of a workload a table can name; its stages are in files of their own."""
+
+
+def _relative(pattern: str) -> str:
+    if not pattern or Path(pattern).is_absolute():
+        raise ValueError("must be a path below the tree's folder")
+    return pattern
+
+
+def _dotted(key: str) -> str:
+    if not all(key.split(".")):
+        raise ValueError("must be keys joined by dots, as trainer.precision")
+    return key
+
+
+def _as_families(values: Any) -> Any:
+    return [values] if isinstance(values, dict) else values
+
+
+RelativePath = Annotated[str, AfterValidator(_relative)]
+DottedKey = Annotated[str, AfterValidator(_dotted)]
+
+
+class FieldEntry(Description):
+    """One line of the table."""
+
+    field: DottedKey
+    """The workload's field, dotted: training.micro_batch_size."""
+
+    file: RelativePath
+    """The file, as seen from the tree's folder."""
+
+    key: DottedKey
+    """The key in it, dotted."""
+
+    values: Annotated[tuple[dict[str, str], ...], BeforeValidator(_as_families)] = ()
+    """How the file's values are spelled in memplan. Several mappings are families of spellings: what is written stays in the family of the
+    present value where it can; of several spellings with one meaning the first is written."""
+
+    allowed: tuple[str, ...] = ()
+    """The only spellings that the framework's own validation accepts; empty for all of `values`."""
+
+    counts: bool = False
+    """A list stands for its length, -1 and "auto" for what is not known here."""
+
+    default: int | float | str | None = None
+    """What the framework takes where the key is not there or empty, in its own spelling."""
+
+    @property
+    def path(self) -> KeyPath:
+        """Return the key as a path."""
+        return tuple(self.key.split("."))
+
+    def meaning_of(self, spelling: str) -> str | None:
+        """Return what *spelling* means in memplan, or None where the table does not know it."""
+        return next((family[spelling] for family in self.values if spelling in family), None)
+
+
+class Detection(Description):
+    """How a tree is recognised."""
+
+    file: RelativePath
+    """A file that is there."""
+
+    keys: tuple[DottedKey, ...]
+    """Keys that it has."""
+
+
+class Assumption(Description):
+    """A value that the starter workload was written for."""
+
+    file: RelativePath
+    """The file."""
+
+    key: DottedKey
+    """The key in it."""
+
+    values: tuple[str, ...]
+    """What it may be; an empty text stands for a key that is not there or empty."""
+
+    otherwise: str
+    """Why any other value is refused."""
+
+    @property
+    def path(self) -> KeyPath:
+        """Return the key as a path."""
+        return tuple(self.key.split("."))
+
+
+class FirstStage(Description):
+    """Where the configuration names the stage that training starts with: a choice in Hydra's defaults list."""
+
+    file: RelativePath
+    """The file with the defaults list."""
+
+    group: str
+    """The config group whose choice is the stage, as `curriculum` in `- curriculum: default`."""
+
+    files: RelativePath
+    """The stage's file, as seen from the tree's folder; {} stands for the choice."""
+
+
+class StageFiles(Description):
+    """A folder of stages, one file each."""
+
+    files: RelativePath
+    """Pattern of the stages' files; their order is that of their names."""
+
+    first: FirstStage | None = None
+    """The stage that training starts with, where the configuration names one: it comes before the others."""
+
+    others: RelativePath | None = None
+    """Pattern of further files with the same keys that are not stages."""
+
+    fields: dict[str, DottedKey]
+    """Field of a stage -> key in its file."""
+
+
+class Layout(Description):
+    """The table of one framework."""
+
+    name: str
+    """What it is called."""
+
+    title: str
+    """What it is for, in a few words."""
+
+    roots: tuple[str, ...] = (".",)
+    """Where the tree's folder may be, as seen from the path that the user gives."""
+
+    detect: Detection
+    """How a tree is recognised."""
+
+    workload: RelativePath
+    """The starter workload, beside the layout: what the files do not say."""
+
+    fields: tuple[FieldEntry, ...]
+    """The table."""
+
+    assumes: tuple[Assumption, ...] = ()
+    """What the starter workload was written for."""
+
+    stages: StageFiles | None = None
+    """Where the stages are."""
+
+
+def layout_from(data: Any, template: Path) -> Layout:
+    """
+    Return the layout that *data*, the content of *template*, describes.
+
+    Raises ConfigError, with the line of *template*, for what makes no sense: a key that is missing or unknown, a field that no workload
+    has, a value that its field cannot have.
+    """
+    try:
+        layout = Layout.model_validate(data)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = tuple(str(part) for part in first["loc"])
+        raise _mistake(template, where, f"`{'.'.join(where) or 'layout'}`: {problem_of(first)}") from error
+    for number, entry in enumerate(layout.fields):
+        for key, problem in _problems_of(entry):
+            raise _mistake(template, ("fields", str(number), key), problem)
+    for field in layout.stages.fields if layout.stages else ():
+        if field == "name" or field not in Stage.model_fields:
+            known = ", ".join(name for name in Stage.model_fields if name != "name")
+            raise _mistake(template, ("stages", "fields", field), f"`{field}` is not a field of a stage ({known})")
+    return layout
+
+
+def _mistake(template: Path, where: KeyPath, problem: str) -> ConfigError:
+    return ConfigError(problem, file=template, line=YamlFile.load(template).line_of(where), hint="this is a mistake in the layout itself")
+
+
+def _problems_of(entry: FieldEntry) -> Iterator[tuple[str, str]]:
+    """Yield what of *entry* does not go with the workload's models: its key, and the problem."""
+    declared = list(_declarations(entry.field))
+    if not declared:
+        yield "field", f"`{entry.field}` is not a field of a workload's {', '.join(PARTS[:-1])} or {PARTS[-1]}"
+        return
+    for spelling, meaning in ((spelling, meaning) for family in entry.values for spelling, meaning in family.items()):
+        if not any(_accepts(field, meaning) for field in declared):
+            yield "values", f"`{spelling}` is spelled {meaning!r}, which `{entry.field}` cannot be"
+    for spelling in entry.allowed:
+        if entry.values and entry.meaning_of(spelling) is None:
+            yield "allowed", f"`{spelling}` is allowed and has no meaning in `values`"
+    if entry.default is None or (entry.counts and entry.default in ("auto", -1)):
+        return
+    default = entry.meaning_of(str(entry.default)) if entry.values else entry.default
+    if default is None or not any(_accepts(field, default) for field in declared):
+        yield "default", f"the default {entry.default!r} is not a value of `{entry.field}`"
+
+
+def _declarations(field: str) -> Iterator[FieldInfo]:
+    """Yield how a workload's field is declared, by its dotted name: once for each kind of model that has it."""
+    first, *rest = field.split(".")
+    if first not in PARTS or not rest:
+        return
+    found = list(_types_in(Workload.model_fields[first].annotation))
+    for name in rest[:-1]:
+        found = [inner for model in found if name in model.model_fields for inner in _types_in(model.model_fields[name].annotation)]
+    for model in found:
+        declared = model.model_fields.get(rest[-1])
+        if declared is not None and not list(_types_in(declared.annotation)):  # a part with fields of its own is not a value
+            yield declared
+
+
+def _types_in(annotation: Any) -> Iterator[type[BaseModel]]:
+    """Yield the models that *annotation* names, those of unions too."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for inner in get_args(annotation):
+        yield from _types_in(inner)
+
+
+def _accepts(declared: FieldInfo, value: Any) -> bool:
+    definition: Any = (declared.annotation, declared)
+    try:
+        create_model("Value", value=definition).model_validate({"value": value})
+    except ValidationError:
+        return False
+    return True

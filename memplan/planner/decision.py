@@ -1,0 +1,233 @@
+"""What a plan decides: the micro-batch, the accumulation and the negatives. Pure: no files, no clock, no printing.
+
+1. what is pinned is put in place
+2. one micro-batch for all stages: the largest that fits with the negatives each stage has, then the rule of `batch.py`
+3. more negatives for each stage, where that is asked for
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple, TypedDict
+
+from memplan.errors import UsageError
+from memplan.estimators.base import Estimator
+from memplan.hardware.gpu import GpuSpec
+from memplan.memory.budget import DEFAULT_MARGIN, MemoryBudget
+from memplan.planner.batch import BatchChoice, choose_batch
+from memplan.planner.fitting import all_stages_fit, budget_of, heaviest_stage, largest_micro_batch, near_misses, questions_of
+from memplan.planner.negatives import has_negatives, most_negatives, with_negatives
+from memplan.planner.pins import Pins, pin
+from memplan.workload.stage import Stage
+from memplan.workload.training import MOST_STEPS
+from memplan.workload.workload import Workload
+
+NO_PINS = Pins()
+
+
+class DecisionOptions(TypedDict, total=False):
+    """What `decide` can be told besides."""
+
+    target: int | None
+    tolerance: float | None
+    margin: float
+    fills_card: bool
+    grows_negatives: bool
+
+
+TRIES_BEYOND = 3
+"""How many sizes above the first that does not fit are tried, where the rule would prefer them."""
+
+LARGEST_MICRO_BATCH = 65_536
+"""Where trying ends: a model without activations would never fill a card."""
+
+
+class Decision(NamedTuple):
+    """What a plan decides, before anything is explained."""
+
+    pinned: Workload
+    """The workload with its pins, before any choice."""
+    budget: MemoryBudget
+    target: int
+    """The effective batch that is aimed at."""
+    largest: int | None = None
+    """The largest micro-batch that fits; None where nothing does."""
+    choice: BatchChoice | None = None
+    """The micro-batch and accumulation; None where nothing fits."""
+    after: Workload | None = None
+    """The workload as planned."""
+
+
+def decide(
+    workload: Workload,
+    gpu: GpuSpec,
+    estimator: Estimator,
+    *,
+    target: int | None = None,
+    tolerance: float | None = None,
+    margin: float = DEFAULT_MARGIN,
+    pins: Pins = NO_PINS,
+    fills_card: bool = False,
+    grows_negatives: bool = False,
+) -> Decision:
+    """
+    Return what to use for *workload* on *gpu*.
+
+    *target*: the effective batch to reach; else the workload's own, else the one it has now; with *fills_card* the largest micro-batch that
+    fits, without accumulation. *tolerance*: share of the target by which the effective batch may be above it (`choose_batch`).
+    *grows_negatives*: give each stage as many negatives as fit beside the micro-batch. Raises UsageError for pins or allocator settings
+    that make no sense, or a target below one micro-batch on each rank.
+    """
+    pinned = pin(workload, pins)
+    if target is not None and pins.pins("target_effective_batch_size"):
+        raise UsageError("the target effective batch is given twice", hint="give `--target-effective-batch` or the pin, not both")
+    ranks = pinned.parallelism.data_parallel_size
+    least = ranks * (pinned.training.micro_batch_size if pins.pins("micro_batch_size") else 1)
+    budget = budget_of(gpu, margin, pinned.training.allocator_settings)
+    if fills_card and not pinned.training.target_effective_batch_size and not pins.pins("micro_batch_size"):
+        target = ranks * (_filling(pinned, gpu, estimator, budget) or 1)
+    target = target or pinned.training.target_effective_batch_size or max(least, _present_batch(workload, pinned))
+    if target < least:
+        raise UsageError(
+            f"a target effective batch of {target} is below one micro-batch of {least // ranks} on each of {ranks} GPU(s)",
+            hint=f"ask for {least} or more with `--target-effective-batch`, or pin a smaller micro-batch",
+        )
+    if target > MOST_STEPS * LARGEST_MICRO_BATCH:
+        raise UsageError(f"a target effective batch of {target} samples is more than any training has", hint="check its digits")
+    search = BatchSearch(pinned, gpu, estimator, budget=budget, target=target, tolerance=tolerance, pins=pins)
+    largest = search.largest()
+    for choice in search.by_preference(largest) if largest is not None else ():
+        if choice.gradient_accumulation_steps > MOST_STEPS:
+            raise UsageError(
+                f"a target effective batch of {target} takes {choice.gradient_accumulation_steps} accumulation steps of a micro-batch of "
+                f"{choice.micro_batch_size}: more than {MOST_STEPS}",
+                hint="ask for a smaller `--target-effective-batch`",
+            )
+        after = _with_choice(pinned, choice)
+        if grows_negatives:
+            after = after.model_copy(update={"stages": tuple(_grown(stage, after, gpu, estimator, budget, pins) for stage in after.stages)})
+        if all_stages_fit(after, gpu, estimator, budget):
+            return Decision(pinned, budget, target, search.end_from(max(largest or 0, choice.micro_batch_size)), choice, after)
+    return Decision(pinned, budget, target)
+
+
+def _filling(pinned: Workload, gpu: GpuSpec, estimator: Estimator, budget: MemoryBudget) -> int | None:
+    """Return the largest micro-batch with which every stage fits without accumulation."""
+    once = pinned.with_training(gradient_accumulation_steps=1)
+    return largest_micro_batch(lambda size: once.with_training(micro_batch_size=size), gpu, estimator, budget, most=LARGEST_MICRO_BATCH)
+
+
+def _present_batch(workload: Workload, pinned: Workload) -> int:
+    """The effective batch that the configuration has now, on the ranks that the plan is for."""
+    present = workload.training.micro_batch_size * workload.training.gradient_accumulation_steps
+    return present * pinned.parallelism.data_parallel_size
+
+
+def most_useful(target: int, ranks: int) -> int:
+    """The micro-batch that meets the target without accumulation: a larger one would only go past it."""
+    return max(1, min(LARGEST_MICRO_BATCH, -(-target // ranks)))
+
+
+class BatchSearch:
+    """Finds the micro-batch and the accumulation of a plan, with the estimator's word for every size that decides."""
+
+    def __init__(
+        self,
+        pinned: Workload,
+        gpu: GpuSpec,
+        estimator: Estimator,
+        *,
+        budget: MemoryBudget,
+        target: int,
+        tolerance: float | None,
+        pins: Pins,
+    ) -> None:
+        self.pinned, self.gpu, self.estimator, self.budget, self.target = pinned, gpu, estimator, budget, target
+        self.tolerance = tolerance
+        self.ranks = pinned.parallelism.data_parallel_size
+        self.most = most_useful(target, self.ranks)
+        self.micro_batch_size = pinned.training.micro_batch_size if pins.pins("micro_batch_size") else None
+        self.accumulation = pinned.training.gradient_accumulation_steps if pins.pins("gradient_accumulation_steps") else None
+
+    def of_size(self, micro_batch_size: int) -> Workload:
+        """
+        Return the workload with that micro-batch.
+
+        With accumulation the gradients stay through every micro-batch but the first; only a batch of the whole target is without it.
+        """
+        steps = self.accumulation or (1 if micro_batch_size >= self.most else 2)
+        return self.pinned.with_training(micro_batch_size=micro_batch_size, gradient_accumulation_steps=steps)
+
+    def fits(self, micro_batch_size: int) -> bool:
+        """Say whether the heaviest stage fits with that micro-batch."""
+        workload = self.of_size(micro_batch_size)
+        stage = heaviest_stage(workload, self.gpu, self.estimator)
+        return self.budget.fits(self.estimator(workload, self.gpu, stage).device_used)
+
+    def largest(self) -> int | None:
+        """Return the largest micro-batch with which the heaviest stage fits, or None; what is pinned is the only one tried."""
+        if self.micro_batch_size is not None:
+            return self.micro_batch_size if self.fits(self.micro_batch_size) else None
+        # The whole target at once is always asked about: without accumulation it can fit where a smaller micro-batch with it does not, and
+        # what the formulas say of it decides nothing.
+        if self.fits(self.most):
+            return self.most
+        if self.most == 1:
+            return None
+        return largest_micro_batch(self.of_size, self.gpu, self.estimator, self.budget, most=self.most - 1)
+
+    def by_preference(self, largest: int) -> Iterator[BatchChoice]:
+        """
+        Yield what the rule of `batch.py` makes of sizes up to *largest*, the best first; whether it fits is to be seen at its values.
+
+        Memory is not strictly monotone: one that seems to be hardly over the budget may fit, and a smaller one may not.
+        """
+        near = near_misses(self.of_size, self.gpu, self.estimator, self.budget, largest=largest, most=self.most)
+        for _ in range(TRIES_BEYOND if near and self.micro_batch_size is None else 0):
+            beyond = self._by_rule(near[-1])
+            if beyond.micro_batch_size not in near:
+                break
+            yield beyond
+            near = [size for size in near if size < beyond.micro_batch_size]
+            if not near:
+                break
+        choice = self._by_rule(largest)
+        yield choice
+        while choice.micro_batch_size > 1 and self.micro_batch_size is None:
+            choice = self._by_rule(choice.micro_batch_size - 1)
+            yield choice
+
+    def end_from(self, size: int) -> int:
+        """Return the last of the sizes from *size* on that fit one after the other, which is mostly *size* itself."""
+        if self.micro_batch_size is not None:
+            return size
+        return next((after for after in range(size, self.most) if not self.fits(after + 1)), self.most)
+
+    def _by_rule(self, largest: int) -> BatchChoice:
+        return choose_batch(
+            largest=largest,
+            target=self.target,
+            data_parallel_size=self.ranks,
+            tolerance=self.tolerance,
+            pinned_micro_batch=self.micro_batch_size,
+            pinned_accumulation=self.accumulation,
+        )
+
+
+def _with_choice(workload: Workload, choice: BatchChoice) -> Workload:
+    return workload.with_training(micro_batch_size=choice.micro_batch_size, gradient_accumulation_steps=choice.gradient_accumulation_steps)
+
+
+def _grown(stage: Stage, workload: Workload, gpu: GpuSpec, estimator: Estimator, budget: MemoryBudget, pins: Pins) -> Stage:
+    """Return *stage* with as many negatives as fit; as it is where they are pinned, or where it trains without any."""
+    if pins.pins("n_negatives", stage.name) or not has_negatives(stage):
+        return stage
+    return with_negatives(stage, most_negatives(stage, questions_of(workload, gpu, estimator, budget)))
+
+
+def smallest_try(decision: Decision, pins: Pins) -> Workload:
+    """Return the least that is tried where nothing fits: micro-batches of 1, accumulated up to the target, but for what is pinned."""
+    pinned = decision.pinned
+    smallest = pinned if pins.pins("micro_batch_size") else pinned.with_training(micro_batch_size=1)
+    steps = min(MOST_STEPS, -(-decision.target // (smallest.training.micro_batch_size * smallest.parallelism.data_parallel_size)))
+    return smallest if pins.pins("gradient_accumulation_steps") else smallest.with_training(gradient_accumulation_steps=steps)

@@ -1,0 +1,176 @@
+"""From a decision to a Plan: what each stage takes and could have. Why, and what would help, `analysis/` adds."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from typing_extensions import Unpack
+
+from memplan.estimators import guide
+from memplan.estimators.base import Estimator
+from memplan.hardware.gpu import GpuSpec
+from memplan.memory.budget import MemoryBudget
+from memplan.planner.batch import BatchChoice
+from memplan.planner.decision import NO_PINS, Decision, DecisionOptions, decide, smallest_try
+from memplan.planner.fitting import questions_of, stages_of
+from memplan.planner.negatives import has_negatives, most_negatives, most_positives, positives_cost_memory, with_negatives
+from memplan.planner.pins import Pins
+from memplan.planner.plan import BatchAlternative, Plan, StagePlan, StageRoom, StageValues
+from memplan.units import GIB
+from memplan.workload.stage import Stage
+from memplan.workload.workload import Workload
+
+
+class Planned(NamedTuple):
+    """A plan that is not explained yet, and the decision behind it."""
+
+    plan: Plan
+    decision: Decision
+
+
+def plan_workload(
+    workload: Workload,
+    gpu: GpuSpec,
+    estimator: Estimator,
+    *,
+    pins: Pins = NO_PINS,
+    with_room: bool = True,
+    **options: Unpack[DecisionOptions],
+) -> Planned:
+    """
+    Return the plan of *workload* for *gpu*: what `decide` decides with the same *options*, and what it takes.
+
+    *with_room*: find how many negatives and positives each stage could have. A plan that does not fit is returned too: it says so, and how
+    many bytes it is short of.
+    """
+    decision = decide(workload, gpu, estimator, pins=pins, **options)
+    if decision.after is None or decision.choice is None:
+        return Planned(_misfit(workload, decision, gpu, estimator, pins), decision)
+    after, budget = decision.after, decision.budget
+    stages = tuple(_stage_plan(workload, after, number, gpu, estimator, budget) for number in range(len(stages_of(after))))
+    if with_room:
+        stages = tuple(
+            planned.model_copy(update={"room": _room(stage, after, gpu, estimator, budget)})
+            for planned, stage in zip(stages, stages_of(after), strict=True)
+        )
+    plan = Plan(
+        fits=True,
+        method=estimator.method,
+        gpu=gpu,
+        budget=budget,
+        budget_bytes=budget.budget_bytes,
+        target_effective_batch_size=decision.target,
+        effective_batch_size=after.effective_batch_size,
+        stages=stages,
+        rule=decision.choice.rule,
+        alternative=_alternative_of(decision.choice),
+        before=workload,
+        after=after,
+    )
+    return Planned(plan, decision)
+
+
+def _alternative_of(choice: BatchChoice) -> BatchAlternative | None:
+    return BatchAlternative.model_validate(choice.alternative._asdict()) if choice.alternative is not None else None
+
+
+def _room(stage: Stage | None, workload: Workload, gpu: GpuSpec, estimator: Estimator, budget: MemoryBudget) -> StageRoom | None:
+    """Return how many negatives and positives *stage* could have at the planned micro-batch; None outside contrastive training."""
+    if stage is None or workload.contrastive is None:
+        return None
+    contrastive, asked = workload.contrastive, questions_of(workload, gpu, estimator, budget)
+    negatives = most_negatives(stage, asked) if has_negatives(stage) else None
+    positives = most_positives(stage, asked) if positives_cost_memory(workload) else None
+    return StageRoom(
+        items_per_anchor=contrastive.samples_per_anchor(stage),
+        n_negatives=negatives,
+        items_per_anchor_with_negatives=None if negatives is None else contrastive.samples_per_anchor(with_negatives(stage, negatives)),
+        n_positives=positives,
+        items_per_anchor_with_positives=None
+        if positives is None
+        else contrastive.samples_per_anchor(stage.model_copy(update={"n_positives": positives})),
+    )
+
+
+def values_of(workload: Workload, stage: Stage | None) -> StageValues:
+    """Return what a plan of *workload* decides for *stage*."""
+    training = workload.training
+    seen = None
+    if workload.contrastive is not None and stage is not None:
+        seen = workload.contrastive.negatives_per_anchor(
+            stage, micro_batch_size=training.micro_batch_size, data_parallel_size=workload.parallelism.data_parallel_size
+        )
+    return StageValues(
+        micro_batch_size=training.micro_batch_size,
+        gradient_accumulation_steps=training.gradient_accumulation_steps,
+        effective_batch_size=workload.effective_batch_size,
+        n_positives=stage.n_positives if stage else None,
+        n_negatives=stage.n_negatives if stage else None,
+        negatives_per_anchor=seen,
+    )
+
+
+def _stage_plan(before: Workload, after: Workload, number: int, gpu: GpuSpec, estimator: Estimator, budget: MemoryBudget) -> StagePlan:
+    """Return the plan of stage *number* (the workload itself where it has none)."""
+    old, new = stages_of(before)[number], stages_of(after)[number]
+    present, planned = estimator(before, gpu, old), estimator(after, gpu, new)
+    return StagePlan(
+        name=new.name if new else after.name,
+        present=values_of(before, old),
+        present_estimate=present,
+        present_fits=budget.fits(present.device_used),
+        planned=values_of(after, new),
+        estimate=planned,
+        fits=budget.fits(planned.device_used),
+    )
+
+
+def _misfit(workload: Workload, decision: Decision, gpu: GpuSpec, estimator: Estimator, pins: Pins) -> Plan:
+    """Return the plan that says that nothing fits: the smallest try, and what it is over."""
+    smallest, budget = smallest_try(decision, pins), decision.budget
+    stages = tuple(_stage_plan(workload, smallest, number, gpu, estimator, budget) for number in range(len(stages_of(smallest))))
+    return Plan(
+        fits=False,
+        method=estimator.method,
+        gpu=gpu,
+        budget=budget,
+        budget_bytes=budget.budget_bytes,
+        target_effective_batch_size=decision.target,
+        effective_batch_size=smallest.effective_batch_size,
+        stages=stages,
+        missing_bytes=max(budget.missing_bytes(stage.estimate.device_used) for stage in stages),
+        rule="nothing fits",
+        before=workload,
+        after=decision.pinned,
+    )
+
+
+def plan_by_guide(workload: Workload, gpu: GpuSpec, *, memory_gib: float) -> Plan:
+    """
+    Return what the guide recommends for a card of *memory_gib*: each stage a batch of its own, and its mistakes with it.
+
+    Raises UsageError for a workload that is not the guide's kind.
+    """
+    budget = MemoryBudget(total_bytes=int(memory_gib * GIB), margin=1 - guide.USABLE_SHARE)
+    guide.estimate(workload, stages_of(workload)[0])  # refuses what is not the guide's kind
+    stages = tuple(_guide_stage(workload, number, gpu, memory_gib, budget) for number in range(len(workload.stages)))
+    return Plan(
+        fits=all(stage.fits for stage in stages),
+        method="guide",
+        gpu=gpu,
+        budget=budget,
+        budget_bytes=budget.budget_bytes,
+        target_effective_batch_size=guide.TARGET_BATCH,
+        effective_batch_size=stages[0].planned.effective_batch_size,
+        stages=stages,
+        missing_bytes=max(budget.missing_bytes(stage.estimate.device_used) for stage in stages),
+        rule="the guide's: the largest batch up to 128 by its formula, accumulation rounded down",
+        before=workload,
+        after=workload,
+    )
+
+
+def _guide_stage(workload: Workload, number: int, gpu: GpuSpec, memory_gib: float, budget: MemoryBudget) -> StagePlan:
+    batch = guide.largest_batch(workload, workload.stages[number], memory_gib=memory_gib)
+    after = workload.with_training(micro_batch_size=batch, gradient_accumulation_steps=guide.accumulation(batch))
+    return _stage_plan(workload, after, number, gpu, guide.GuideEstimator(), budget)

@@ -1,0 +1,113 @@
+"""
+What a program asked of the caching allocator, without what the allocator did about it.
+
+The same requests can be put to another allocator: one with other settings, on a smaller card. They are also what two sizes of a program may
+have in common (`parametric.py`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from types import MappingProxyType
+
+from memplan.traces.trace import ALLOC, FREE, FREE_REQUESTED, OOM, SEGMENT_FREE, SEGMENT_UNMAP, MemoryTrace
+
+EMPTY_CACHE = 0
+
+
+@dataclass(frozen=True)
+class Requests:
+    """Allocations and frees in their order."""
+
+    order: Sequence[int]
+    """n: the n-th allocation, from 1; -n: its block is free again; EMPTY_CACHE: cached segments are given back."""
+
+    sizes: Sequence[int]
+    """Bytes that each allocation asks for."""
+
+    streams: Sequence[int]
+    """The stream of each."""
+
+    @cached_property
+    def sequence(self) -> str:
+        """
+        A digest that is equal where two programs ask in the same sequence, whatever the sizes.
+
+        Frees that follow each other have no order: what is free afterwards is the same, and theirs varies from run to run (autocast's cache
+        is hashed by address).
+        """
+        order, frees = array("q"), list[int]()
+        for request in self.order:
+            if request < 0:
+                frees.append(request)
+                continue
+            if frees:
+                order.extend(sorted(frees))
+                frees.clear()
+            order.append(request)
+        order.extend(sorted(frees))
+        return hashlib.blake2b(order.tobytes() + array("q", self.streams).tobytes()).hexdigest()
+
+    @cached_property
+    def peak_bytes(self) -> int:
+        """The most bytes that were asked for and not freed."""
+        current = most = 0
+        for request in self.order:
+            if request > 0:
+                current += self.sizes[request - 1]
+                most = max(most, current)
+            elif request < 0:
+                current -= self.sizes[-request - 1]
+        return most
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """How it went when requests were put to an allocator."""
+
+    peak_allocated_bytes: int
+    peak_reserved_bytes: int
+    num_alloc_retries: int
+    gave_back: bool
+    """Whether cached segments had to be given back before the program could go on: it is tight."""
+    out_of_memory_at: int | None
+    """The allocation (from 1) that could not be had, where the replay ended; None: it went through."""
+
+    @property
+    def fits(self) -> bool:
+        """Say whether memory never ran out."""
+        return self.out_of_memory_at is None
+
+
+def requests_of(trace: MemoryTrace, *, live_before: Mapping[int, int] = MappingProxyType({})) -> Requests:
+    """
+    Return what was asked for in *trace*.
+
+    Segments given back count as a request to empty the cache; so they are on a card that was never full (`replay_recorded` knows of full
+    ones). *live_before* is what had been allocated when the trace began, by address: it has the first numbers, in the order of addresses.
+    An allocation that failed is one that is never freed.
+    """
+    order, sizes, streams = array("q"), array("Q", [live_before[address] for address in sorted(live_before)]), array("Q")
+    streams.extend(0 for _ in sizes)
+    live = {address: number for number, address in enumerate(sorted(live_before), start=1)}
+    is_giving_back = False
+    for action, address, size, stream in zip(trace.actions, trace.addresses, trace.sizes, trace.streams, strict=True):
+        if action in (SEGMENT_FREE, SEGMENT_UNMAP):
+            if not is_giving_back:
+                order.append(EMPTY_CACHE)
+            is_giving_back = True
+        elif action in (ALLOC, OOM):
+            sizes.append(size)
+            streams.append(stream)
+            order.append(len(sizes))
+            if action == ALLOC:
+                live[address] = len(sizes)
+        elif action == FREE:
+            order.append(-live.pop(address))
+        if action in (ALLOC, FREE, FREE_REQUESTED, OOM):
+            is_giving_back = False
+    return Requests(order, sizes, streams)

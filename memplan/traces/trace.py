@@ -1,0 +1,268 @@
+"""A MemoryTrace: every event of the caching allocator through the steps of a program, and what each allocation was for.
+
+What a recorder can know at the time are *notes*: "the gradient of some parameter lies at this address, now that there have been 812
+allocations". Here, with the whole trace at hand, a note finds its allocation: the last one at that address among the first 812.
+"""
+
+from __future__ import annotations
+
+import bisect
+import json
+import zlib
+from array import array
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+CATEGORIES = ("parameters", "gradients", "optimizer_state", "workspaces", "batch_data", "activations")
+"""What an allocation can be for, as MemoryBreakdown's fields have it; where two claim one, the first wins."""
+
+ALLOC, FREE, FREE_REQUESTED, SEGMENT_ALLOC, SEGMENT_FREE, SEGMENT_MAP, SEGMENT_UNMAP, OOM = "afrSsMmo"
+ACTIONS = {
+    "alloc": ALLOC,
+    "free_completed": FREE,
+    "free_requested": FREE_REQUESTED,
+    "segment_alloc": SEGMENT_ALLOC,
+    "segment_free": SEGMENT_FREE,
+    "segment_map": SEGMENT_MAP,
+    "segment_unmap": SEGMENT_UNMAP,
+    "oom": OOM,
+}
+"""PyTorch's names of the events to the letters of a trace."""
+
+FORMAT = 1
+"""Of a trace in a file."""
+
+ROUNDING = 512
+"""Blocks are multiples of this many bytes (kMinBlockSize of c10/cuda/CUDACachingAllocator)."""
+
+_ACTIVATIONS = CATEGORIES.index("activations")
+_WORKSPACES = CATEGORIES.index("workspaces")
+
+
+class Mark(NamedTuple):
+    """From *position* on, the program was in *phase* of *step*."""
+
+    position: int
+    """Number of the event."""
+    step: int
+    """1 for the first; 0 while the model is built."""
+    phase: str
+    """build, forward, backward or optimizer."""
+
+
+class EventColumns(NamedTuple):
+    """The allocator's events, a column each."""
+
+    actions: str = ""
+    """A letter for each event, those of ACTIONS."""
+    addresses: Sequence[int] = ()
+    sizes: Sequence[int] = ()
+    """Bytes."""
+    streams: Sequence[int] = ()
+
+
+class CountedMark(NamedTuple):
+    """A mark as a recorder can know it: by how many allocations and frees there had been."""
+
+    num_allocations: int
+    num_frees: int
+    step: int
+    phase: str
+
+
+class Note(NamedTuple):
+    """What lay at an address at some time."""
+
+    address: int
+    num_allocations: int
+    """Allocations that there had been by then."""
+
+
+class Block(NamedTuple):
+    """An allocation that was alive at some moment."""
+
+    number: int
+    """1 for the first allocation of the trace."""
+    size_bytes: int
+    """As asked for."""
+    category: str
+
+
+@dataclass(frozen=True)
+class MemoryTrace:
+    """The allocator's events in their order, as columns."""
+
+    actions: str
+    """One letter an event (ACTIONS)."""
+    addresses: Sequence[int]
+    sizes: Sequence[int]
+    """Bytes asked for; of an out-of-memory event, the bytes that could not be had."""
+    streams: Sequence[int]
+    purposes: bytes
+    """Of each allocation (in their order) the index of its category."""
+    marks: tuple[Mark, ...]
+
+    def to_bytes(self) -> bytes:
+        """Return the trace as a file holds it: a line of JSON, then the columns, compressed."""
+        marks = [tuple(mark) for mark in self.marks]
+        header = json.dumps({"format": FORMAT, "events": len(self.actions), "purposes": len(self.purposes), "marks": marks})
+        columns = (self.actions.encode(), *(array("Q", column).tobytes() for column in (self.addresses, self.sizes, self.streams)))
+        return header.encode() + b"\n" + zlib.compress(b"".join((*columns, self.purposes)), level=1)
+
+    @classmethod
+    def from_bytes(cls, content: bytes) -> MemoryTrace:
+        """Return the trace that `to_bytes` wrote. Raises ValueError for anything else."""
+        header, _, columns = content.partition(b"\n")
+        try:
+            told = json.loads(header)
+            if told["format"] != FORMAT:
+                raise ValueError(f"format {told['format']} instead of {FORMAT}")
+            count, rest = told["events"], zlib.decompress(columns)
+        except (KeyError, TypeError, zlib.error) as error:
+            raise ValueError(f"no trace: {error}") from error
+        if len(rest) != count * (1 + 3 * 8) + told["purposes"]:
+            raise ValueError("a trace that is cut off")
+        addresses, sizes, streams = (array("Q", rest[at : at + 8 * count]) for at in (count, 9 * count, 17 * count))
+        marks = tuple(Mark(*mark) for mark in told["marks"])
+        return cls(rest[:count].decode(), addresses, sizes, streams, purposes=rest[25 * count :], marks=marks)
+
+    def phase_at(self, position: int) -> Mark:
+        """Return the mark that holds at event *position*."""
+        place = bisect.bisect_right([mark.position for mark in self.marks], position)
+        return self.marks[place - 1] if place else Mark(0, 0, "build")
+
+    def peak(self, *, first_allocation: int = 0) -> tuple[int, dict[int, Block]]:
+        """
+        Return the event at which most bytes were alive, and the blocks that were, by address.
+
+        With *first_allocation* only moments behind that many allocations count.
+        """
+        position = self._highest(first_allocation)
+        live: dict[int, Block] = {}
+        number = 0
+        for event, action in enumerate(self.actions[: position + 1]):
+            if action == ALLOC:
+                number += 1
+                live[self.addresses[event]] = Block(number, self.sizes[event], self._category(number))
+            elif action == FREE:
+                live.pop(self.addresses[event], None)
+        return position, live
+
+    def _highest(self, first_allocation: int) -> int:
+        """Return the event after which most bytes are alive."""
+        live: dict[int, int] = {}
+        current = most = number = position = 0
+        for event, action in enumerate(self.actions):
+            if action == ALLOC:
+                number += 1
+                size = rounded(self.sizes[event])
+                live[self.addresses[event]] = size
+                current += size
+                if current > most and number > first_allocation:
+                    most, position = current, event
+            elif action == FREE:
+                current -= live.pop(self.addresses[event], 0)
+        return position
+
+    def _category(self, number: int) -> str:
+        return CATEGORIES[self.purposes[number - 1]]
+
+
+def rounded(size: int) -> int:
+    """Return the bytes that the allocator counts for *size*: at least one unit of rounding."""
+    return max(ROUNDING, -(-size // ROUNDING) * ROUNDING)
+
+
+def bytes_by_category(blocks: Iterable[Block]) -> dict[str, int]:
+    """Return the bytes of *blocks*, rounded as the allocator does, by category."""
+    found = dict.fromkeys(CATEGORIES, 0)
+    for block in blocks:
+        found[block.category] += rounded(block.size_bytes)
+    return found
+
+
+def make_trace(
+    events: EventColumns,
+    *,
+    marks: Iterable[CountedMark],
+    notes: Mapping[str, Iterable[Note]],
+    end: tuple[int, int] | None = None,
+) -> MemoryTrace:
+    """
+    Return the trace of *events*, as a recorder wrote them; *notes* are by category.
+
+    *end*, as allocations and frees, cuts the trace where the recorder began to look closer.
+    """
+    actions = events.actions
+    positions = _positions(actions)
+    last = _position(positions, *end) if end else len(actions)
+    placed = (Mark(_position(positions, allocs, frees), step, phase) for allocs, frees, step, phase in marks)
+    addresses, sizes, streams = (array("Q", column[:last]) for column in events[1:])
+    kept = tuple(mark for mark in placed if mark.position < last or not last)
+    trace = MemoryTrace(actions[:last], addresses, sizes, streams, purposes=b"", marks=kept)
+    return replace(trace, purposes=_purposes(trace, notes))
+
+
+class _Positions(NamedTuple):
+    """Where the n-th allocation and the n-th free of a trace are."""
+
+    allocs: list[int]
+    frees: list[int]
+
+
+def _positions(actions: str) -> _Positions:
+    return _Positions(
+        [place for place, action in enumerate(actions) if action == ALLOC],
+        [place for place, action in enumerate(actions) if action == FREE],
+    )
+
+
+def _position(positions: _Positions, num_allocs: int, num_frees: int) -> int:
+    """Return the event behind the first *num_allocs* allocations and *num_frees* frees, as far as there are so many."""
+    last = [
+        column[min(count, len(column)) - 1] for column, count in zip(positions, (num_allocs, num_frees), strict=True) if count and column
+    ]
+    return max(last, default=-1) + 1
+
+
+def allocations_by_address(trace: MemoryTrace) -> dict[int, list[int]]:
+    """Return the numbers of all allocations at each address, in order; the first of the trace is 1."""
+    numbers: dict[int, list[int]] = {}
+    allocated = (address for action, address in zip(trace.actions, trace.addresses, strict=True) if action == ALLOC)
+    for number, address in enumerate(allocated, start=1):
+        numbers.setdefault(address, []).append(number)
+    return numbers
+
+
+def allocation_of(numbers: Mapping[int, list[int]], note: Note) -> int | None:
+    """Return the number of the allocation that *note* is about, None where there is none."""
+    found = numbers.get(note.address, [])
+    place = bisect.bisect_right(found, note.num_allocations)
+    return found[place - 1] if place else None
+
+
+def _purposes(trace: MemoryTrace, notes: Mapping[str, Iterable[Note]]) -> bytes:
+    numbers = allocations_by_address(trace)
+    purposes = bytearray([_ACTIVATIONS]) * sum(map(len, numbers.values()))
+    for number in _optimizer_allocations(trace):
+        purposes[number - 1] = _WORKSPACES
+    for index in range(len(CATEGORIES) - 1, -1, -1):  # the first category writes last
+        for note in notes.get(CATEGORIES[index], ()):
+            found = allocation_of(numbers, note)
+            if found is not None:
+                purposes[found - 1] = index
+    return bytes(purposes)
+
+
+def _optimizer_allocations(trace: MemoryTrace) -> Iterator[int]:
+    """Yield the numbers of the allocations made while an optimizer stepped: its temporaries, and its state, which is noted."""
+    number, marks = 0, [*trace.marks, Mark(len(trace.actions), 0, "end")]
+    begin = {mark.position: mark.phase for mark in marks}
+    phase = "build"
+    for position, action in enumerate(trace.actions):
+        phase = begin.get(position, phase)
+        if action == ALLOC:
+            number += 1
+            if phase == "optimizer":
+                yield number

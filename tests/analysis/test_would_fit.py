@@ -1,0 +1,198 @@
+"""What would fit in place of a step that does not: the largest batch, and the cards that offer enough."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from memplan.analysis.would_fit import MOST_CARDS, what_would_fit
+from memplan.errors import UsageError
+from memplan.execution.rehearsal import Rehearsal
+from memplan.execution.rehearse import Rehearser
+from memplan.execution.step_source import step_source_from
+from memplan.hardware.catalog import cards, find_card
+from memplan.hardware.gpu import UNLIMITED_BYTES, GpuSpec
+from memplan.memory.breakdown import MemoryBreakdown
+from memplan.memory.estimate import MemoryRange
+from memplan.standin.build import TorchBuild
+from memplan.units import GIB
+from tests.standin.conftest import torch_build
+
+__all__ = ["torch_build"]
+
+STEPS = Path(__file__).parents[1] / "child" / "odd_steps.py"
+MIB = 2**20
+
+Need = Callable[[int], int]
+
+
+def rehearsal(used_bytes: int, *, fits: bool, values: Mapping[str, Any]) -> Rehearsal:
+    return Rehearsal(
+        method="rehearsed",
+        breakdown=MemoryBreakdown(**dict.fromkeys(MemoryBreakdown.model_fields, 0) | {"activations_bytes": used_bytes}),
+        peak_allocated_bytes=used_bytes,
+        peak_reserved_bytes=used_bytes,
+        device_used=MemoryRange(low_bytes=used_bytes, expected_bytes=used_bytes, high_bytes=used_bytes),
+        peak_phase="forward of step 1",
+        card="a card",
+        torch="2.13.0",
+        fits=fits,
+        num_alloc_retries=0,
+        steps=(),
+        values=dict(values),
+    )
+
+
+class Program:
+    """Stands in for rehearsals of a program: *need* by batch, of which it takes multiples of *unit*, and none from *breaks* on."""
+
+    def __init__(self, need: Need, *, name: str = "batch_size", default: Any = 64, unit: int = 1, breaks: int = 2**60) -> None:
+        self.need, self.name, self.default, self.unit, self.breaks = need, name, default, unit, breaks
+        self.tried: list[int] = []
+
+    def __call__(self, gpu: GpuSpec, values: Mapping[str, Any]) -> Rehearsal:
+        all_values = {self.name: self.default} | dict(values)
+        batch = all_values[self.name] if type(all_values[self.name]) is int else 1
+        self.tried.append(batch)
+        if self.need(batch) > gpu.total_memory_bytes:
+            return rehearsal(gpu.total_memory_bytes, fits=False, values=all_values)
+        if batch % self.unit or batch >= self.breaks:
+            raise UsageError("the program failed in its step 1")
+        return rehearsal(self.need(batch), fits=True, values=all_values)
+
+
+def linear(batch: int) -> int:
+    return (1000 + 10 * batch) * MIB
+
+
+def small_card(memory_mib: int) -> GpuSpec:
+    return find_card("t4").model_copy(update={"total_memory_bytes": memory_mib * MIB})
+
+
+@pytest.mark.parametrize("name", ["micro_batch_size", "batch_size", "per_device_train_batch_size", "batch", "bs"])
+@pytest.mark.parametrize("largest", [1, 2, 31, 62, 63])
+def test_the_largest_batch_is_found(name: str, largest: int) -> None:
+    """Whatever people call it; 64 was tried and did not fit."""
+    found = what_would_fit(Program(linear, name=name), gpu=small_card(1000 + 10 * largest + 9), values={})
+
+    assert (found.name, found.value) == (name, largest)
+    assert found.device_used_bytes == linear(64)
+
+
+def test_few_rehearsals_find_it() -> None:
+    """About twice as many as the answer has bits: of a million samples 1000 fit."""
+    program = Program(linear, default=10**6)
+
+    assert what_would_fit(program, gpu=small_card(1000 + 10 * 1000), values={}).value == 1000
+    assert len(program.tried) < 30
+
+
+def test_not_even_one_fits() -> None:
+    """Tried are the whole on a card without end, the whole on one as large as it used, and from its share of the card down to one."""
+    program = Program(linear)
+
+    found = what_would_fit(program, gpu=small_card(100), values={})
+
+    assert (found.name, found.value) == ("batch_size", None)
+    assert program.tried == [64, 64, 3, 2, 1]
+
+
+@pytest.mark.parametrize("values", [{}, {"batch_size": None}, {"batch_size": "auto"}, {"batch_size": True}, {"batch_size": 2.5}])
+def test_without_a_number_of_samples_none_is_tried(values: dict[str, Any]) -> None:
+    """The cards are told all the same."""
+    found = what_would_fit(Program(linear, name="width"), gpu=small_card(100), values=values)
+
+    assert (found.name, found.value) == (None, None)
+    assert found.cards
+
+
+@pytest.mark.parametrize(("unit", "largest"), [(2, 30), (8, 24), (16, 16), (64, None)])
+def test_a_program_that_takes_only_some_batches_gets_one_of_them(unit: int, largest: int | None) -> None:
+    """Multiples of 8, say: 31 samples would fit."""
+    assert what_would_fit(Program(linear, unit=unit), gpu=small_card(1000 + 319), values={}).value == largest
+
+
+def test_a_program_that_does_not_run_with_one_sample_gets_more() -> None:
+    """As batch normalisation does not: of the others any."""
+
+    class Normalised(Program):
+        def __call__(self, gpu: GpuSpec, values: Mapping[str, Any]) -> Rehearsal:
+            if values.get(self.name) == 1:
+                raise UsageError("Expected more than 1 value per channel when training")
+            return super().__call__(gpu, values)
+
+    assert [what_would_fit(Normalised(linear), gpu=small_card(1000 + 10 * fits), values={}).value for fits in (2, 3, 30, 31)] == [
+        2,
+        3,
+        30,
+        31,
+    ]
+
+
+def test_a_program_that_fails_with_more_memory_keeps_its_report() -> None:
+    """It was out of memory before it came to that; a smaller batch is told where it was given by hand."""
+    found = what_would_fit(Program(linear, breaks=60), gpu=small_card(1000 + 319), values={"batch_size": 64})
+
+    assert (found.device_used_bytes, found.cards) == (None, ())
+    assert (found.name, found.value) == ("batch_size", 31)
+
+
+def test_memory_without_end_is_not_enough_for_everything() -> None:
+    """More than anybody has addresses for."""
+    found = what_would_fit(Program(lambda batch: UNLIMITED_BYTES * batch), gpu=small_card(100), values={})
+
+    assert (found.device_used_bytes, found.cards, found.value) == (None, (), None)
+
+
+@pytest.mark.parametrize("needed_gib", [1, 7.9, 14.6, 23, 40, 79, 100, 178, 1000])
+def test_the_cards_told_of_offer_so_much_and_are_the_smallest(needed_gib: float) -> None:
+    """What they offer to programs, not what is on the box; none that is smaller does."""
+    needed = int(needed_gib * GIB)
+    offered = {card.spec.name: card.spec.total_memory_bytes for card in cards() if not card.is_mig}
+
+    found = what_would_fit(Program(lambda _: needed), gpu=small_card(100), values={})
+
+    enough = sorted(size for size in offered.values() if size >= needed)
+    assert [offered[name] for name in found.cards] == enough[:MOST_CARDS]
+
+
+@pytest.fixture(scope="module")
+def rehearser(torch_build: TorchBuild) -> Iterator[Rehearser]:
+    """A program of one MiB a sample."""
+    with Rehearser(step_source_from(f"{STEPS}:allocates")) as found:
+        yield found
+
+
+def test_what_is_told_of_a_real_program_is_true(rehearser: Rehearser) -> None:
+    """It fits, one sample more does not, and it runs on the cards that are named."""
+
+    def run(gpu: GpuSpec, values: Mapping[str, Any]) -> Rehearsal:
+        return rehearser.rehearse(gpu=gpu, values=values, steps=1)
+
+    card, tried = small_card(700), {"batch": 15_000}  # 400 of it are the CUDA context's
+    assert not run(card, tried).fits
+
+    found = what_would_fit(run, gpu=card, values=tried)
+
+    assert (found.name, found.value) == ("batch", 300)
+    assert run(card, {"batch": 300}).fits
+    assert not run(card, {"batch": 301}).fits
+    assert found.device_used_bytes == (15_000 + 400) * MIB
+    assert all(run(find_card(name), tried).fits for name in found.cards)
+
+
+def test_the_size_that_is_told_was_tried() -> None:
+    """A step that tears holes where memory ends needs 3% more than it used where there was no end: told is the first size that did."""
+
+    class TearsHoles(Program):
+        def __call__(self, gpu: GpuSpec, values: Mapping[str, Any]) -> Rehearsal:
+            self.need = linear if gpu.total_memory_bytes > 100 * GIB else lambda batch: int(linear(batch) * 1.03)
+            found = super().__call__(gpu, values)
+            return found if not found.fits else rehearsal(linear(64), fits=True, values=found.values)
+
+    found = what_would_fit(TearsHoles(linear), gpu=small_card(100), values={})
+
+    assert found.device_used_bytes == int(linear(64) * 1.05)

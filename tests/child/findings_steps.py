@@ -1,0 +1,440 @@
+"""Steps with something to find in them, and their twins without. One function gives them all: `build(device, name)`."""
+
+import copy
+
+import torch
+from torch.utils.checkpoint import checkpoint
+
+
+def build(device, name, batch=64, **values):
+    """Return the step of the program called *name*."""
+    return globals()[name](device, batch=batch, **values)
+
+
+def training(model, *, batch, width, update=None, loss=None):
+    """Return a step that trains *model* on random rows."""
+    update = update or torch.optim.SGD([weight for weight in model.parameters() if weight.requires_grad], lr=1e-3)
+    device = next(model.parameters()).device
+
+    def step():
+        result = model(torch.randn(batch, width, device=device))
+        (loss(result) if loss else result.square().mean()).backward()
+        update.step()
+        update.zero_grad()
+
+    return step
+
+
+def layers(width, depth=4):
+    """Linear layers without bias."""
+    return torch.nn.Sequential(*[torch.nn.Linear(width, width, bias=False) for _ in range(depth)])
+
+
+# activation checkpointing
+
+
+class Encoder(torch.nn.Module):
+    """Two blocks with a switch, as libraries have it: without effect in eval mode, or where nobody asks."""
+
+    def __init__(self, width, *, asks=True):
+        super().__init__()
+        self.gradient_checkpointing = True
+        self.blocks = torch.nn.ModuleList([layers(width, 2) for _ in range(2)])
+        self.asks = asks
+
+    def forward(self, rows):
+        """Run the blocks, checkpointed where the switch has an effect."""
+        for block in self.blocks:
+            if self.gradient_checkpointing and self.training and self.asks:
+                rows = checkpoint(block, rows, use_reentrant=False)
+            else:
+                rows = block(rows)
+        return rows
+
+
+def checkpoints(device, batch, width=256):
+    """The switch works."""
+    return training(Encoder(width).to(device), batch=batch, width=width)
+
+
+def checkpoints_reentrant(device, batch, width=256):
+    """The older way, called by a module without any switch of the name."""
+    encoder = Encoder(width, asks=False).to(device)
+    block = layers(width).to(device)
+    update = torch.optim.SGD([*encoder.parameters(), *block.parameters()], lr=1e-3)
+
+    def step():
+        rows = torch.randn(batch, width, device=device, requires_grad=True)
+        encoder(checkpoint(block, rows, use_reentrant=True)).square().mean().backward()
+        update.step()
+        update.zero_grad()
+
+    return step
+
+
+def switch_in_eval_mode(device, batch, width=256):
+    """The guide's trap: the encoder was left in eval mode."""
+    model = torch.nn.Sequential(Encoder(width), layers(width)).to(device)
+    model[0].eval()
+    return training(model, batch=batch, width=width)
+
+
+def switch_that_nobody_asks(device, batch, width=256):
+    """In training mode, and still not one region is checkpointed."""
+    return training(Encoder(width, asks=False).to(device), batch=batch, width=width)
+
+
+# parameters without gradient
+
+
+class TwoHeads(torch.nn.Module):
+    """Only one of the heads reaches the loss."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.body = layers(width, 1)
+        self.used = torch.nn.Linear(width, width)
+        self.unused = torch.nn.Linear(width, width)
+
+    def forward(self, rows):
+        """Run the body and one head."""
+        return self.used(self.body(rows))
+
+
+def head_without_gradient(device, batch, width=64, frozen=False):
+    """The unused head is in the optimizer all the same; *frozen*: it was told not to learn."""
+    model = TwoHeads(width).to(device)
+    model.unused.requires_grad_(not frozen)
+    return training(model, batch=batch, width=width, update=torch.optim.SGD(model.parameters(), lr=1e-3))
+
+
+def heads_in_turn(device, batch, width=64, accumulation=2):
+    """Over the accumulated batches of a step every head gets its gradient."""
+    model = TwoHeads(width).to(device)
+    update = torch.optim.SGD(model.parameters(), lr=1e-3)
+
+    def step():
+        for number in range(accumulation):
+            rows = model.body(torch.randn(batch, width, device=device))
+            (model.used if number % 2 else model.unused)(rows).mean().backward()
+        update.step()
+        update.zero_grad()
+
+    return step
+
+
+# wide tensors
+
+
+def wide_loss(device, batch, width=1024):
+    """Under autocast, the loss is taken of an fp32 copy of everything."""
+    model = layers(width).to(device)
+
+    def loss(result):
+        return torch.log_softmax(result.float(), dim=-1).mean()
+
+    trained = training(model, batch=batch, width=width, loss=loss)
+
+    def step():
+        with torch.autocast(device, dtype=torch.float16):
+            trained()
+
+    return step
+
+
+def short_loss(device, batch, width=1024):
+    """Under autocast, and nothing is widened."""
+    trained = training(layers(width).to(device), batch=batch, width=width, loss=lambda result: (result * result).mean(dtype=torch.float16))
+
+    def step():
+        with torch.autocast(device, dtype=torch.float16):
+            trained()
+
+    return step
+
+
+def single_precision(device, batch, width=1024):
+    """All fp32: nothing is wider than the rest."""
+    return training(layers(width).to(device), batch=batch, width=width)
+
+
+def double_by_accident(device, batch, width=1024):
+    """A numpy default gets into the features."""
+    model = layers(width).double().to(device)
+    update = torch.optim.SGD(model.parameters(), lr=1e-3)
+
+    def step():
+        features = torch.zeros(batch, width, dtype=torch.float64, device=device)
+        model(features).square().mean().backward()
+        update.step()
+        update.zero_grad()
+
+    return step
+
+
+# growth
+
+
+def leaks(device, batch):
+    """Keeps every loss with its graph."""
+    model, kept = layers(256).to(device), []
+
+    def step():
+        kept.append(model(torch.randn(batch, 256, device=device)).square().mean())
+        kept[-1].backward(retain_graph=True)
+
+    return step
+
+
+def settles(device, batch, at=4):
+    """A buffer of the last steps, full after *at* of them."""
+    kept = []
+
+    def step():
+        kept.append(torch.empty(batch, 2**14, device=device))
+        del kept[:-at]
+
+    return step
+
+
+def steady(device, batch):
+    """The same in every step."""
+    return training(layers(256).to(device), batch=batch, width=256)
+
+
+# what memory is for
+
+
+def frozen_body(device, batch, width=512):
+    """LoRA's shape: four layers that do not learn, one that does."""
+    model = torch.nn.Sequential(layers(width).requires_grad_(False), layers(width, 1)).to(device)
+    return training(model, batch=batch, width=width, update=torch.optim.AdamW(model[1].parameters(), foreach=True))
+
+
+def buffers(device, batch, width=512):
+    """A table that is part of the model and no parameter."""
+    model = layers(width).to(device)
+    model.register_buffer("table", torch.zeros(2**20, device=device))
+    return training(model, batch=batch, width=width)
+
+
+def moving_average(device, batch, width=512):
+    """A copy of the model that follows it."""
+    model = layers(width).to(device)
+    average = copy.deepcopy(model).requires_grad_(False)
+    trained = training(model, batch=batch, width=width)
+
+    def step():
+        trained()
+        with torch.no_grad():
+            for mine, its in zip(average.parameters(), model.parameters(), strict=True):
+                mine.lerp_(its, 0.01)
+
+    return step
+
+
+def with_optimizer(device, batch, optimizer, width=512, accumulation=1, **settings):
+    """Any of torch's optimizers, with accumulation."""
+    model = layers(width).to(device)
+    update = getattr(torch.optim, optimizer)(model.parameters(), lr=1e-3, **settings)
+
+    def step():
+        for _ in range(accumulation):
+            model(torch.randn(batch, width, device=device)).square().mean().backward()
+        update.step()
+        update.zero_grad()
+
+    return step
+
+
+def peaks_forward(device, batch):
+    """Everything is taken and given back before any backward."""
+    weight = torch.nn.Parameter(torch.zeros(16, device=device))
+
+    def step():
+        with torch.no_grad():
+            torch.empty(batch, 2**18, device=device)
+        weight.sum().backward()
+
+    return step
+
+
+# values read from the device
+
+
+def reads_item(device, batch):
+    """Logs its loss, four times a step."""
+    trained = training(layers(64).to(device), batch=batch, width=64)
+    loss = torch.zeros((), device=device) + 1
+
+    def step():
+        trained()
+        for _ in range(4):
+            loss.item()
+
+    return step
+
+
+def reads_finite(device, batch):
+    """Goes on where the loss is finite, and says so by what it allocates."""
+    loss = torch.zeros((), device=device) + 1
+
+    def step():
+        if torch.isfinite(loss).all():
+            torch.empty(2**20, device=device)
+        if torch.isnan(loss).any():
+            torch.empty(2**24, device=device)
+
+    return step
+
+
+def reads_checks(device, batch):
+    """Asserts, and raises for what is wrong."""
+    values = torch.arange(8, device=device) * 2
+
+    def step():
+        assert (values >= 0).all(), "negative"
+        assert not (values < 0).any()
+        if (values < 0).any():
+            raise ValueError("negative")
+        if not (values >= 0).all():
+            raise ValueError("negative")
+        torch.empty(2**20, device=device)
+
+    return step
+
+
+def reads_mask(device, batch):
+    """Takes a short cut where nothing is padding."""
+    mask = torch.ones(batch, 16, device=device) > 0
+
+    def step():
+        if mask.all():
+            return
+        torch.empty(2**20, device=device)
+
+    return step
+
+
+def reads_bool(device, batch):
+    """Something that no rule knows."""
+    flag = torch.ones((), device=device) > 0
+
+    def step():
+        torch.empty(2**22 if bool(flag) else 2**20, device=device)
+
+    return step
+
+
+def reads_distribution(device, batch):
+    """torch.distributions looks at its arguments."""
+
+    def step():
+        mean = torch.randn(batch, device=device)
+        torch.distributions.Normal(mean, mean.exp()).log_prob(mean)
+
+    return step
+
+
+def reads_nonzero(device, batch):
+    """Takes the rows of a mask: how many, only the device would know."""
+    rows, mask = torch.zeros(batch * 2**12, 64, device=device), torch.zeros(batch * 2**12, device=device) > 0
+
+    def step():
+        rows[mask].clone()
+
+    return step
+
+
+def copies_back(device, batch):
+    """What went to the device and came straight back is what it was."""
+
+    def step():
+        lengths = torch.tensor([3, 5, 7]).to(device)
+        assert lengths.tolist() == [3, 5, 7]
+        torch.empty(int(lengths.max().cpu()) + 1, 2**18, device=device)
+
+    return step
+
+
+# peaks
+
+
+def resets(device, batch, width=1024):
+    """Resets PyTorch's peaks in each step, as training loops do at each epoch; the first step is the largest."""
+    sizes = iter([16 * batch, batch, batch, batch])  # the fourth is for the closer look
+
+    def step():
+        torch.empty(next(sizes), width, device=device)
+        torch.cuda.reset_peak_memory_stats()
+
+    return step
+
+
+def teacher(device, batch, width=64):
+    """A frozen teacher in eval mode beside a student: its switch has nothing to act on."""
+    student = Encoder(width).train()
+    frozen = Encoder(width).eval().requires_grad_(False)
+    frozen.gradient_checkpointing = True
+    student.to(device)
+    frozen.to(device)
+    update = torch.optim.SGD(student.parameters(), lr=1e-3)
+
+    def step():
+        x = torch.randn(batch, width, device=device)
+        with torch.no_grad():
+            target = frozen(x)
+        (student(x) - target).square().mean().backward()
+        update.step()
+        update.zero_grad()
+
+    return step
+
+
+def reads_counts(device, batch, width=1024):
+    """Sizes that values decide: how often rows are repeated, how many are chosen, and counts that become a list."""
+
+    def step():
+        rows = torch.randn(batch, width, device=device)
+        repeated = torch.repeat_interleave(rows, torch.randint(1, 4, (batch,), device=device), dim=0)
+        chosen = rows[rows[:, 0] > 0]
+        counts = torch.bincount(rows.argmax(1), minlength=4)
+        sizes = counts.tolist()
+        return repeated, chosen, [torch.empty(size, width, device=device) for size in sizes]
+
+    return step
+
+
+def many_events(device, batch, width=1024):
+    """So many events in its second step that recording ends there; the fourth is the largest."""
+    numbers = iter(range(1, 100))
+
+    def step():
+        number = next(numbers)
+        for _ in range(350_000 if number == 2 else 0):
+            torch.empty(1, device=device)
+        torch.empty(batch * (8 if number == 4 else 1), width, device=device)
+
+    return step
+
+
+def larger_when_types_are_checked(device, batch, mib=24):
+    """Needs more in its fourth step, which is the one that is looked at closely: cached memory has to be given back for it."""
+    numbers = iter(range(1, 100))
+
+    def step():
+        torch.empty((mib if next(numbers) < 4 else 2 * mib) * 2**20, dtype=torch.uint8, device=device)
+
+    return step
+
+
+def not_served_when_types_are_checked(device, batch, width=64):
+    """Calls what the device does not serve in its fourth step, which is the one that is looked at closely."""
+    numbers = iter(range(1, 100))
+
+    def step():
+        rows = torch.randn(width, width, device=device)
+        if next(numbers) == 4:
+            torch.linalg.qr(rows)
+
+    return step

@@ -1,0 +1,256 @@
+"""What only the real program shows: each finding in a program that has it, and none in its twin that does not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from memplan.errors import MissingError
+from memplan.execution.rehearsal import Rehearsal
+from memplan.execution.rehearse import Rehearser
+from memplan.execution.step_source import step_source_from
+from memplan.hardware.catalog import find_card
+from memplan.standin.build import TorchBuild
+from tests.standin.conftest import torch_build
+
+__all__ = ["torch_build"]
+
+STEPS = Path(__file__).parents[1] / "child" / "findings_steps.py"
+MIB = 2**20
+
+Run = Callable[..., Rehearsal]
+
+
+@pytest.fixture(scope="module")
+def rehearser(torch_build: TorchBuild) -> Iterator[Rehearser]:
+    """One process for all of the programs."""
+    with Rehearser(step_source_from(f"{STEPS}:build")) as found:
+        yield found
+
+
+@pytest.fixture
+def run(rehearser: Rehearser) -> Run:
+    """Rehearse a program by its name."""
+
+    def rehearse(name: str, *, steps: int | None = None, **values: object) -> Rehearsal:
+        return rehearser.rehearse(gpu=find_card("t4"), values={"name": name, **values}, steps=steps, checks_tensor_types=True)
+
+    return rehearse
+
+
+def line_of(text: str) -> int:
+    """The number of the only line of the programs that has *text* in it."""
+    lines = STEPS.read_text(encoding="utf-8").splitlines()
+    (number,) = [number for number, line in enumerate(lines, start=1) if text in line]
+    return number
+
+
+@pytest.mark.parametrize("name", ["checkpoints", "checkpoints_reentrant"])
+def test_checkpointing_that_works_is_no_finding(run: Run, name: str) -> None:
+    """With either of PyTorch's implementations."""
+    assert run(name).findings == ()
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("switch_in_eval_mode", "Encoder is in eval mode"),
+        ("switch_that_nobody_asks", "the switch is on in 1 module, and not one region was checkpointed"),
+    ],
+)
+def test_a_switch_without_effect_is_told(run: Run, name: str, reason: str) -> None:
+    """It was left in eval mode, or no code asks for it."""
+    (finding,) = run(name).findings
+
+    assert finding.kind == "checkpointing_without_effect"
+    assert reason in finding.message
+
+
+def test_parameters_without_gradient_are_named(run: Run) -> None:
+    """Those in the optimizer that learn nothing."""
+    (finding,) = run("head_without_gradient").findings
+
+    assert finding.kind == "parameters_without_gradient"
+    assert finding.message.startswith("2 parameters of the optimizer got no gradient in any step: unused.bias, unused.weight;")
+
+
+def test_frozen_parameters_and_those_that_learn_in_turn_are_no_finding(run: Run) -> None:
+    """A head that was told not to learn; heads that get theirs from different batches of a step."""
+    assert run("head_without_gradient", frozen=True).findings == ()
+    assert run("heads_in_turn").findings == ()
+
+
+def test_wide_tensors_under_autocast_are_told_with_the_lines_that_made_them(run: Run) -> None:
+    """An fp32 log-softmax, 16384 rows of 1024: its result, and in its backward a gradient of that and its own result."""
+    (finding,) = run("wide_loss", batch=16384).findings
+
+    assert finding.kind == "wide_tensors"
+    assert finding.message.startswith("float32 tensors take 192.0 MiB, 49% of the peak, under mixed precision: 128.0 MiB at ")
+    assert f"64.0 MiB at {STEPS.relative_to(Path.cwd())}:{line_of('torch.log_softmax')}" in finding.message
+
+
+def test_tensors_as_wide_as_the_rest_are_no_finding(run: Run) -> None:
+    """All fp16 under autocast, all fp32 without, and fp32 too small to matter."""
+    assert run("short_loss", batch=16384).findings == ()
+    assert run("single_precision", batch=16384).findings == ()
+    assert run("wide_loss", batch=16).findings == ()
+
+
+def test_float64_is_told_without_mixed_precision_too(run: Run) -> None:
+    """It takes twice what fp32 would."""
+    (finding,) = run("double_by_accident", batch=16384).findings
+
+    assert finding.message.startswith("float64 tensors take 1.13 GiB, 96% of the peak, twice what fp32 would take: ")
+
+
+def test_memory_that_grows_is_followed_for_ten_steps(run: Run) -> None:
+    """A list of losses with their graphs never stops; the last step's growth is told, and that since the second."""
+    seen = run("leaks")
+
+    (finding,) = seen.findings
+    assert seen.grows
+    assert len(seen.steps) == 10
+    peaks = [step.peak_allocated_bytes for step in seen.steps]
+    assert all(later > earlier for earlier, later in pairwise(peaks))
+    assert finding.message.startswith("memory still grows: the peak rose by 320.5 KiB in step 10, and by 2.5 MiB since step 2;")
+
+
+def test_memory_that_settles_is_told_of_as_settled(run: Run) -> None:
+    """A buffer of four is fullest when the fifth comes: 5 x 4 MiB."""
+    seen = run("settles", at=4)
+
+    (finding,) = seen.findings
+    assert not seen.grows
+    assert seen.peak_allocated_bytes == 20 * MIB
+    assert finding.message == (
+        "the peak rose from step 2 to step 5 by 12.0 MiB and then held for 5 steps: 10 steps were run instead of three"
+    )
+
+
+def test_steady_memory_takes_three_steps(run: Run) -> None:
+    """And no finding; a number that the user gave is kept whatever happens."""
+    assert len(run("steady").steps) == 3
+    assert run("steady").findings == ()
+    assert len(run("leaks", steps=4).steps) == 4
+    assert len(run("settles", steps=1).steps) == 1
+
+
+# what the memory was for
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "parameters_mib", "gradients_mib", "state_mib"),
+    [
+        ("frozen_body", {}, 5, 1, 2),
+        ("buffers", {}, 8, 4, 0),
+        ("moving_average", {}, 8, 4, 0),
+        ("with_optimizer", {"optimizer": "SGD"}, 4, 4, 0),
+        ("with_optimizer", {"optimizer": "SGD", "momentum": 0.9}, 4, 4, 4),
+        ("with_optimizer", {"optimizer": "AdamW", "foreach": False}, 4, 4, 8),
+        (
+            "with_optimizer",
+            {"optimizer": "AdamW", "fused": True},
+            4,
+            4,
+            8 + 4 * 512 / MIB,
+        ),  # and a step count on the device for each weight
+        ("with_optimizer", {"optimizer": "AdamW", "amsgrad": True}, 4, 4, 12),
+        ("with_optimizer", {"optimizer": "Adafactor"}, 4, 4, 4 * 2 * 512 * 4 / MIB),  # a row and a column of 512 for each weight
+        ("with_optimizer", {"optimizer": "SGD", "accumulation": 3}, 4, 4, 0),
+        ("with_optimizer", {"optimizer": "AdamW", "accumulation": 3, "batch": 8192}, 4, 4, 8),
+    ],
+)
+def test_categories_are_those_of_the_program(
+    run: Run, name: str, values: dict[str, object], parameters_mib: float, gradients_mib: float, state_mib: float
+) -> None:
+    """Layers of 1 MiB, four of them (of the frozen body one more); all categories together are the peak."""
+    seen = run(name, **values)
+
+    found = seen.breakdown
+    assert (found.parameters_bytes, found.gradients_bytes) == (parameters_mib * MIB, gradients_mib * MIB)
+    assert found.optimizer_state_bytes == state_mib * MIB
+    assert found.total_bytes - found.allocator_slack_bytes - found.cuda_context_bytes == seen.peak_allocated_bytes
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "phase"),
+    [
+        ("peaks_forward", {}, "forward"),
+        ("single_precision", {"batch": 4096}, "backward"),
+        ("with_optimizer", {"optimizer": "AdamW", "foreach": True}, "optimizer"),
+    ],
+)
+def test_the_phase_of_the_peak_is_told(run: Run, name: str, values: dict[str, object], phase: str) -> None:
+    """Of whichever step reached it first."""
+    assert run(name, **values).peak_phase.split()[0] == phase
+
+
+def test_memory_that_runs_out_in_the_first_step_has_categories_too(rehearser: Rehearser) -> None:
+    """4 MiB of weights lie there when the forward asks for more than the card has."""
+    card = find_card("t4").model_copy(update={"total_memory_bytes": 64 * MIB})
+
+    seen = rehearser.rehearse(
+        gpu=card, values={"name": "with_optimizer", "optimizer": "SGD", "batch": 2**16}, context_bytes=0, checks_tensor_types=True
+    )
+
+    assert seen.out_of_memory is not None
+    assert not seen.out_of_memory.is_caught
+    assert (seen.out_of_memory.step, seen.steps) == (1, ())
+    assert seen.breakdown.parameters_bytes == 4 * MIB
+
+
+def test_peaks_that_a_program_resets_are_kept(run: Run) -> None:
+    """The first step: 16 x 64 rows of 1024 x 4 bytes, sixteen times what the others take."""
+    seen = run("resets", steps=3)
+
+    assert seen.peak_allocated_bytes == 4 * MIB
+    assert [step.peak_allocated_bytes for step in seen.steps] == [4 * MIB] * 3
+
+
+def test_a_frozen_teacher_in_eval_mode_is_no_finding(run: Run) -> None:
+    """It keeps nothing for a backward, so there is nothing to checkpoint."""
+    assert "checkpointing_without_effect" not in {finding.kind for finding in run("teacher").findings}
+
+
+def test_a_peak_behind_the_recorded_events_is_told_of(run: Run) -> None:
+    """Its bytes are right; where it was and what it was made of is not known, and not made up."""
+    seen = run("many_events", steps=4)
+
+    assert seen.peak_allocated_bytes == 8 * 64 * 1024 * 4
+    assert seen.peak_phase == "a step behind those recorded"
+    finding, growth = seen.findings
+    assert (finding.kind, growth.kind) == ("unrecorded_peak", "growth")
+    assert "the categories are those of forward of step 1" in finding.message
+    assert seen.trace is not None
+    assert {mark.step for mark in seen.trace.marks} == {1, 2}
+
+
+def test_many_steps_are_recorded_to_their_end(run: Run) -> None:
+    """Thirty of them, as long as their events are not too many."""
+    seen = run("many_events", steps=1)
+    assert (seen.peak_phase, seen.findings) == ("forward of step 1", ())
+
+    long = run("with_optimizer", steps=30, optimizer="SGD")
+    assert long.trace is not None
+    assert long.trace.marks[-1].step == 30
+    assert long.peak_phase.endswith("of step 1")
+
+
+def test_what_the_closer_look_asks_of_the_allocator_counts_for_nothing(rehearser: Rehearser) -> None:
+    """48 MiB beside 24 MiB of cache do not fit into 64: a retry, of a step that is not the program's."""
+    card = find_card("t4").model_copy(update={"total_memory_bytes": 64 * MIB})
+
+    seen = rehearser.rehearse(gpu=card, values={"name": "larger_when_types_are_checked"}, context_bytes=0, checks_tensor_types=True)
+
+    assert (seen.num_alloc_retries, seen.peak_reserved_bytes, len(seen.steps)) == (0, 24 * MIB, 3)
+
+
+def test_what_the_device_does_not_serve_in_the_closer_look_is_no_failure(run: Run) -> None:
+    """The program's own steps made no such call; one step more of them does, and has no number."""
+    assert run("not_served_when_types_are_checked").fits
+
+    with pytest.raises(MissingError, match="does not serve cusolver"):
+        run("not_served_when_types_are_checked", steps=4)

@@ -1,0 +1,153 @@
+"""Rehearsals of our own steps and of the recorded programs, on the stand-in device, in real processes."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from memplan.errors import MissingError, UsageError
+from memplan.execution.rehearse import Rehearser, rehearse
+from memplan.execution.step_source import step_source_from
+from memplan.hardware.catalog import find_card
+from memplan.hardware.gpu import GpuSpec
+from memplan.memory.cuda_context import CONTEXT_BYTES
+from memplan.standin.build import TorchBuild
+from tests.conftest import SHARED
+from tests.standin.conftest import torch_build
+
+__all__ = ["torch_build"]
+
+STEPS = Path(__file__).parents[1] / "child" / "steps.py"
+MIB = 2**20
+RECORDINGS = sorted((SHARED / "recordings" / "standin").glob("*.json.gz"))
+
+
+def card(memory_bytes: int, name: str = "t4") -> GpuSpec:
+    return find_card(name).model_copy(update={"total_memory_bytes": memory_bytes})
+
+
+WORKLOADS = sorted({path.name.split("-")[0] for path in RECORDINGS})
+
+
+@pytest.mark.parametrize("workload", WORKLOADS)
+def test_every_recording_is_reproduced(torch_build: TorchBuild, workload: str) -> None:
+    """Same workload, same PyTorch, same card: the peaks of each step, retries and failure are equal, to the byte, one after the other."""
+    with Rehearser(step_source_from(f"{SHARED}/standin/workloads/{workload}.py:build")) as rehearser:
+        for path in RECORDINGS:
+            if path.name.startswith(workload):
+                reproduce(rehearser, json.loads(gzip.decompress(path.read_bytes())), torch_build)
+
+
+def reproduce(rehearser: Rehearser, record: dict[str, Any], torch_build: TorchBuild) -> None:
+    """Rehearse what *record* recorded, without what the recorder had turned off, and compare."""
+    if record["torch"] != torch_build.version:
+        pytest.skip(f"recorded with PyTorch {record['torch']}, this is {torch_build.version}")
+    gpu = card(record["total_memory"], record["device"])
+    settings = record["allocator_settings"]["PYTORCH_CUDA_ALLOC_CONF"]
+    environment = {"PYTORCH_CUDA_ALLOC_CONF": settings, "TORCH_CUDNN_SDPA_ENABLED": "0"}
+
+    seen = rehearser.rehearse(gpu=gpu, values=record["values"], steps=3, context_bytes=0, library_workspaces=False, environment=environment)
+
+    steps = [(step.peak_allocated_bytes, step.peak_reserved_bytes, step.allocated_bytes, step.reserved_bytes) for step in seen.steps]
+    assert steps == [(step["peak_allocated"], step["peak_reserved"], step["allocated"], step["reserved"]) for step in record["steps"]]
+    assert seen.num_alloc_retries == record["retries"]
+    assert seen.fits == (record["failure"] is None)
+
+
+@pytest.mark.parametrize("name", ["t4", "a100-40", "a100-80", "h100", "h200", "rtx4090"])
+def test_categories_are_those_of_the_program(torch_build: TorchBuild, name: str) -> None:
+    """On six cards: 16 MiB of weights, as much of gradients, twice that of Adam's moments, and the context beside them."""
+    seen = rehearse(f"{STEPS}:mlp", gpu=find_card(name))
+
+    breakdown = seen.breakdown
+    assert (breakdown.parameters_bytes, breakdown.gradients_bytes, breakdown.optimizer_state_bytes) == (16 * MIB, 16 * MIB, 32 * MIB)
+    assert seen.card == find_card(name).name
+    assert seen.fits
+    assert not seen.grows
+    assert seen.device_used_bytes == seen.peak_reserved_bytes + CONTEXT_BYTES
+    assert breakdown.total_bytes == seen.device_used_bytes
+
+
+def test_two_rehearsals_see_the_same(torch_build: TorchBuild) -> None:
+    """Nothing random decides an allocation."""
+    assert rehearse(f"{STEPS}:mlp", gpu=find_card("t4")) == rehearse(f"{STEPS}:mlp", gpu=find_card("t4"))
+
+
+@pytest.mark.parametrize(
+    ("values", "memory_mib", "step", "phase"),
+    [
+        ({"width": 4096}, 200, 0, "build"),
+        ({"batch": 65536}, 300, 1, "forward"),
+        ({"batch": 1, "width": 4096, "depth": 2}, 250, 1, "backward"),
+        ({"batch": 1, "width": 4096, "depth": 2}, 400, 1, "optimizer"),
+    ],
+    ids=["build", "forward", "backward", "optimizer"],
+)
+def test_out_of_memory_is_an_answer(torch_build: TorchBuild, values: dict[str, Any], memory_mib: int, step: int, phase: str) -> None:
+    """Wherever it happens: which allocation, in which phase, at which line of the user's file."""
+    seen = rehearse(f"{STEPS}:mlp", gpu=card(memory_mib * MIB), values=values, context_bytes=0)
+
+    assert not seen.fits
+    assert seen.out_of_memory is not None
+    assert (seen.out_of_memory.step, seen.out_of_memory.phase) == (step, phase)
+    assert "Tried to allocate" in seen.out_of_memory.message
+    assert seen.out_of_memory.requested_bytes > seen.out_of_memory.free_bytes
+    assert (seen.out_of_memory.place or "").startswith(str(STEPS))
+    assert seen.peak_reserved_bytes <= memory_mib * MIB
+
+
+def test_memory_that_grows_is_noticed(torch_build: TorchBuild) -> None:
+    """The last step's peak is above the one before."""
+    assert rehearse(f"{STEPS}:grows", gpu=find_card("t4")).grows
+
+
+def test_values_that_went_to_the_device_come_back_until_a_kernel_ran(torch_build: TorchBuild) -> None:
+    """The step itself asserts it; one step is enough."""
+    assert rehearse(f"{STEPS}:reads_values", gpu=find_card("t4"), steps=1).fits
+
+
+def test_nvml_tells_the_same_card(torch_build: TorchBuild) -> None:
+    """nvidia-ml-py sees the card's name, its total, and what the program holds."""
+    assert rehearse(f"{STEPS}:asks_nvml", gpu=find_card("h200"), steps=1).fits
+
+
+@pytest.mark.parametrize(
+    ("function", "problem"),
+    [
+        ("fails", "failed in its step 2 at .*steps.py:[0-9]+: RuntimeError: the data ran out"),
+        ("floods", "exit code 7; its last words:\n(.*\n)*the very last words"),
+        ("missing", "has no function 'missing'"),
+        ("not_a_function", "has no function 'not_a_function'"),
+    ],
+)
+def test_a_program_that_fails_leaves_its_last_words(torch_build: TorchBuild, function: str, problem: str) -> None:
+    """An exception, a flood of output, a wrong name."""
+    with pytest.raises(UsageError, match=problem) as caught:
+        rehearse(f"{STEPS}:{function}", gpu=find_card("t4"))
+
+    assert len(caught.value.message) < 20_000
+
+
+def test_a_program_that_hangs_is_ended(torch_build: TorchBuild) -> None:
+    """After the time that it was given."""
+    with pytest.raises(UsageError, match="did not end within 15 seconds"):
+        rehearse(f"{STEPS}:hangs", gpu=find_card("t4"), timeout_seconds=15)
+
+
+def test_what_is_not_served_is_named_and_gives_no_number(torch_build: TorchBuild) -> None:
+    """cuSOLVER's QR asks for the size of a workspace: the call is named."""
+    with pytest.raises((MissingError, UsageError), match=r"cusolver|QR|geqrf"):
+        rehearse(f"{STEPS}:solves", gpu=find_card("a100-80"), steps=1)
+
+
+@pytest.mark.parametrize(
+    ("target", "problem"), [("steps.py", "does not say FILE.py:build"), ("nowhere.py:build", "nowhere.py does not exist")]
+)
+def test_a_target_that_makes_no_sense_is_refused(target: str, problem: str, a100: GpuSpec) -> None:
+    """Before anything is built or run."""
+    with pytest.raises(UsageError, match=problem):
+        rehearse(target, gpu=a100)

@@ -1,0 +1,519 @@
+"""Whole scripts on the stand-in device: Python runs them as ever, and what they did to memory is told at the end."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import memplan as memplan_package
+from memplan.errors import NothingSeenError, UsageError
+from memplan.execution.rehearsal import Rehearsal
+from memplan.execution.rehearse import rehearse
+from memplan.execution.rehearse_script import rehearse_script
+from memplan.hardware.catalog import find_card
+from memplan.standin.build import TorchBuild
+from tests.standin.conftest import torch_build
+
+__all__ = ["torch_build"]
+
+MIB = 2**20
+
+COMMON = """
+import torch
+
+def make():
+    return torch.nn.Sequential(*[torch.nn.Linear(512, 512, bias=False) for _ in range(4)]).cuda()
+
+def batch():
+    return torch.randn(64, 512, device="cuda")
+"""
+"""What the scripts share: a model of 4 MiB, and its batch."""
+
+TRAINING = """
+import os, signal, sys
+from common import batch, make, torch
+
+model = make()
+update = torch.optim.AdamW(model.parameters())
+for number in range(3):
+    model(batch()).square().mean().backward()
+    update.step()
+    update.zero_grad()
+print("trained", flush=True)
+"""
+"""Three steps: 4 MiB of weights and as much of gradients, 8 MiB of Adam's moments."""
+
+Script = Callable[..., Rehearsal]
+
+
+@pytest.fixture
+def script(torch_build: TorchBuild, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Script:
+    """Rehearse the lines of a script, as `train.py` beside `common.py`; a name of the working folder will do."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "common.py").write_text(COMMON)
+
+    def run(text: str, *arguments: str, steps: int | None = None, timeout_seconds: float | None = 100) -> Rehearsal:
+        (tmp_path / "train.py").write_text(text)
+        return rehearse_script(["train.py", *arguments], gpu=find_card("t4"), steps=steps, timeout_seconds=timeout_seconds)
+
+    return run
+
+
+def seen(rehearsal: Rehearsal) -> Rehearsal:
+    """What was seen of a script that ended well."""
+    assert rehearsal.exit_code == 0
+    return rehearsal
+
+
+def memplan(*arguments: str, stdin: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
+    """`memplan rehearse --gpu t4` as a shell starts it."""
+    command = [sys.executable, "-m", "memplan", "rehearse", "--gpu", "t4", *arguments]
+    return subprocess.run(
+        command, input=stdin, env=os.environ | environment, capture_output=True, text=True, check=False, errors="replace", timeout=120
+    )
+
+
+# how a script is started
+
+
+ABOUT_ITSELF = """
+import json, sys
+from {package}neighbour import WORD
+print(json.dumps([__name__, sys.argv[1:], sys.path[0], __file__, sys.stdin.read(), WORD]))
+print("to stderr", file=sys.stderr)
+"""
+
+
+@pytest.mark.parametrize("how", ["script", "module", "folder"])
+def test_a_script_is_started_as_python_starts_it(
+    torch_build: TorchBuild, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """Name, arguments (which may look like memplan's own), path, neighbours, standard input, and both outputs."""
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "package"
+    folder.mkdir()
+    (folder / "neighbour.py").write_text("WORD = 'found'\n")
+    name = "__main__.py" if how == "folder" else "train.py"
+    (folder / name).write_text(ABOUT_ITSELF.format(package="." if how == "module" else ""))
+    (folder / "__init__.py").touch()
+    program = {"script": ["--", "package/train.py"], "module": ["-m", "package.train"], "folder": ["--", "package"]}[how]
+    arguments = ["--gpu", "b", "--", "-m", "--format", "json"]
+
+    result = memplan(*program, *arguments, stdin="typed in")
+
+    as_python = [sys.executable, *(program[1:] if how != "module" else program), *arguments]
+    plain = subprocess.run(as_python, input="typed in", capture_output=True, text=True, check=True)
+    assert json.loads(plain.stdout)[:2] == ["__main__", arguments]
+    assert result.stdout == plain.stdout
+    assert result.stderr.startswith("to stderr\nError: the program ended with exit code 0 and never used the GPU")
+    assert result.returncode == 3
+
+
+def test_the_order_of_the_module_path_is_the_programs(script: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As without a rehearsal, also where memplan's own folder is in PYTHONPATH, before others."""
+    root = str(Path(memplan_package.__file__).parents[1])
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path / "first"), root, str(tmp_path / "last")]))
+    script("import sys, torch\ntorch.ones(1, device='cuda')\nopen('path', 'w').write('\\n'.join(sys.path))")
+
+    path = (tmp_path / "path").read_text().splitlines()
+
+    assert path[1:4] == [str(tmp_path / "first"), root, str(tmp_path / "last")]
+
+
+def test_a_sitecustomize_of_the_users_own_is_loaded(script: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ours stands before it on the path."""
+    own = tmp_path / "own"
+    own.mkdir()
+    (own / "sitecustomize.py").write_text("import builtins\nbuiltins.customized = True\n")
+    monkeypatch.setenv("PYTHONPATH", str(own))
+
+    with pytest.raises(NothingSeenError, match="exit code 7"):
+        script("import sys\nsys.exit(7 if customized else 1)")
+
+
+@pytest.mark.parametrize(
+    ("text", "exit_code"),
+    [
+        ("pass", 0),
+        ("import sys; sys.exit(3)", 3),
+        ("import sys; sys.exit('the words')", 1),
+        ("raise ValueError('the words')", 1),
+        ("import os; os._exit(5)", 5),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", -signal.SIGKILL),
+        ("import os; os.abort()", -signal.SIGABRT),
+    ],
+)
+def test_a_program_of_which_nothing_was_seen_has_no_figures(
+    script: Script, capfd: pytest.CaptureFixture[str], text: str, exit_code: int
+) -> None:
+    """However it ends; its own exit code is told."""
+    with pytest.raises(NothingSeenError) as raised:
+        script(text)
+
+    assert raised.value.program_exit_code == exit_code
+    assert ("the words" in capfd.readouterr().err) == ("the words" in text)
+
+
+LOOKS_FIRST = """
+import importlib.util
+assert importlib.util.find_spec("torch") is not None
+assert importlib.util.find_spec("torch").origin.endswith("__init__.py")
+"""
+
+
+def test_a_program_that_looks_for_torch_before_it_imports_it_is_recorded(script: Script) -> None:
+    """As transformers, datasets and diffusers do: looking is not importing."""
+    assert len(seen(script(LOOKS_FIRST + TRAINING)).steps) == 3
+
+
+@pytest.mark.parametrize("output_format", ["text", "json"])
+def test_nothing_seen_is_exit_code_3_with_a_reason(torch_build: TorchBuild, tmp_path: Path, output_format: str) -> None:
+    """In JSON the verdict is null: neither "fits" nor an empty output that reads as success."""
+    (tmp_path / "train.py").write_text("print('nothing for the GPU')")
+
+    result = memplan("--format", output_format, "--", str(tmp_path / "train.py"))
+
+    assert result.returncode == 3
+    assert "never used the GPU" in result.stderr
+    if output_format == "json":
+        answer = json.loads(result.stdout)
+        assert (answer["fits"], answer["exit_code"], answer["card"]) == (None, 0, "Tesla T4")
+        assert "never used the GPU" in answer["error"]
+
+
+# what is told of a script
+
+
+@pytest.mark.parametrize(
+    ("end", "exit_code"),
+    [
+        ("raise ValueError", 1),
+        ("os._exit(5)", 5),
+    ],
+)
+def test_what_it_did_is_told_however_it_ends(script: Script, end: str, exit_code: int) -> None:
+    """`os._exit`, as scripts leave whose threads hang, is no exception."""
+    rehearsal = script(TRAINING + end)
+
+    assert rehearsal.exit_code == exit_code
+    assert len(rehearsal.steps) == 3
+    breakdown = rehearsal.breakdown
+    assert (breakdown.parameters_bytes, breakdown.gradients_bytes, breakdown.optimizer_state_bytes) == (4 * MIB, 4 * MIB, 8 * MIB)
+
+
+def test_what_a_signal_ends_can_tell_nothing(script: Script) -> None:
+    """And the report says that it was the signal."""
+    Path("train.py").write_text(TRAINING + "os.kill(os.getpid(), signal.SIGKILL)")
+
+    result = memplan("--", "train.py")
+
+    assert result.returncode == 3
+    assert result.stdout == "trained\n"
+    assert "the program was ended by SIGKILL" in result.stderr
+
+
+def test_json_leaves_standard_output_to_the_report(script: Script) -> None:
+    """What the script prints goes to standard error."""
+    Path("train.py").write_text(TRAINING + "sys.exit(4)")
+
+    result = memplan("--steps", "2", "--format", "json", "--", "train.py")
+
+    assert result.returncode == 0  # it was ended after two steps, long before its own end
+    assert len(json.loads(result.stdout)["steps"]) == 2
+    assert "trained" not in result.stderr
+
+
+@pytest.mark.parametrize("attempt", range(3))
+def test_a_script_whose_last_act_is_a_backward_ends_in_peace(script: Script, attempt: int) -> None:
+    """A thread of autograd may still let go of its graph then."""
+    last = "for _ in range(5):\n    model(batch()).square().mean().backward()\n"
+
+    assert len(seen(script(TRAINING + last)).steps) == 3
+
+
+# steps
+
+
+ACCUMULATION = """
+from common import batch, make, torch
+model = make()
+update = torch.optim.SGD(model.parameters(), lr=0.1)
+for number in range(1, 100):
+    model(batch()).mean().backward()
+    if number % 4 == 0:
+        print(number, flush=True)
+        update.step()
+        update.zero_grad()
+"""
+
+SCALED = """
+from common import batch, make, torch
+model = make()
+update, scaler = torch.optim.AdamW(model.parameters()), torch.amp.GradScaler()
+for number in range(1, 100):
+    with torch.autocast("cuda", dtype=torch.float16):
+        loss = model(batch()).float().mean()
+    scaler.scale(loss).backward()
+    scaler.unscale_(update)
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    print(number, flush=True)
+    scaler.step(update)
+    scaler.update()
+    update.zero_grad()
+"""
+
+ADVERSARIAL = """
+from common import batch, make, torch
+generator, critic = make(), make()
+updates = [torch.optim.AdamW(model.parameters()) for model in (critic, generator)]
+for number in range(1, 100):
+    for which, update in enumerate(updates):
+        fake = generator(batch())
+        critic(fake if which else fake.detach()).mean().backward()
+        print(number, flush=True)
+        update.step()
+        update.zero_grad()
+"""
+
+UNUSED = """
+from common import batch, make, torch
+model, spare = make(), torch.nn.Linear(8, 8).cuda()
+unused, update = (torch.optim.AdamW(one.parameters()) for one in (spare, model))
+for number in range(1, 100):
+    model(batch()).mean().backward()
+    print(number, flush=True)
+    update.step()
+    update.zero_grad()
+"""
+
+ON_THE_HOST = """
+import torch
+model = torch.nn.Linear(8, 8)
+update = torch.optim.SGD(model.parameters(), lr=0.1)
+for number in range(1, 100):
+    model(torch.randn(8, 8)).mean().backward()
+    print(number, flush=True)
+    update.step()
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "printed"),
+    [
+        (ACCUMULATION, [4, 8]),
+        (SCALED, [1, 2]),
+        (ADVERSARIAL, [1, 1, 2, 2]),
+        (UNUSED, [1, 2]),
+    ],
+    ids=["accumulation", "scaled", "two optimizers", "one unused"],
+)
+def test_a_script_is_ended_after_the_steps_of_its_optimizers(
+    script: Script, capfd: pytest.CaptureFixture[str], text: str, printed: list[int]
+) -> None:
+    """Not after its batches, not before the second optimizer has stepped, and without waiting for one that never does."""
+    rehearsal = seen(script(text, steps=2))
+
+    assert [int(line) for line in capfd.readouterr().out.split()] == printed
+    assert len(rehearsal.steps) == 2
+    if text is ADVERSARIAL:
+        assert rehearsal.breakdown.optimizer_state_bytes == 16 * MIB
+
+
+def test_a_training_on_the_host_is_ended_too_and_nothing_is_reported(script: Script, capfd: pytest.CaptureFixture[str]) -> None:
+    """Its steps are those of an optimizer as well."""
+    with pytest.raises(NothingSeenError, match="never used the GPU"):
+        script(ON_THE_HOST, steps=2)
+
+    assert capfd.readouterr().out.split() == ["1", "2"]
+
+
+def test_a_script_without_an_optimizer_runs_to_its_end(script: Script) -> None:
+    """Without steps; what its memory was for is known all the same."""
+    rehearsal = seen(script("from common import batch, make\nmodel = make()\nmodel(batch()).mean().backward()", steps=2))
+
+    assert rehearsal.steps == ()
+    assert rehearsal.breakdown.parameters_bytes == rehearsal.breakdown.gradients_bytes == 4 * MIB
+
+
+def test_many_steps_are_told_apart_as_few_are(script: Script) -> None:
+    """The events of ten steps are kept; the workspaces of the libraries are known behind them too."""
+    many = seen(script(TRAINING.replace("range(3)", "range(14)")))
+
+    breakdown = many.breakdown
+    assert len(many.steps) == 14
+    assert (breakdown.parameters_bytes, breakdown.gradients_bytes, breakdown.optimizer_state_bytes) == (4 * MIB, 4 * MIB, 8 * MIB)
+    # what is left is cuBLAS's, and the optimizer's own temporaries: no tensor of the model is alive when it steps
+    assert breakdown.workspaces_bytes == many.peak_allocated_bytes - 16 * MIB
+
+
+# memory that runs out
+
+
+OUT_OF_MEMORY = """
+from common import batch, make, torch
+model = make()
+update = torch.optim.SGD(model.parameters(), lr=0.1)
+for number in range(4):
+    try:
+        model(batch()).mean().backward()
+        if number == 1:
+            torch.empty(2**36, device="cuda")
+    except torch.OutOfMemoryError:
+        {then}
+    update.step()
+    update.zero_grad()
+"""
+
+
+def test_an_error_that_is_caught_is_told_and_the_script_goes_on(script: Script) -> None:
+    """As those do that look for their batch size."""
+    rehearsal = seen(script(OUT_OF_MEMORY.format(then='print("smaller")')))
+
+    assert not rehearsal.fits
+    assert rehearsal.out_of_memory is not None
+    assert rehearsal.out_of_memory.is_caught
+    assert rehearsal.out_of_memory.place == f"{Path('train.py').resolve()}:9"
+    assert (rehearsal.out_of_memory.requested_bytes, rehearsal.out_of_memory.step) == (2**38, 2)
+    assert len(rehearsal.steps) == 4
+
+
+def test_an_error_that_is_not_caught_ends_the_script(script: Script) -> None:
+    """With a traceback of its own, and what had been reached."""
+    rehearsal = script(OUT_OF_MEMORY.format(then="raise"))
+
+    assert rehearsal.exit_code == 1
+    assert rehearsal.out_of_memory is not None
+    assert not rehearsal.out_of_memory.is_caught
+    assert len(rehearsal.steps) == 1
+    assert rehearsal.breakdown.parameters_bytes == 4 * MIB
+
+
+# scripts with settings and processes of their own
+
+
+def test_settings_that_a_script_makes_before_it_imports_torch_hold(script: Script, capfd: pytest.CaptureFixture[str]) -> None:
+    """Those of the allocator; the card is the one that was asked for, whichever it chooses."""
+    settings = """
+import os
+os.environ |= {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True", "CUDA_VISIBLE_DEVICES": "3"}
+"""
+    rehearsal = seen(script(settings + TRAINING + "print(torch.cuda.device_count())"))
+
+    assert capfd.readouterr().out.split() == ["trained", "1"]
+    assert rehearsal.trace is not None
+    assert "M" in rehearsal.trace.actions  # segments are mapped, not allocated
+
+
+WORKERS = """
+from common import batch, make, torch
+from torch.utils.data import DataLoader, TensorDataset
+
+if __name__ == "__main__":
+    model = make()
+    update = torch.optim.SGD(model.parameters(), lr=0.1)
+    data = TensorDataset(torch.randn(128, 512))
+    for context in ("fork", "spawn"):
+        for rows, in DataLoader(data, batch_size=64, num_workers=1, pin_memory=True, multiprocessing_context=context):
+            model(rows.cuda(non_blocking=True)).mean().backward()
+            update.step()
+            update.zero_grad()
+"""
+
+
+def test_workers_that_load_data_change_nothing(script: Script) -> None:
+    """Forked ones and started ones: two batches of each, and the numbers are the trainer's."""
+    rehearsal = seen(script(WORKERS))
+
+    assert len(rehearsal.steps) == 4
+    assert rehearsal.breakdown.parameters_bytes == 4 * MIB
+
+
+IN_A_CHILD = """
+import multiprocessing, subprocess, sys
+import torch
+
+def train():
+    import trained
+
+if __name__ == "__main__":
+    how = sys.argv[1]
+    if how == "subprocess":
+        sys.exit(subprocess.run([sys.executable, "trained.py"]).returncode)
+    child = multiprocessing.get_context(how).Process(target=train)
+    child.start()
+    child.join()
+    sys.exit(child.exitcode)
+"""
+
+
+@pytest.mark.parametrize("how", ["fork", "spawn", "subprocess"])
+def test_the_process_that_trains_is_the_one_told_of(script: Script, tmp_path: Path, how: str) -> None:
+    """Launchers start another Python for it, or fork."""
+    (tmp_path / "trained.py").write_text(TRAINING)
+
+    rehearsal = seen(script(IN_A_CHILD, how))
+
+    assert len(rehearsal.steps) == 3
+    assert rehearsal.breakdown.optimizer_state_bytes == 8 * MIB
+
+
+def test_a_script_that_hangs_is_ended_with_all_that_it_started(script: Script, tmp_path: Path) -> None:
+    """Also what its children started, and what does not listen."""
+    (tmp_path / "deaf.py").write_text(
+        "import os, signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint(os.getpid(), file=open('pid', 'w'), flush=True)\n"
+        "time.sleep(600)\n"
+    )
+    starts = "import subprocess, sys\nsubprocess.run([sys.executable, 'deaf.py'], start_new_session=True)"
+
+    with pytest.raises(UsageError, match="did not end within 3 seconds"):
+        script(starts, timeout_seconds=3)
+
+    gone = Path("/proc") / Path("pid").read_text().strip()
+    for _ in range(50):  # it has been killed; who takes its exit code is not ours to say
+        if not gone.exists() or "State:\tZ" in (gone / "status").read_text():
+            break
+        time.sleep(0.1)
+    else:
+        pytest.fail("the child still runs")
+
+
+# rehearsals that begin themselves
+
+
+GUARDED = """
+import sys
+import memplan
+
+def build(device):
+    import torch
+    return lambda: torch.empty(2**20, device=device)
+
+if __name__ == "__main__":
+    print(memplan.rehearse(build, gpu="t4", steps=1).peak_allocated_bytes)
+"""
+
+
+def test_a_file_may_rehearse_its_own_function(torch_build: TorchBuild, tmp_path: Path) -> None:
+    """Under the guard that every file with multiprocessing has."""
+    (tmp_path / "own.py").write_text(GUARDED)
+
+    result = subprocess.run([sys.executable, tmp_path / "own.py"], capture_output=True, text=True, check=False, timeout=100)
+
+    assert (result.stdout, result.stderr) == (f"{4 * MIB}\n", "")
+
+
+def test_a_rehearsal_does_not_begin_another(torch_build: TorchBuild, tmp_path: Path) -> None:
+    """Without the guard, loading the file would, without end."""
+    own = tmp_path / "own.py"
+    own.write_text(GUARDED.replace('if __name__ == "__main__":', "if True:"))
+
+    with pytest.raises(UsageError, match="that is being rehearsed asked for a rehearsal"):
+        rehearse(f"{own}:build", gpu="t4")

@@ -1,0 +1,137 @@
+"""Functions of the device whose callers rely on more than what happens there: they are asked directly, without PyTorch."""
+
+from __future__ import annotations
+
+from memplan.standin.build import TorchBuild
+from tests.standin.calls import on_device
+from tests.standin.conftest import torch_build
+
+__all__ = ["torch_build"]
+
+
+def test_a_streams_callback_is_called(torch_build: TorchBuild) -> None:
+    """With the stream, success, and the data; but not while the stream captures, which CUDA refuses."""
+    on_device(
+        torch_build,
+        """
+called = []
+CALLBACK = ctypes.CFUNCTYPE(None, c_void_p, c_int, c_void_p)
+callback = CALLBACK(lambda *arguments: called.append(arguments))
+stream, graph = c_void_p(), c_void_p()
+assert cuda.cudaStreamCreate(byref(stream)) == 0
+assert cuda.cudaStreamAddCallback(stream, callback, c_void_p(77), c_uint(0)) == 0
+assert called == [(stream.value, 0, 77)]
+assert cuda.cudaStreamBeginCapture(stream, 0) == 0
+assert cuda.cudaStreamAddCallback(stream, callback, c_void_p(77), c_uint(0)) == 900  # cudaErrorStreamCaptureUnsupported
+assert len(called) == 1
+""",
+    )
+
+
+def test_a_threads_capture_mode_is_exchanged(torch_build: TorchBuild) -> None:
+    """The new one goes in, the one before comes out; each thread has its own."""
+    on_device(
+        torch_build,
+        """
+import threading
+mode = c_int(2)
+assert cuda.cudaThreadExchangeStreamCaptureMode(byref(mode)) == 0
+assert mode.value == 0
+other = threading.Thread(target=lambda: cuda.cudaThreadExchangeStreamCaptureMode(byref(mode)))
+other.start(), other.join()
+assert mode.value == 0
+assert cuda.cudaThreadExchangeStreamCaptureMode(byref(mode)) == 0
+assert mode.value == 2
+""",
+    )
+
+
+def test_matrices_and_vectors_go_to_the_device(torch_build: TorchBuild) -> None:
+    """Columns with a leading dimension on both sides, elements with a step."""
+    on_device(
+        torch_build,
+        """
+p = malloc(4096)
+fill(p, 0xEE, 64)
+assert cuda.cublasSetMatrixAsync(2, 3, 2, b"aabb..ccdd..eeff..", 3, c_void_p(p), 4, None) == 0
+assert read(p, 24) == b"aabb" + b"\\xee" * 4 + b"ccdd" + b"\\xee" * 4 + b"eeff" + b"\\xee" * 4
+assert cuda.cublasSetVectorAsync(3, 2, b"11..22..33", 2, c_void_p(p), 1, None) == 0
+assert read(p, 8) == b"112233" + b"\\xee" * 2
+""",
+    )
+
+
+def test_a_number_that_a_library_gives_the_host_is_a_read(torch_build: TorchBuild) -> None:
+    """A norm, a dot product of doubles, an index; on the device it is as unknown as anything computed."""
+    on_device(
+        torch_build,
+        """
+cuda.memplan_on_read(reader)
+p, result = malloc(4096), ctypes.create_string_buffer(b"." * 16, 16)
+assert cuda.cublasSnrm2_v2(None, 4, c_void_p(p), 1, result) == 0
+assert cuda.cublasDdot_v2(None, 4, c_void_p(p), 1, c_void_p(p), 1, byref(result, 4)) == 0
+assert result.raw == b"\\x77" * 12 + b"...."
+assert cuda.cublasIsamax_v2(None, 4, c_void_p(p), 1, byref(result, 12)) == 0
+assert cuda.cublasDotEx(None, 4, c_void_p(p), 2, 1, c_void_p(p), 2, 1, result, 2, 0) == 0  # CUDA_R_16F
+assert asked == [4, 8, 4, 2]
+write(p, b"known")
+assert cuda.cublasSnrm2_v2(None, 4, c_void_p(p + 64), 1, c_void_p(p)) == 0
+assert read(p, 5) == b"\\x77" * 4 + b"n"
+""",
+    )
+
+
+def test_batched_solvers_say_that_their_arguments_are_right(torch_build: TorchBuild) -> None:
+    """`info` is the host's: 0."""
+    on_device(
+        torch_build,
+        """
+info = c_int(-7)
+assert cuda.cublasSgeqrfBatched(None, 4, 4, None, 4, None, byref(info), 1) == 0
+assert info.value == 0
+""",
+    )
+
+
+def test_a_tensors_descriptor_tells_what_it_was_set_to(torch_build: TorchBuild) -> None:
+    """Type, dimensions and strides."""
+    on_device(
+        torch_build,
+        """
+Ints = c_int * 3
+tensor, kind, count, dims, strides = c_void_p(), c_int(), c_int(), Ints(), Ints()
+assert cuda.cudnnCreateTensorDescriptor(byref(tensor)) == 0
+assert cuda.cudnnSetTensorNdDescriptor(tensor, 2, 3, Ints(2, 3, 4), Ints(12, 4, 1)) == 0
+assert cuda.cudnnGetTensorNdDescriptor(tensor, 3, byref(kind), byref(count), dims, strides) == 0
+assert (kind.value, count.value, list(dims), list(strides)) == (2, 3, [2, 3, 4], [12, 4, 1])
+""",
+    )
+
+
+def test_a_graphs_picture_is_written(torch_build: TorchBuild) -> None:
+    """A program that asks for the file finds one; where it cannot be written, that is an error."""
+    on_device(
+        torch_build,
+        """
+import pathlib, tempfile
+with tempfile.TemporaryDirectory() as folder:
+    path = pathlib.Path(folder, "graph.dot")
+    assert cuda.cudaGraphDebugDotPrint(None, bytes(path), 0) == 0
+    assert path.read_text().startswith("digraph")
+    assert cuda.cudaGraphDebugDotPrint(None, bytes(path / "below"), 0) != 0
+""",
+    )
+
+
+def test_an_unknown_question_writes_nothing(torch_build: TorchBuild) -> None:
+    """Of a pointer's attributes the device's address is served; another is refused, and its place is left as it was."""
+    on_device(
+        torch_build,
+        """
+answer = ctypes.create_string_buffer(b"." * 8, 8)
+assert driver.cuPointerGetAttribute(answer, 2, c_ulonglong(malloc(4096))) == 801
+assert answer.raw == b"." * 8
+assert driver.cuPointerGetAttribute(answer, 3, c_ulonglong(0x700000000000)) == 0
+assert int.from_bytes(answer.raw, sys.byteorder) == 0x700000000000
+""",
+    )

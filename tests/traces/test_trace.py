@@ -1,0 +1,127 @@
+"""Traces: which allocation a note means, what lay there at the peak, and in which phase that was."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memplan.traces.trace import (
+    CATEGORIES,
+    Block,
+    CountedMark,
+    EventColumns,
+    MemoryTrace,
+    Note,
+    allocation_of,
+    allocations_by_address,
+    bytes_by_category,
+    make_trace,
+)
+
+UNIT = 512
+Event = tuple[str, int, int]
+
+EVENTS: list[Event] = [
+    ("a", 1, 10 * UNIT), ("a", 2, 20 * UNIT), ("f", 1, 0), ("a", 1, 25 * UNIT),
+    ("a", 3, 5 * UNIT), ("f", 2, 0), ("f", 3, 0), ("a", 4, 15 * UNIT),
+]  # fmt: skip
+
+
+def columns(events: list[Event]) -> EventColumns:
+    return EventColumns(
+        actions="".join(event[0] for event in events),
+        addresses=[event[1] for event in events],
+        sizes=[event[2] for event in events],
+        streams=[0 for _ in events],
+    )
+
+
+def trace(events: list[Event], marks: tuple[tuple[int, int, int, str], ...] = (), **notes: list[tuple[int, int]]) -> MemoryTrace:
+    return make_trace(
+        columns(events),
+        marks=[CountedMark(*mark) for mark in marks],
+        notes={name: [Note(*note) for note in found] for name, found in notes.items()},
+    )
+
+
+def test_the_peak_is_the_highest_moment() -> None:
+    """10 + 20, then 25 + 20 + 5 = 50, then 25 + 15: the middle one."""
+    position, blocks = trace(EVENTS).peak()
+
+    assert position == 4
+    assert {address: (block.number, block.size_bytes) for address, block in blocks.items()} == {
+        2: (2, 20 * UNIT),
+        1: (3, 25 * UNIT),
+        3: (4, 5 * UNIT),
+    }
+
+
+def test_a_peak_at_the_end_counts() -> None:
+    """Nothing is freed behind it."""
+    assert trace([("a", 1, 10), ("a", 2, 1)]).peak()[1].keys() == {1, 2}
+
+
+def test_only_moments_behind_the_first_allocation_count() -> None:
+    """As for the step that is looked at closely: what it found alive counts, what was before does not."""
+    assert trace(EVENTS).peak(first_allocation=4)[1].keys() == {1, 4}
+
+
+def test_sizes_count_as_the_allocator_rounds_them() -> None:
+    """One byte is one unit of 512."""
+    assert bytes_by_category([Block(1, 1, "activations"), Block(2, 513, "parameters")]) == dict.fromkeys(CATEGORIES, 0) | {
+        "activations": UNIT,
+        "parameters": 2 * UNIT,
+    }
+
+
+def test_an_address_that_is_used_again_is_another_allocation() -> None:
+    """Which one lay there is told by how many allocations there had been."""
+    numbers = allocations_by_address(trace(EVENTS))
+
+    assert numbers == {1: [1, 3], 2: [2], 3: [4], 4: [5]}
+    assert [allocation_of(numbers, Note(1, count)) for count in (0, 1, 2, 3, 9)] == [None, 1, 1, 3, 3]
+    assert allocation_of(numbers, Note(99, 3)) is None
+
+
+def test_notes_say_what_an_allocation_was_for_and_the_first_category_wins() -> None:
+    """Address 1 held a gradient first and a weight later; address 2 is claimed twice."""
+    seen = trace(EVENTS, gradients=[(1, 2), (2, 2)], parameters=[(1, 5), (2, 2)])
+
+    assert [CATEGORIES[purpose] for purpose in seen.purposes] == ["gradients", "parameters", "parameters", "activations", "activations"]
+
+
+def test_what_an_optimizer_allocates_and_nobody_claims_is_its_workspace() -> None:
+    """The second and third allocation are made while it steps; the third is its state."""
+    marks = ((1, 0, 1, "optimizer"), (3, 1, 1, "forward"))
+
+    seen = trace(EVENTS, marks, optimizer_state=[(1, 3)])
+
+    assert [CATEGORIES[purpose] for purpose in seen.purposes][1:4] == ["workspaces", "optimizer_state", "activations"]
+    assert [seen.phase_at(position).phase for position in range(5)] == ["build", "optimizer", "optimizer", "optimizer", "forward"]
+
+
+def test_a_trace_ends_where_the_recorder_began_to_look_closer() -> None:
+    """After four allocations and two frees: events beyond are not the program's own."""
+    seen = make_trace(columns(EVENTS), marks=[CountedMark(0, 0, 1, "forward"), CountedMark(5, 3, 2, "forward")], notes={}, end=(4, 2))
+
+    assert seen.actions == "aafaaf"
+    assert [mark.step for mark in seen.marks] == [1]
+
+
+@given(st.lists(st.tuples(st.integers(1, 6), st.integers(1, 4000)), max_size=60))
+def test_the_peak_is_what_a_plain_count_finds(wishes: list[tuple[int, int]]) -> None:
+    """Any order of allocations and frees: an address that is taken is freed, one that is free is allocated."""
+    events: list[Event] = []
+    live: dict[int, int] = {}
+    most = 0
+    for address, size in wishes:
+        events.append(("f", address, 0) if address in live else ("a", address, size))
+        if address in live:
+            del live[address]
+        else:
+            live[address] = -(-size // UNIT) * UNIT
+        most = max(most, sum(live.values()))
+
+    _, blocks = trace(events).peak()
+
+    assert sum(bytes_by_category(blocks.values()).values()) == most

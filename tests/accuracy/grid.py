@@ -1,8 +1,9 @@
 """
 Steps over which the formulas' upper bound is fitted and checked: architectures, heads, precisions, checkpointing, lengths, GPUs, batches.
 
-`grid_peaks.jsonl` holds what their rehearsals took, a line each. `python -m tests.accuracy.grid` rehearses those that are missing in it. A
-line holds all that decides a point, so that what was recorded stays true until PyTorch changes.
+`grid_peaks.jsonl` holds what their rehearsals took, a line each (PyTorch 2.13.0+cu130, transformers 4.57.6); `-m tests.accuracy.grid`
+rehearses those that it lacks. A point is drawn by its number; only its batch, which the formulas of the day chose, is recorded with it, so
+that a line stays true until PyTorch changes.
 """
 
 from __future__ import annotations
@@ -93,11 +94,15 @@ class Point(NamedTuple):
     @property
     def is_held_out(self) -> bool:
         """Say whether the bound is checked on this point; it is fitted on the others."""
-        return self.number % 2 == 1
+        return self.number // len(MODELS) % 2 == 1
 
 
-def point(number: int) -> Point | None:
-    """Return point *number*; None for one whose smallest batch does not fit."""
+def point(number: int, *, micro_batch_size: int | None = None) -> Point | None:
+    """
+    Return point *number*, with the batch that was recorded for it if there is one.
+
+    Without one, the formulas choose a batch that fills some part of the GPU; None where a batch of 1 exceeds that.
+    """
     chance = random.Random(number)
     name = list(MODELS)[number % len(MODELS)]
     gpu = find_card(chance.choice(GPUS))
@@ -113,14 +118,18 @@ def point(number: int) -> Point | None:
     optimizer = chance.choice(["adamw", "adamw", "sgd"])
     workload = _contrastive(training, chance) if name == "contrastive" else _of_config(name, head, training)
     workload = workload.model_copy(update={"optimizer": workload.optimizer.model_copy(update={"name": optimizer})})
+    size = micro_batch_size or _size_that_fills(workload, gpu, share=chance.uniform(0.3, 1.0))
+    return None if size is None else Point(number, name, head, gpu, workload.with_training(micro_batch_size=size))
+
+
+def _size_that_fills(workload: Workload, gpu: GpuSpec, *, share: float) -> int | None:
+    """Return a batch that by the formulas takes about *share* of the GPU; None where a batch of 1 takes more."""
     stage = workload.stages[0] if workload.stages else None
-    limit = int(gpu.total_memory_bytes * chance.uniform(0.3, 1.0))
+    limit = int(gpu.total_memory_bytes * share)
     batch = 1
     while estimate(workload.with_training(micro_batch_size=batch), gpu, stage).device_used_bytes < limit and batch < 4096:
         batch += max(1, batch // 8)
-    if batch == 1:
-        return None
-    return Point(number, name, head, gpu, workload.with_training(micro_batch_size=batch - max(1, (batch * 8 // 9) // 8)))
+    return None if batch == 1 else batch - max(1, (batch * 8 // 9) // 8)
 
 
 def _of_config(name: str, head: str, training: dict[str, Any]) -> Workload:
@@ -142,30 +151,42 @@ def _contrastive(training: dict[str, Any], chance: random.Random) -> Workload:
     return workload_from(data, template)
 
 
-def points() -> list[Point]:
-    """Return every point of the grid."""
-    return [found for found in map(point, range(NUM_POINTS)) if found is not None]
+class Peak(NamedTuple):
+    """What the rehearsal of a point took."""
+
+    point: Point
+    allocated_bytes: int
+    reserved_bytes: int
 
 
-def recorded() -> dict[int, dict[str, int]]:
-    """Return the peaks of the points that were rehearsed, by number."""
-    lines = PEAKS.read_text().splitlines() if PEAKS.exists() else []
-    return {peak["number"]: peak for peak in map(json.loads, lines)}
+def peaks() -> list[Peak]:
+    """Return what was recorded, each with its point."""
+    found = []
+    for line in _recorded():
+        each = point(line["number"], micro_batch_size=line["micro_batch_size"])
+        assert each is not None
+        found.append(Peak(each, line["peak_allocated_bytes"], line["peak_reserved_bytes"]))
+    return found
+
+
+def _recorded() -> list[dict[str, Any]]:
+    return [json.loads(line) for line in PEAKS.read_text().splitlines()] if PEAKS.exists() else []
 
 
 def main() -> None:
     """Rehearse what is missing, and add it to the file."""
-    known, rehearse = recorded(), RehearsedEstimator()
-    for each in points():
-        if each.number in known:
+    known, rehearse = {line["number"] for line in _recorded()}, RehearsedEstimator()
+    for number in range(NUM_POINTS):
+        each = None if number in known else point(number)
+        if each is None:
             continue
         training = each.workload.training
         found = rehearse(each.workload, each.gpu, each.stage)
         line = {
-            "number": each.number, "model": each.model, "head": each.head, "gpu": each.gpu.name, "precision": training.precision,
+            "number": number, "model": each.model, "head": each.head, "gpu": each.gpu.name, "precision": training.precision,
             "checkpointing": training.activation_checkpointing, "sequence_length": training.sequence_length,
             "micro_batch_size": training.micro_batch_size, "peak_allocated_bytes": found.peak_allocated_bytes,
-            "peak_reserved_bytes": found.peak_reserved_bytes, "low_bytes": found.device_used.low_bytes - 0,
+            "peak_reserved_bytes": found.peak_reserved_bytes,
         }  # fmt: skip
         with PEAKS.open("a") as file:
             file.write(json.dumps(line) + "\n")

@@ -1,8 +1,9 @@
 """
 The analytic estimate against what PyTorch really allocated.
 
-`reference_peaks.jsonl` is ours: the steps of `reference_steps.py` on the stand-in device (PyTorch 2.13.0+cu130, transformers 4.57.6,
-recorded 2026-11-21). `shared/recordings/standin` holds further recordings of other programs.
+`reference_peaks.jsonl` is ours: the steps of `reference_steps.py` on the simulated GPU (PyTorch 2.13.0+cu130, transformers 4.57.6,
+recorded 2026-11-21). `grid_peaks.jsonl` holds those of `grid.py`, for the upper bound. `shared/recordings/standin` holds further
+recordings of other programs.
 """
 
 from __future__ import annotations
@@ -16,12 +17,16 @@ from typing import Any, NamedTuple
 import pytest
 
 from memplan.estimators.analytic.estimate import estimate
+from memplan.estimators.analytic.fragmentation import HELD_OUT_COVERAGE
 from memplan.hardware.catalog import find_card
 from memplan.hardware.gpu import GpuSpec
 from memplan.layouts.templates import template_data, templates_folder
+from memplan.memory.cuda_context import CONTEXT_HIGH_BYTES
 from memplan.memory.estimate import MemoryEstimate
 from memplan.workload.reader import workload_from
 from memplan.workload.workload import Workload
+from tests.accuracy import grid
+from tests.accuracy.grid import Peak
 from tests.accuracy.reference_steps import CASES
 from tests.conftest import SHARED
 
@@ -130,15 +135,56 @@ def test_the_median_error_is_below_one_percent() -> None:
     assert statistics.median(abs(recording.allocated_error) for recording in ours()) <= 0.01
 
 
-def test_nine_of_ten_steps_reserve_no_more_than_the_high_end() -> None:
-    """The range's high end covers fragmentation in nine of ten recordings, its low end in all."""
-    within = []
+def test_no_own_recording_reserves_more_than_the_upper_bound_or_less_than_the_lower() -> None:
+    """The range covers fragmentation in all of them."""
     for recording in ours():
         used, context = recording.estimate().device_used, recording.estimate().breakdown.cuda_context_bytes
-        within.append(recording.peak_reserved_bytes + context <= used.high_bytes)
-        assert used.low_bytes <= recording.peak_reserved_bytes + context
 
-    assert sum(within) / len(within) >= 0.9
+        assert used.low_bytes <= recording.peak_reserved_bytes + context <= used.high_bytes, recording.name
+
+
+def reserved_within(peaks: list[Peak]) -> float:
+    """The share of steps whose reserved memory is no more than the upper bound less the CUDA context's."""
+    bounds = [estimate(point.workload, point.gpu, point.stage).device_used.high_bytes - CONTEXT_HIGH_BYTES for point, _, _ in peaks]
+    return statistics.mean(peak.reserved_bytes <= bound for peak, bound in zip(peaks, bounds, strict=True))
+
+
+def test_the_upper_bound_covers_what_was_held_back_as_the_report_says() -> None:
+    """Of the grid's steps that the bound was not fitted to, at least 98% reserve no more: what the report says under "method"."""
+    held_out = [peak for peak in grid.peaks() if peak.point.is_held_out]
+
+    assert len({peak.point.model for peak in held_out}) >= 12
+    assert len(held_out) >= 190
+    assert reserved_within(held_out) >= HELD_OUT_COVERAGE
+
+
+def test_the_upper_bound_is_fitted_to_the_other_half() -> None:
+    """At least 99% of the steps that it was fitted to; and it is no wider than the 20% of allocated that it replaced, in the mean."""
+    fitted = [peak for peak in grid.peaks() if not peak.point.is_held_out]
+    widths = [
+        estimate(point.workload, point.gpu, point.stage).device_used.high_bytes / (reserved_bytes + CONTEXT_HIGH_BYTES)
+        for point, _, reserved_bytes in fitted
+    ]
+
+    assert reserved_within(fitted) >= 0.99
+    assert statistics.mean(widths) <= 1.14
+
+
+# Steps whose formulas said "fits" and whose rehearsals were far over (PyTorch 2.13.0, RTX 4090, bf16-mixed, sequence 512).
+CALLED_FITTING = {"minilm": 90, "distilbert": 70, "xlm-roberta-base": 10}
+
+
+@pytest.mark.parametrize("name", CALLED_FITTING)
+def test_a_large_vocabulary_under_autocast_is_not_called_fitting(name: str) -> None:
+    """Masked-LM heads: these batches take more than the GPU has, and the upper bound says so."""
+    config = grid.MODELS[name]
+    head = {"architectures": [f"{grid.PREFIXES[config['model_type']]}ForMaskedLM"]}
+    training = {"micro_batch_size": CALLED_FITTING[name], "sequence_length": 512, "precision": "bf16-mixed"}
+    gpu = find_card("rtx4090")
+
+    used = estimate(workload_of(config | head, training), gpu, None).device_used
+
+    assert used.high_bytes > gpu.total_memory_bytes
 
 
 def test_more_of_anything_never_takes_less(a100: GpuSpec) -> None:

@@ -2,7 +2,7 @@
 
 A step has a few moments that can be its peak: the loss, the first and the last block of the backward, the optimizer's step. Each is the
 sum of what is alive then; the largest is the estimate. The parts are in `parameters.py`, `optimizer_state.py` and `activations.py`,
-each with its source.
+each with its source; what the allocator reserves over them is in `fragmentation.py`.
 """
 
 import math
@@ -13,6 +13,7 @@ from typing import NamedTuple
 from memplan.dtypes import ELEMENT_BYTES, compute_dtype, is_mixed, parameter_dtype
 from memplan.estimators.analytic import activations as act
 from memplan.estimators.analytic import optimizer_state
+from memplan.estimators.analytic.fragmentation import reserved_range
 from memplan.estimators.analytic.parameters import ParameterGroup, parameter_groups
 from memplan.estimators.base import Estimator
 from memplan.hardware.gpu import GpuSpec
@@ -96,7 +97,10 @@ def estimate(workload: Workload, gpu: GpuSpec, stage: Stage | None) -> MemoryEst
         batch_data_bytes=_batch_data_bytes(workload, stage),
         workspaces_bytes=fixed_bytes + peak.workspaces_bytes,
     )
-    return with_context(_assemble(_rounded_up(tensors, training.allocator_settings), peak.phase), gpu)
+    tensors = _rounded_up(tensors, training.allocator_settings)
+    tokens = max(_calls(workload.contrastive, stage, training.micro_batch_size)) * training.sequence_length
+    reserved = reserved_range(workload, allocated_bytes=tensors.total_bytes, largest_call_tokens=tokens)
+    return with_context(_assemble(tensors, reserved, peak.phase), gpu)
 
 
 def _rounded_up(tensors: MemoryBreakdown, allocator_settings: str) -> MemoryBreakdown:
@@ -113,17 +117,10 @@ def _rounded_up(tensors: MemoryBreakdown, allocator_settings: str) -> MemoryBrea
     return MemoryBreakdown(**{name: int(value * share) for name, value in tensors})
 
 
-# What the caching allocator reserves over what the estimate says is allocated, in 58 recordings of the 24 steps of tests/accuracy on four
-# cards and 12 shared ones of gpt2 and contrastive encoders (PyTorch 2.13): 6% more in the median, at least nothing, and in nine of ten
-# no more than 20% (worst: 44%, a large vocabulary with checkpointing). tests/accuracy/test_analytic.py holds it.
-SLACK_SHARE = 0.064
-SLACK_LOW, SLACK_HIGH = 0.0, 0.20
-
-
-def _assemble(tensors: MemoryBreakdown, phase: str) -> MemoryEstimate:
+def _assemble(tensors: MemoryBreakdown, reserved: MemoryRange, phase: str) -> MemoryEstimate:
     """Add slack and context to the bytes of tensors, and say how sure the sum is."""
     allocated_bytes = tensors.total_bytes
-    slack_bytes = int(allocated_bytes * SLACK_SHARE)
+    slack_bytes = reserved.expected_bytes - allocated_bytes
     breakdown = tensors.model_copy(update={"allocator_slack_bytes": slack_bytes, "cuda_context_bytes": CONTEXT_BYTES})
     return MemoryEstimate(
         method="analytic",
@@ -131,9 +128,9 @@ def _assemble(tensors: MemoryBreakdown, phase: str) -> MemoryEstimate:
         peak_allocated_bytes=allocated_bytes,
         peak_reserved_bytes=breakdown.reserved_bytes,
         device_used=MemoryRange(
-            low_bytes=int(allocated_bytes * (1 + SLACK_LOW)) + CONTEXT_LOW_BYTES,
+            low_bytes=reserved.low_bytes + CONTEXT_LOW_BYTES,
             expected_bytes=breakdown.total_bytes,
-            high_bytes=int(allocated_bytes * (1 + SLACK_HIGH)) + CONTEXT_HIGH_BYTES,
+            high_bytes=reserved.high_bytes + CONTEXT_HIGH_BYTES,
         ),
         peak_phase=phase,
     )

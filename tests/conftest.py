@@ -13,8 +13,8 @@ import pytest
 
 from memplan.hardware.gpu import GpuSpec
 from memplan.layouts.templates import template_data, templates_folder
-from memplan.workload.reader import workload_from
 from memplan.workload.workload import Workload
+from memplan.workload.workload_file import workload_from
 from tests.hardware.nvml_driver import Driver, build_driver
 
 SHARED = Path(__file__).parents[2] / "shared"

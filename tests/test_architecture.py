@@ -1,13 +1,18 @@
-"""What import-linter cannot see: what a start loads, and that every room has its tests."""
+"""What import-linter cannot see: what a start loads, names, the words of the core, and that every package has its tests."""
 
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
+import click
 import pytest
+
+from memplan.cli.app import cli
 
 REPOSITORY = Path(__file__).parents[1]
 PACKAGE = REPOSITORY / "memplan"
@@ -61,7 +66,39 @@ def test_nothing_inside_imports_from_memplan_itself() -> None:
                 assert [alias.name for alias in node.names] == ["__version__"], path
 
 
-@pytest.mark.parametrize("room", sorted(path.parent.name for path in PACKAGE.glob("*/__init__.py")))
-def test_every_room_has_its_tests(room: str) -> None:
+@pytest.mark.parametrize("package", sorted(path.parent.name for path in PACKAGE.glob("*/__init__.py")))
+def test_every_package_has_its_tests(package: str) -> None:
     """The same folders."""
-    assert list((REPOSITORY / "tests" / room).rglob("test_*.py"))
+    assert list((REPOSITORY / "tests" / package).rglob("test_*.py"))
+
+
+# One thing seen from two layers: a command and what it shows, a model as it is described and as it is built, an estimate as a value and
+# as the formulas make it, and the registries, each of what its package offers.
+SHARED_NAMES = {
+    "contrastive", "estimate", "find_batch", "gpus", "huggingface", "monitor", "plan", "registry", "rehearse", "replay"
+}  # fmt: skip
+
+
+def test_no_two_modules_share_a_name_unless_they_are_one_thing_seen_from_two_layers() -> None:
+    """A traceback or a search for a name leads to one file."""
+    names = Counter(path.stem for path in PACKAGE.rglob("*.py") if path.name != "__init__.py")
+
+    assert {name for name, count in names.items() if count > 1} == SHARED_NAMES
+
+
+def options_of(command: click.Command) -> set[str]:
+    """The long options of *command* and of its subcommands."""
+    own = {option for parameter in command.params for option in parameter.opts if option.startswith("--")}
+    return own.union(*(options_of(each) for each in getattr(command, "commands", {}).values()))
+
+
+@pytest.mark.parametrize(
+    "path", [path for path in sorted(PACKAGE.rglob("*.py")) if path.parent != PACKAGE / "cli"], ids=lambda path: path.name
+)
+def test_the_core_does_not_speak_the_command_line(path: Path) -> None:
+    """Below cli/ a message names the value, in Python's words; `cli/typed_options.py` makes the option of it."""
+    options = options_of(cli) - {"--help"}
+    texts = [node.value for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(node, ast.Constant)]
+    named = {option for text in texts if isinstance(text, str) for option in re.findall(r"(?<![\w-])--[a-z][a-z-]+", text)}
+
+    assert not named & options

@@ -1,4 +1,4 @@
-"""The plan in plain words: why these values, and what to mind."""
+"""The plan in plain words: why these values, and what to know before training."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ def _reasons(plan: Plan, pinned: Workload, largest: int, pins: Pins, estimator: 
     if pins.pins("micro_batch_size"):
         yield f"micro-batch {micro}: {plan.rule}. {_cost_of_pin(plan, estimator)}"
     else:
-        yield f"micro-batch {micro}: {plan.rule}. {_why_not_more(plan, pinned, largest, estimator)}"
+        yield f"micro-batch {micro}: {plan.rule}; {_why_not_more(plan, pinned, largest, estimator)}"
     yield from _costs_of_pins(plan, pins, estimator)
     if steps > 1:
         ranks = plan.after.parallelism.data_parallel_size
         product = f"{micro} × {steps}" + (f" × {ranks} GPUs" if ranks > 1 else "")
-        yield f"accumulation {steps}: {product} = {plan.effective_batch_size} samples an optimizer step{_offered(plan)}"
+        yield f"accumulation {steps}: {product} = {plan.effective_batch_size} samples per optimizer step{_offered(plan)}"
     yield from _negatives(plan, pins)
 
 
@@ -49,9 +49,9 @@ def _offered(plan: Plan) -> str:
     product = f"{offered.micro_batch_size} × {offered.gradient_accumulation_steps}" + (f" × {ranks}" if ranks > 1 else "")
     before, after = plan.after.training.gradient_accumulation_steps, offered.gradient_accumulation_steps
     if after > before:
-        return f"; {product} = {offered.effective_batch_size} would meet the target exactly, in {after} steps: `{offered.option}`"
+        return f"; {product} = {offered.effective_batch_size} would meet the target exactly, in {after} steps: `{offered.argument}`"
     fewer = f"{_share(1 - after / before)} fewer steps"
-    return f"; {product} = {offered.effective_batch_size} would take {fewer} ({after} instead of {before}): `{offered.option}`"
+    return f"; {product} = {offered.effective_batch_size} would take {fewer} ({after} instead of {before}): `{offered.argument}`"
 
 
 _SHARES = {1 / 4: "a quarter", 1 / 3: "a third", 1 / 2: "half", 2 / 3: "two thirds", 3 / 4: "three quarters"}
@@ -72,13 +72,13 @@ def _negatives(plan: Plan, pins: Pins) -> Iterator[str]:
             grown.setdefault((before, after), []).append(stage.name)
     for (before, after), names in grown.items():
         yield (
-            f"{after} negatives instead of {before} in {', '.join(names)}, as was asked: that changes the loss, and a step encodes more "
-            f"items (`--pin {names[0]}.n_negatives={before}` keeps them)"
+            f"{after} negatives instead of {before} in {', '.join(names)}, as requested: that changes the loss, and a step encodes more "
+            f"items"
         )
     if not grown and any(_has_room(stage) for stage in plan.stages):
         yield (
-            "negatives are left as they are: more of them would fit, change the loss, and take the time of the items that they add "
-            "(`--grow-negatives`, or `--pin STAGE.n_negatives=N`)"
+            "n_negatives stay as they are: more would fit, but change the loss and the time of a step (`grow_negatives=True` adds them, "
+            '`pins={"STAGE.n_negatives": 16}` sets some)'
         )
 
 
@@ -132,7 +132,7 @@ def _cost_of_pin(plan: Plan, estimator: Estimator) -> str:
 def _why_not_more(plan: Plan, pinned: Workload, largest: int, estimator: Estimator) -> str:
     most = -(-plan.target_effective_batch_size // plan.after.parallelism.data_parallel_size)
     if largest >= most:
-        return f"The whole target of {plan.target_effective_batch_size} fits at once"
+        return f"the whole target of {plan.target_effective_batch_size} fits at once"
     over = pinned.with_training(micro_batch_size=largest + 1, gradient_accumulation_steps=2)
     worst = heaviest_stage(over, plan.gpu, estimator)
     excess_bytes = plan.budget.missing_bytes(estimator(over, plan.gpu, worst).device_used)
@@ -140,8 +140,9 @@ def _why_not_more(plan: Plan, pinned: Workload, largest: int, estimator: Estimat
         return f"{largest} would fit, and no larger one was tried"
     where = f" in {worst.name}" if worst is not None else ""
     if is_tight(over, plan.gpu, worst, estimator, plan.budget):
-        where += ", and would run only by giving cached memory back in every step (tight)"
-    return f"{largest} would fit, {largest + 1} would be {format_bytes(excess_bytes)} over the budget{where}"
+        where += ", and would run only by releasing cached memory in every step (tight)"
+    fitting = "" if largest == plan.after.training.micro_batch_size else f"{largest} would fit, "
+    return f"{fitting}{largest + 1} would be {format_bytes(excess_bytes)} over the budget{where}"
 
 
 def _tightest(plan: Plan) -> StagePlan:
@@ -161,7 +162,7 @@ def explain_misfit(plan: Plan) -> tuple[str, ...]:
     return (
         f"a micro-batch of {worst.planned.micro_batch_size}{where} takes {format_bytes(used.expected_bytes)}, "
         f"up to {format_bytes(used.high_bytes)}; the budget is {format_bytes(plan.budget_bytes)}: "
-        f"{format_bytes(plan.missing_bytes)} are missing",
+        f"{format_bytes(plan.missing_bytes)} short",
     )
 
 
@@ -210,10 +211,10 @@ def _checkpointing_without_effect(plan: Plan, estimator: Estimator) -> Iterator[
     repaired = in_training_mode(plan.after.with_training(micro_batch_size=worst.planned.micro_batch_size))
     with_effect: MemoryEstimate = estimator(repaired, plan.gpu, stage)
     yield (
-        "activation checkpointing is switched on but has no effect: the encoder is left in eval mode (as from_pretrained returns it), and "
-        f"transformers checkpoints in training mode only. This micro-batch of {worst.planned.micro_batch_size} takes "
-        f"{format_bytes(worst.estimate.device_used_bytes)}; after `.train()` on the encoder (`--pin is_in_eval_mode=false` plans for that) "
-        f"it would take {format_bytes(with_effect.device_used_bytes)}{_would_allow(plan, repaired, estimator)}"
+        "activation checkpointing has no effect: the encoder is in eval mode (as from_pretrained returns it), and transformers "
+        f"checkpoints in training mode only. After `.train()` this step takes {format_bytes(with_effect.device_used_bytes)} instead of "
+        f"{format_bytes(worst.estimate.device_used_bytes)}{_would_allow(plan, repaired, estimator)} "
+        '(`pins={"is_in_eval_mode": False}` plans for that)'
     )
 
 
@@ -232,8 +233,8 @@ def _present_does_not_fit(plan: Plan) -> Iterator[str]:
         worst = max(misfits, key=lambda stage: stage.present_estimate.device_used.high_bytes)
         used = worst.present_estimate.device_used
         yield (
-            f"the present values are not safe on this card: {worst.name} takes {format_bytes(used.expected_bytes)}, "
-            f"up to {format_bytes(used.high_bytes)}, of a budget of {format_bytes(plan.budget_bytes)}"
+            f"the present values do not fit safely: {worst.name} takes {format_bytes(used.expected_bytes)}, up to "
+            f"{format_bytes(used.high_bytes)}, of a budget of {format_bytes(plan.budget_bytes)}"
         )
 
 
@@ -250,15 +251,15 @@ def _target_nearly_met(plan: Plan) -> Iterator[str]:
 def _positives_cost_nothing(plan: Plan) -> Iterator[str]:
     contrastive = plan.after.contrastive
     if contrastive is not None and contrastive.sampling == "pair" and any(stage.n_positives > 1 for stage in plan.after.stages):
-        yield "n_positives costs no memory here: a row holds one positive, so it only multiplies the rows of an epoch; it is left as it is"
+        yield "n_positives costs no memory here: a step encodes one positive of an anchor, whatever their number"
 
 
 def _accumulation_adds_no_negatives(plan: Plan) -> Iterator[str]:
     if plan.after.contrastive is None or plan.after.training.gradient_accumulation_steps == 1:
         return
     yield (
-        f"accumulation adds no negatives: the optimizer sees {plan.effective_batch_size} samples a step, but each anchor is compared with "
-        f"{' or '.join(sorted({str(stage.planned.negatives_per_anchor) for stage in plan.stages}, key=int))} negatives only"
+        f"accumulation adds no negatives: the optimizer sees {plan.effective_batch_size} samples per step, but each anchor is compared "
+        f"with {' or '.join(sorted({str(stage.planned.negatives_per_anchor) for stage in plan.stages}, key=int))} negatives only"
     )
 
 
@@ -267,7 +268,7 @@ def _slow_types(plan: Plan) -> Iterator[str]:
     precision = plan.after.training.precision
     capability = plan.gpu.compute_capability
     if encoder is not None and capability is None and precision.startswith("bf16"):
-        yield "planned for capability 8.0 or later; bf16 takes more on older cards (T4, RTX 20, V100): name the card with --gpu"
+        yield "planned for capability 8.0 or later; bf16 takes more on older GPUs (T4, RTX 20, V100): name the GPU"
     if encoder is None or capability is None or not precision.startswith("bf16") or capability >= (8, 0):
         return
     if attention_kernel(encoder, precision, capability) == "math":
@@ -276,7 +277,7 @@ def _slow_types(plan: Plan) -> Iterator[str]:
 
 def _busy_card(plan: Plan) -> Iterator[str]:
     if plan.budget.others_used_bytes:
-        yield f"others hold {format_bytes(plan.budget.others_used_bytes)} of the card now; the plan is for what they leave"
+        yield f"other processes hold {format_bytes(plan.budget.others_used_bytes)} of the GPU now; the plan uses what they leave"
 
 
 def _ddp(plan: Plan) -> Iterator[str]:
@@ -292,7 +293,7 @@ def warn_of_other_stages(plan: Plan, others: Sequence[Stage], *, estimator: Esti
         used = estimator(plan.after, plan.gpu, stage).device_used
         if not plan.budget.fits(used):
             warnings.append(
-                f"{stage.name} is no stage of the curriculum and is left alone, but with its {stage.n_negatives} negatives "
+                f"{stage.name} is not a stage of the curriculum and is not planned, but with its {stage.n_negatives} negatives "
                 f"this micro-batch takes {format_bytes(used.expected_bytes)}, up to {format_bytes(used.high_bytes)}: it would not fit"
             )
     return tuple(warnings)

@@ -14,12 +14,12 @@ from memplan.layouts.reader import Reading
 from memplan.layouts.recognition import configurations_in, recognise
 from memplan.layouts.registry import BUILT_IN_WORKLOAD, describe_layouts, locate, near_misses
 from memplan.layouts.templates import template_data, templates_folder
-from memplan.workload.reader import is_huggingface_config, read_huggingface_config, read_workload, workload_from
 from memplan.workload.stage import Stage
 from memplan.workload.workload import Workload
+from memplan.workload.workload_file import is_huggingface_config, read_huggingface_config, read_workload, workload_from
 
 BUILT_IN = "built-in"
-"""What --config-path takes for the workload that memplan has built in."""
+"""The source that stands for the workload that memplan has built in."""
 
 PLAIN_FILES = ("workload.yaml", "config.json")
 """Files that are planned where they stand alone in a folder: a workload of memplan's own, and a Hugging Face model."""
@@ -28,8 +28,8 @@ ALLOCATOR_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 """Where PyTorch looks for allocator settings: the first that is set counts, empty or not (seen in rehearsals under PyTorch 2.13)."""
 
 INSTEAD = (
-    "describe the training in a workload.yaml, rehearse the program itself (`memplan rehearse --gpu NAME -- train.py`), or plan the "
-    f"built-in workload with `--config-path {BUILT_IN}`"
+    "describe the training in a workload.yaml, rehearse the program itself (`memplan rehearse`), or plan the "
+    f'built-in workload: `source="{BUILT_IN}"`'
 )
 
 
@@ -57,7 +57,7 @@ class Configuration(NamedTuple):
         if self.assumed:
             values = {**self.workload.training.model_dump(), "optimizer": self.workload.optimizer.name}
             told = ", ".join(f"{name} {values[name]}" for name in self.assumed)
-            yield f"{self.source} does not say how it is trained: planned with {told} (change them with --pin)"
+            yield f"{self.source} does not say how it is trained: planned with {told} (pin others)"
         if not self.has_batch:
             yield f"{self.source} names no batch size: without a target the plan fills the GPU"
 
@@ -106,7 +106,7 @@ def _read(path: Path | None) -> Configuration:
     if path == Path(BUILT_IN):
         return _built_in("the built-in workload")
     if path is not None and not path.exists():
-        raise ConfigError("does not exist", file=path, hint="check --config-path")
+        raise ConfigError("does not exist", file=path, hint="check the path")
     place = path or Path()
     located = locate(place)
     if located is not None:
@@ -136,7 +136,7 @@ def _plain_file(folder: Path) -> Path | None:
     found = [folder / name for name in PLAIN_FILES if (folder / name).is_file()]
     found = [file for file in found if file.name != "config.json" or is_huggingface_config(file)]
     if len(found) > 1:
-        raise ConfigError(f"stands beside {found[1].name}", file=found[0], hint=f"say which is meant: `--config-path {found[0]}`")
+        raise ConfigError(f"stands beside {found[1].name}", file=found[0], hint=f'say which is meant: `source="{found[0]}"`')
     return found[0] if found else None
 
 

@@ -12,6 +12,7 @@ from pydantic import Field, InstanceOf
 
 from memplan.analysis.explain import warn_of_other_stages
 from memplan.analysis.make_plan import make_plan
+from memplan.analysis.profile import Profile
 from memplan.api.configuration import Configuration, read_configuration
 from memplan.api.gpus import gpus_of_this_machine, named_gpu
 from memplan.api.journals import journal_root
@@ -19,7 +20,7 @@ from memplan.api.methods import Method, by_method
 from memplan.edits.apply import FileChange, prepare
 from memplan.edits.apply import apply as apply_changes
 from memplan.edits.apply import undo as undo_apply
-from memplan.errors import DoesNotFitError, UsageError
+from memplan.errors import DoesNotFitError, UsageError, reason_of
 from memplan.estimators.base import Estimator
 from memplan.estimators.registry import OnRehearsal
 from memplan.hardware.gpu import GpuSpec
@@ -58,6 +59,29 @@ class Plan(PlainPlan):
         if not self.fits:
             raise DoesNotFitError("a plan that does not fit is not written", hint="see its `levers` for what would help")
         return write_changes(changes_of(self, self.configuration), self.configuration)
+
+    def profile(self) -> Profile:
+        """
+        Return what this machine's GPU says to the plan: its steps are run there, and their peaks stand beside the planned ones.
+
+        Raises NotRehearsedError where a step cannot be built or run, MissingError without a GPU.
+        """
+        from memplan.api.profiling import run_profile  # noqa: PLC0415
+
+        found = run_profile(self)
+        assert found is not None  # this process's own plan
+        return found
+
+    def save(self, path: str | Path) -> None:
+        """
+        Write the plan as JSON into the file at *path*, for a monitor or a callback to compare a training with.
+
+        Raises UsageError where it cannot be written.
+        """
+        try:
+            Path(path).write_text(self.model_dump_json(indent=2) + "\n", encoding="utf-8")
+        except OSError as error:
+            raise UsageError(f"{path}: {reason_of(error)}", hint="name a file that can be written") from error
 
     def _repr_html_(self) -> str:
         """Return the report, for a notebook."""
@@ -108,9 +132,11 @@ def plan(
         MissingError: If this machine has no GPU and none is named, or cannot rehearse and *method* is "rehearsed".
 
     >>> import memplan
-    >>> plan = memplan.plan("built-in", gpu="rtx4090", target_effective_batch_size=256, method="analytic")
+    >>> plan = memplan.plan("conf", gpu="rtx4090", target_effective_batch_size=64, method="analytic")
     >>> plan.fits, plan.effective_batch_size
-    (True, 256)
+    (True, 64)
+    >>> print(plan.diff().splitlines()[0])
+    --- conf/config.yaml
 
     """
     configuration = _configuration_of(source).with_pins(pins or {})
@@ -133,6 +159,12 @@ def undo(path: str | Path = ".", *, files: Sequence[str | Path] = ()) -> tuple[P
 
     *path* is a configuration, or its project's folder. *files*: only these. Raises UsageError where there is nothing to undo,
     EditRefusedError where a file has changed since; then nothing is written.
+
+    >>> import memplan
+    >>> written = memplan.plan("conf", gpu="rtx4090", target_effective_batch_size=64, method="analytic").apply()
+    >>> [path.name for path in memplan.undo("conf")] == [path.name for path in written]
+    True
+
     """
     only = [Path(file) for file in files]
     return undo_apply(journal_root(Path(path), only), only=only).restored

@@ -45,7 +45,7 @@ def find_batch(
     most_tries: int = DEFAULT_TRIES,
     most_seconds: float = DEFAULT_SECONDS,
     gpu: GpuSpec | None = None,
-    tells: Callable[[Trial], None] | None = None,
+    on_trial: Callable[[Trial], None] | None = None,
 ) -> FoundBatch:
     """
     Return the largest batch with which the step of *program* runs on a GPU of this machine, found by running it.
@@ -53,9 +53,15 @@ def find_batch(
     *program* is "FILE.py:function", "module:function", or the function itself, called as ``program("cuda", **values)``; it returns a
     function that runs one whole training step. *name*: the value that is the batch; None takes the first called `batch`, `batch_size` or
     the like. *start*: where to begin; None asks a rehearsal. *margin*: share of the free memory that stays free. *gpu*: one that
-    `detect_gpus` found; None takes the one of them with least free. *tells* is told of each trial.
+    `detect_gpus` found; None takes the one of them with least free. *on_trial* is called after each trial.
 
     Raises MissingError without a GPU or a PyTorch for CUDA, UsageError for a program that fails for another reason than memory.
+
+    >>> import memplan
+    >>> found = memplan.find_batch("train_step.py:build", start=8, most_tries=2)
+    >>> found.name, found.size >= 8
+    ('batch', True)
+
     """
     if REHEARSING in os.environ:
         raise UsageError(
@@ -68,7 +74,7 @@ def find_batch(
     budget = budget_of(card, margin)
     given = dict(values or {})
     with foresight_of(target, card, budget, given, name=name, start=start) as foresight, Measurer(target, card) as measurer:
-        search = _Search(lambda size: measurer.measure(given | {foresight.name: size}), foresight, budget, tells)
+        search = _Search(lambda size: measurer.measure(given | {foresight.name: size}), foresight, budget, on_trial)
         return search.found(card, most_tries=most_tries, most_seconds=most_seconds)
 
 
@@ -125,14 +131,14 @@ def find_micro_batch(
     margin: float = DEFAULT_MARGIN,
     most_tries: int = DEFAULT_TRIES,
     most_seconds: float = DEFAULT_SECONDS,
-    tells: Callable[[Trial], None] | None = None,
+    on_trial: Callable[[Trial], None] | None = None,
 ) -> FoundBatch:
     """Return the largest micro-batch with which the heaviest stage of *workload* runs on *gpu*, of this machine; else as `find_batch`."""
     _check(begin.size, margin, most_tries)
     budget = budget_of(gpu, margin, workload.training.allocator_settings)
     foresight = ByPeaks("micro_batch_size", begin.size, begin.origin, budget, context_of(gpu).expected_bytes)
     with MeasuredEstimator(gpu) as measure:
-        search = _Search(lambda size: measure(workload.with_training(micro_batch_size=size), gpu, begin.stage), foresight, budget, tells)
+        search = _Search(lambda size: measure(workload.with_training(micro_batch_size=size), gpu, begin.stage), foresight, budget, on_trial)
         return search.found(gpu, most_tries=most_tries, most_seconds=most_seconds)
 
 
@@ -140,12 +146,12 @@ class _Search:
     """Runs trials, and makes of them what was found."""
 
     def __init__(
-        self, measure: Callable[[int], Measurement], foresight: Foresight, budget: MemoryBudget, tells: Callable[[Trial], None] | None
+        self, measure: Callable[[int], Measurement], foresight: Foresight, budget: MemoryBudget, on_trial: Callable[[Trial], None] | None
     ) -> None:
         self._measure = measure
         self._foresight = foresight
         self._budget = budget
-        self._tells = tells
+        self._on_trial = on_trial
         self._whole: list[Measurement] = []
         self._refusals: list[UsageError] = []
 
@@ -164,8 +170,8 @@ class _Search:
             self._refusals.append(error)
             trial = Trial(size=size, problem=f"the program does not take it: {first_line(error)}", is_refused=True)
         trial = trial.model_copy(update={"seconds": time.monotonic() - began})
-        if self._tells is not None:
-            self._tells(trial)
+        if self._on_trial is not None:
+            self._on_trial(trial)
         return trial
 
     def found(self, card: GpuSpec, *, most_tries: int, most_seconds: float) -> FoundBatch:

@@ -133,7 +133,7 @@ class ByRehearsals(Foresight):
         name = name or batch_name(present)
         if name is None:
             called = ", ".join(present) or "none"
-            raise UsageError(f"no value of the program is called batch (its values: {called})", hint="name it with `--value NAME`")
+            raise UsageError(f"no value of the program is called batch (its values: {called})", hint='name it: `name="NAME"`')
         return name, count_of(present.get(name))
 
     def _ask(self, size: int, outside_bytes: int) -> Outcome:
@@ -192,7 +192,7 @@ def foresight_of(
         if name is None:
             raise UsageError(
                 "nobody knows which value is the batch, since the program cannot be rehearsed here: " + error.message,
-                hint="name it with `--value NAME`, and its value with `--set`",
+                hint='name it, `name="NAME"`, and its value, `values={"NAME": 8}`',
             ) from error
         begin = start or count_of(values.get(name)) or 1
         return ByPeaks(name, begin, f"the program, since {error.message}", budget, context_of(card).expected_bytes)

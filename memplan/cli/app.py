@@ -22,6 +22,7 @@ from memplan.cli.monitor import monitor
 from memplan.cli.plan import plan_command
 from memplan.cli.rehearse import rehearse
 from memplan.cli.replay import replay
+from memplan.cli.typed_options import in_options
 from memplan.cli.undo import undo
 from memplan.edits.interrupted import interrupted_in
 from memplan.errors import MemplanError, reason_of
@@ -62,9 +63,9 @@ def run(arguments: list[str] | None = None) -> int:
     except SystemExit:  # how click leaves when the reader of its output has left
         return CLOSED_PIPE
     except MemplanError as error:
-        click.echo(f"Error: {error.message}", err=True)
+        click.echo(f"Error: {in_options(error.message)}", err=True)
         if error.hint:
-            click.echo(f"\nhint: {error.hint}", err=True)
+            click.echo(f"\nhint: {in_options(error.hint)}", err=True)
         return error.exit_code
     except click.exceptions.Exit as leaving:
         return leaving.exit_code

@@ -118,7 +118,7 @@ def _compare(configuration: Configuration, gpus: Sequence[GpuSpec], request: Pla
 
 
 def _show(configuration: Configuration, found: Answered[_Compared], output_format: str) -> None:
-    from memplan.reports.view import view_comparison
+    from memplan.reports.comparison_view import view_comparison
 
     compared = found.answer
     if output_format == "json":

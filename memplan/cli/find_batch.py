@@ -78,7 +78,7 @@ def find_batch(
             margin=margin,
             most_tries=tries,
             most_seconds=seconds,
-            tells=_tell,
+            on_trial=_show_trial,
         )
     if output_format == "json":
         click.echo(found.model_dump_json(indent=2))
@@ -100,10 +100,10 @@ def _of_configuration(path: Path | None, *, start: int | None, margin: float, tr
     methods: tuple[Method, ...] = ("analytic", "rehearsed")
     method: Method = next((method for method in methods if method == named), "auto")
     begin = by_method(method, lambda estimator: begin_by(estimator, workload, gpu, start=start, margin=margin)).answer
-    return find_micro_batch(workload, gpu, begin, margin=margin, most_tries=tries, most_seconds=seconds, tells=_tell)
+    return find_micro_batch(workload, gpu, begin, margin=margin, most_tries=tries, most_seconds=seconds, on_trial=_show_trial)
 
 
-def _tell(trial: Trial) -> None:
+def _show_trial(trial: Trial) -> None:
     """Say how a trial went, while more are to come."""
     from memplan.units import format_bytes
 

@@ -23,7 +23,6 @@ from memplan.errors import UsageError
 
 if TYPE_CHECKING:
     from memplan.analysis.curves import Variable
-    from memplan.analysis.profile import Profile
     from memplan.api.configuration import Configuration
     from memplan.api.methods import Method
     from memplan.api.plans import Plan, PlanRequest
@@ -94,6 +93,7 @@ Examples:
 )
 @margin_option
 @pin_option
+@click.option("--verbose", "-v", "is_verbose", is_flag=True, help="The whole report: every stage's breakdown, every reason and warning.")
 @format_option
 @click.pass_context
 def plan_command(
@@ -116,6 +116,7 @@ def plan_command(
     snapshot: Path | None,
     margin: float | None,
     pins: Sequence[str],
+    is_verbose: bool,
     output_format: str,
 ) -> int:
     """
@@ -151,6 +152,7 @@ def plan_command(
         writes=apply_plan,
         shows_diff=apply_plan or dry_run,
         as_json=output_format == "json",
+        is_verbose=is_verbose,
         curves=curves,
         report=report,
         snapshot=snapshot,
@@ -219,26 +221,21 @@ class _Asked(NamedTuple):
 
 
 def _plan(configuration: Configuration, gpus: Sequence[GpuSpec], asked: _Asked, request: PlanRequest, output: Output) -> int:
+    from memplan.api.profiling import run_profile
     from memplan.cli.plan_output import show
     from memplan.hardware.torchrun import rank_of
 
     if rank_of().number != 0:  # under torchrun rank 0 plans, reports and writes
         if asked.profiles:
-            _profile(None)
+            run_profile(None)
         return 0
     made = _make(configuration, gpus, asked, request, output)
     if asked.profiles:
-        found = _profile(made.plans[0])
+        found = run_profile(made.plans[0])
         assert found is not None
         made = made.profiled(found)
     show(configuration, made, output)
     return 0 if made.plans[0].fits else 1
-
-
-def _profile(plan: Plan | None) -> Profile | None:
-    from memplan.cli.profile import profile
-
-    return profile(plan)
 
 
 def _make(configuration: Configuration, gpus: Sequence[GpuSpec], asked: _Asked, request: PlanRequest, output: Output) -> Made:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
+from memplan.cli.typed_options import in_options
 from memplan.errors import MissingError, UsageError, reason_of
 
 if TYPE_CHECKING:
@@ -25,6 +26,8 @@ class Output(NamedTuple):
     writes: bool
     shows_diff: bool
     as_json: bool
+    is_verbose: bool
+    """The whole report."""
     curves: Sequence[Variable] | None
     """Along which variables; none of them: the usual ones."""
     report: Path | None
@@ -54,7 +57,7 @@ def draw(configuration: Configuration, plan: Plan, estimator: Estimator, output:
         from memplan.traces.snapshot import write_snapshot
 
         if not isinstance(estimator, ReplayingEstimator):
-            raise MissingError("only a rehearsed step has a snapshot, and this plan is by formulas", hint="use `--method rehearsed`")
+            raise MissingError("only a rehearsed step has a snapshot, and this plan is analytic", hint="use `--method rehearsed`")
         write_snapshot(output.snapshot, estimator.trace(*heaviest_step(plan, estimator)), settings=plan.after.training.allocator_settings)
     curves = curves_of(plan, estimator, output.curves or ()) if output.curves is not None or output.report else ()
     if output.report is not None:
@@ -93,7 +96,7 @@ def show(configuration: Configuration, made: Made, output: Output) -> None:
         from memplan.reports.json import plan_as_json
 
         written = write_changes(changes, configuration) if output.writes and changes else ()
-        click.echo(plan_as_json(plan, _extra(configuration, made, changes, applied=bool(written))))
+        click.echo(plan_as_json(_typed(plan), _extra(configuration, made, changes, applied=bool(written))))
         return
     _report(configuration, made, changes, output)
     if output.writes and changes:
@@ -106,7 +109,8 @@ def _report(configuration: Configuration, made: Made, changes: Sequence[FileChan
     from memplan.reports.terminal import print_curves, print_plan, print_profile
 
     plan = made.plans[0]
-    print_plan(plan, source=configuration.source, notes=(*configuration.notes, *_alone(made.plans)))
+    notes = in_options((*configuration.notes, *_alone(made.plans)))
+    print_plan(_typed(plan), source=configuration.source, notes=notes, is_short=not output.is_verbose, more=": --verbose")
     if made.profile is not None:
         print_profile(made.profile)
     if output.curves is not None:
@@ -118,6 +122,11 @@ def _report(configuration: Configuration, made: Made, changes: Sequence[FileChan
     elif output.shows_diff:
         reason = "the plan does not fit" if plan.missing_bytes else "the profile contradicts the plan"
         click.echo(f"\nNothing was written, since {reason}.", err=True)
+
+
+def _typed(plan: Plan) -> Plan:
+    """Return *plan* with its texts as they are typed at a prompt."""
+    return plan.model_copy(update={"reasons": in_options(plan.reasons), "warnings": in_options(plan.warnings)})
 
 
 def _alone(plans: Sequence[Plan]) -> list[str]:
@@ -149,7 +158,7 @@ def _extra(configuration: Configuration, made: Made, changes: Sequence[FileChang
     """Return what the JSON has besides the plan."""
     return {
         "source": configuration.source,
-        "notes": list(configuration.notes),
+        "notes": list(in_options(configuration.notes)),
         "applied": applied,
         "curves": [curve.model_dump(mode="json") for curve in made.curves],
         "changes": [

@@ -47,7 +47,7 @@ def estimate(workload: Workload, stage: Stage | None) -> MemoryEstimate:
     Raises UsageError for a workload that is not the guide's kind.
     """
     if not isinstance(workload.model, ContrastiveEncoderModel) or stage is None:
-        raise UsageError("the guide's rule of thumb knows contrastive encoders only", hint="use `--method analytic`")
+        raise UsageError("the guide's rule of thumb knows contrastive encoders only", hint='use `method="analytic"`')
     model = workload.model
     parameters = num_parameters(model)
     items = workload.training.micro_batch_size * (2 + stage.n_negatives)

@@ -1,4 +1,4 @@
-"""`--profile` and `--method measured`: the step of a workload, the same that a rehearsal runs, on a GPU of this machine."""
+"""The measured estimator: the step of a workload, the same that a rehearsal runs, on a GPU of this machine."""
 
 from __future__ import annotations
 

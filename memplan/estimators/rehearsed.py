@@ -1,5 +1,5 @@
 """
-`--method rehearsed`: the step of a workload, built as torch modules (`child/models/built_in.py`) and run on the stand-in device.
+The rehearsed estimator: the step of a workload, built as torch modules (`child/models/built_in.py`) and run on the simulated GPU.
 
 The GPU of an estimate has unlimited memory, so that every size has a peak to compare with the budget. On a real one the allocator does the
 same until that is full: a size whose peak is within the budget fits, without giving anything back. Beyond, cached memory goes back first;

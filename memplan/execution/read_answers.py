@@ -40,7 +40,7 @@ def read_answers(texts: Iterable[str], folder: Path) -> Answers:
         place, _, answer = text.partition("=")
         if not re.fullmatch(r".+\.py:[0-9]+", place) or not _is_answer(answer):
             raise UsageError(
-                f"--read {text!r} does not say FILE.py:LINE=ANSWER",
+                f"{text!r} does not say FILE.py:LINE=ANSWER",
                 hint="an answer is true, false, a number (3, 0.5), or for a count of nonzero elements a share of them (1/8)",
             )
         given[place] = answer
@@ -63,9 +63,7 @@ def _load(path: Path) -> dict[str, tuple[str, str]]:
         kept: Mapping[str, Mapping[str, str]] = json.loads(path.read_text(encoding="utf-8"))
         return {place: (entry["answer"], entry["line"]) for place, entry in kept.items()}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UsageError(
-            f"{path} is not what memplan wrote: {error!r}", hint="delete it, and give your answers again with `--read`"
-        ) from error
+        raise UsageError(f"{path} is not what memplan wrote: {error!r}", hint="delete it, and give your answers again") from error
 
 
 def remember(answers: Answers, reads: Iterable[DeviceRead], folder: Path) -> list[str]:

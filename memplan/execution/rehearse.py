@@ -1,23 +1,20 @@
 """
-The rehearsal: the real PyTorch and the user's real step, on a card that is not there.
+The rehearsal: the real PyTorch and the user's real step, on a simulated GPU.
 
-A process of its own (`running.py`) runs the steps with the stand-in device in front of CUDA (`standin/`); this one builds the device where
-it is missing, and reads what the device says.
+A process of its own (`runner.py`) runs the steps with the simulated GPU in place of CUDA (`standin/`); this one builds that where it is
+missing, and reads its log.
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from memplan.errors import UsageError
 from memplan.execution.device_log import read_device_log
 from memplan.execution.rehearsal import Rehearsal
-from memplan.execution.runner import DEFAULT_TIMEOUT_SECONDS, REHEARSING, Closing, Runner
-from memplan.execution.step_source import StepSource, step_source_from, step_source_of
+from memplan.execution.runner import DEFAULT_TIMEOUT_SECONDS, Closing, Runner
+from memplan.execution.step_source import StepSource
 from memplan.execution.summary import Run, rehearsal_of
-from memplan.hardware.catalog import find_card
 from memplan.hardware.gpu import GpuSpec
 from memplan.memory.cuda_context import CONTEXT_BYTES, assumed_range
 from memplan.standin.build import build, find_torch
@@ -84,43 +81,3 @@ class Rehearser(Closing):
         if library_workspaces and whole.log.workspaces:
             without = run(with_workspaces=False, checks_tensor_types=False).record
         return rehearsal_of(whole, without=without, context=assumed_range(context_bytes))
-
-
-def rehearse(
-    program: str | Callable[..., Callable[[], object]],
-    *,
-    gpu: GpuSpec | str,
-    values: Mapping[str, Any] | None = None,
-    steps: int | None = None,
-    answers: Mapping[str, Any] | None = None,
-    timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
-    context_bytes: int = CONTEXT_BYTES,
-    library_workspaces: bool = True,
-    checks_tensor_types: bool = True,
-    environment: Mapping[str, str] | None = None,
-) -> Rehearsal:
-    """
-    Return what *program* does to the memory of *gpu*: a MemoryEstimate, exact, with its trace.
-
-    *program* is "FILE.py:function", "module:function", or the function itself; it is called as ``program("cuda", **values)`` in a process
-    of its own, and returns a function that runs one whole training step. *gpu* is a GpuSpec or a name of the catalogue ("a100-80"). The
-    rest is as for `Rehearser.rehearse`, which also says what is raised.
-    """
-    if REHEARSING in os.environ:
-        raise UsageError(
-            "a program that is being rehearsed asked for a rehearsal",
-            hint='call memplan.rehearse under `if __name__ == "__main__":`, so that loading the file does not call it',
-        )
-    spec = find_card(gpu) if isinstance(gpu, str) else gpu
-    with Rehearser(step_source_from(program) if isinstance(program, str) else step_source_of(program)) as rehearser:
-        return rehearser.rehearse(
-            gpu=spec,
-            values=values,
-            steps=steps,
-            answers=answers,
-            timeout_seconds=timeout_seconds,
-            context_bytes=context_bytes,
-            library_workspaces=library_workspaces,
-            checks_tensor_types=checks_tensor_types,
-            environment=environment,
-        )

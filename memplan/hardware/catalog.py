@@ -64,14 +64,14 @@ def find_card(name: str) -> GpuSpec:
         return whole[0].spec
     if whole:
         known = ", ".join(card.short_names[0] for card in whole[:8])
-        raise UsageError(f"--gpu {name!r} could be {len(whole)} cards of the catalogue", hint=f"name one of them: {known}")
-    raise UsageError(f"--gpu {name!r} is no card of the catalogue", hint=_suggest(name))
+        raise UsageError(f"{name!r} could be {len(whole)} GPUs of the catalogue", hint=f"name one of them: {known}")
+    raise UsageError(f"unknown GPU: {name!r}", hint=_suggest(name))
 
 
 def _suggest(name: str) -> str:
     known = [short for card in cards() for short in card.short_names]
     near = difflib.get_close_matches(name.lower().replace(" ", ""), known, n=4, cutoff=0.5)
-    listing = "`memplan gpus` lists them; `--gpu-memory 24GiB` plans for a size alone"
+    listing = '`memplan.gpus()` lists them; `gpu_memory="24GiB"` plans for a size alone'
     return f"did you mean {', '.join(near)}? {listing}" if near else listing
 
 
@@ -100,15 +100,15 @@ def card_of_size(size: Size) -> GpuSpec:
     marketing_gb = size.marketing_gb
     sold = [card.spec for card in cards() if marketing_gb and card.spec.marketing_gb == marketing_gb and not card.is_mig]
     if not sold:
-        note = "as typed" if marketing_gb is None else "as typed: no card of the catalogue is sold with that size"
-        return GpuSpec(name=f"a card of {format_bytes(size.size_bytes)}", total_memory_bytes=size.size_bytes, origin=note)
+        note = "as typed" if marketing_gb is None else "as typed: no GPU of the catalogue is sold with that size"
+        return GpuSpec(name=f"a GPU of {format_bytes(size.size_bytes)}", total_memory_bytes=size.size_bytes, origin=note)
     least = min(sold, key=lambda spec: spec.total_memory_bytes)
     most = max(sold, key=lambda spec: spec.total_memory_bytes)
-    offers = f"cards sold with {marketing_gb} GB offer programs {format_bytes(least.total_memory_bytes)}"
+    offers = f"sold with {marketing_gb} GB, {format_bytes(least.total_memory_bytes)} for programs"
     if most.total_memory_bytes != least.total_memory_bytes:
-        offers += f" ({least.name}) to {format_bytes(most.total_memory_bytes)} ({most.name}); planned for the least"
+        offers += f" ({least.name}) to {format_bytes(most.total_memory_bytes)} ({most.name}); planned for the smallest"
     return GpuSpec(
-        name=f"a card of {marketing_gb} GB",
+        name=f"a {marketing_gb} GB GPU",
         total_memory_bytes=least.total_memory_bytes,
         origin=offers,
         marketing_gb=marketing_gb,

@@ -35,12 +35,12 @@ def detect_gpus(*, environment: Mapping[str, str] = os.environ, meminfo: Path = 
     machine = read_machine()
     visible = devices_in_order(machine, environment)
     if not visible:
-        raise MissingError(_why_none(machine, environment), hint="plan for a card by name or size: `--gpu a100-80`, `--gpu-memory 24`")
+        raise MissingError(_why_none(machine, environment), hint='plan for a GPU by name or size: `gpu="a100-80"`, `gpu_memory=24`')
     specs = [spec for device in visible if (spec := spec_of(device, driver=_driver_of(machine), meminfo=meminfo))]
     if not specs:
         told = "; ".join(note for device in visible for note in device.notes) or "no reason given"
         raise MissingError(
-            f"the driver lists {len(visible)} GPU(s) but tells no memory size ({told})", hint="name the card: `--gpu a100-80`"
+            f"the driver lists {len(visible)} GPU(s) but tells no memory size ({told})", hint='name the GPU: `gpu="a100-80"`'
         )
     return specs
 

@@ -9,7 +9,15 @@ UNLIMITED_BYTES = 2**46
 
 
 class GpuSpec(Description):
-    """One GPU, or one MIG instance."""
+    """
+    One GPU, or one MIG instance.
+
+    >>> import memplan
+    >>> gpu = memplan.GpuSpec(name="a GPU of 16 GiB", total_memory_bytes=16 * 2**30, compute_capability=(8, 6), origin="by hand")
+    >>> memplan.plan("built-in", gpu=gpu, method="analytic").fits
+    True
+
+    """
 
     name: str
     """The name that the driver gives."""

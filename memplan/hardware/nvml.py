@@ -120,7 +120,7 @@ def watched_card(uuid: str | None) -> Iterator[Callable[[], CardUse]]:
         _ask([], "shutdown", pynvml.nvmlShutdown)
 
 
-_WITHOUT_GPU = 'plan for a card by name or size instead: `memplan --gpu "RTX 4090"`, `memplan --gpu-memory 24`'
+_WITHOUT_GPU = 'plan for a GPU by name or size instead: `gpu="rtx4090"`, `gpu_memory=24`'
 
 
 @contextmanager

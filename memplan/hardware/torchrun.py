@@ -54,6 +54,6 @@ def _told(what: str, own: Any) -> Any:
         said = done.stderr.strip().splitlines()
         raise UsageError(
             f"the processes of torchrun did not find each other: {said[-1] if said else 'no reason given'}",
-            hint="profile without torchrun: `memplan --auto --profile`",
+            hint="profile without torchrun: `plan.profile()`",
         )
     return json.loads(done.stdout)

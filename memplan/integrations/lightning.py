@@ -22,9 +22,10 @@ from memplan.integrations.watch import Watch
 
 class MemoryPlanCallback(Callback):
     """
-    Says the seen beside the planned peak after the first step and each epoch, the real batch size beside the configured one, and the speed.
+    Reports planned and observed peak, real and configured batch size, and speed, after the first step and each epoch.
 
-    *plan*: a file that `memplan --format json` printed; None: the seen only. Nothing happens without a GPU.
+    They go to standard error, and as metrics (`memplan/peak_reserved_gib`, `memplan/samples_per_second`, …) to the trainer's loggers.
+    *plan*: a plan in a file, as `plan.save` writes it; None: what is observed only. Nothing happens without a GPU.
     """
 
     def __init__(self, plan: str | Path | None = None) -> None:
@@ -35,6 +36,7 @@ class MemoryPlanCallback(Callback):
         """Note what is configured."""
         del pl_module
         if trainer.is_global_zero:
+            self.watch.on_metrics = lambda metrics: _log(trainer, metrics)
             self.watch.begin(
                 device=trainer.strategy.root_device, configured=_configured(trainer), accumulation=trainer.accumulate_grad_batches
             )
@@ -72,6 +74,11 @@ class MemoryPlanCallback(Callback):
         if trainer.is_global_zero:
             self.watch.changed(_configured(trainer))
             self.watch.epoch_ended(trainer.current_epoch)
+
+
+def _log(trainer: Any, metrics: dict[str, float]) -> None:
+    for each in trainer.loggers:
+        each.log_metrics(metrics, step=trainer.global_step)
 
 
 def _configured(trainer: Any) -> int | None:

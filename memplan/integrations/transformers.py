@@ -2,7 +2,8 @@
 `memplan.integrations.transformers.MemoryPlanCallback`: a training by transformers' Trainer beside its plan.
 
     from memplan.integrations.transformers import MemoryPlanCallback
-    trainer = Trainer(..., callbacks=[MemoryPlanCallback("plan.json")])
+    trainer = Trainer(...)
+    trainer.add_callback(MemoryPlanCallback("plan.json", trainer))
 
 Imported only when asked; needs `transformers`.
 """
@@ -13,19 +14,22 @@ import math
 from pathlib import Path
 from typing import Any
 
-from transformers import TrainerCallback
+from transformers import Trainer, TrainerCallback
 
 from memplan.integrations.watch import Watch
 
 
 class MemoryPlanCallback(TrainerCallback):
     """
-    Says the seen beside the planned peak after the first step and each epoch, the real batch size beside the configured one, and the speed.
+    Reports planned and observed peak, real and configured batch size, and speed, after the first step and each epoch.
 
-    *plan*: a file that `memplan --format json` printed; None: the seen only. Nothing happens without a GPU.
+    They go to standard error, and as metrics (`memplan/peak_reserved_gib`, `memplan/samples_per_second`, …) into the trainer's log history.
+    *plan*: a plan in a file, as `plan.save` writes it; None: what is observed only. *trainer*: logs the metrics, so that Weights & Biases,
+    TensorBoard and others get them too; a Trainer does not tell its callbacks who it is. Nothing happens without a GPU.
     """
 
-    def __init__(self, plan: str | Path | None = None) -> None:
+    def __init__(self, plan: str | Path | None = None, trainer: Trainer | None = None) -> None:
+        self._trainer = trainer
         self.watch = Watch(plan)
         """What was seen: `.epochs`, `.warnings`, `.batch_size`."""
         self._hook: Any = None
@@ -35,10 +39,17 @@ class MemoryPlanCallback(TrainerCallback):
         del control, more
         if not state.is_world_process_zero:
             return
+        self.watch.on_metrics = lambda metrics: self._log(state, metrics)
         self.watch.begin(device=args.device, configured=args.per_device_train_batch_size, accumulation=args.gradient_accumulation_steps)
         self._unhook()  # a training that was begun anew after it ran out of memory
         if model is not None:
             self._hook = model.register_forward_pre_hook(self._forward, with_kwargs=True)
+
+    def _log(self, state: Any, metrics: dict[str, float]) -> None:
+        if self._trainer is not None:
+            self._trainer.log(metrics)
+        else:
+            state.log_history.append(metrics | {"step": state.global_step})
 
     def _forward(self, model: Any, arguments: Any, keywords: Any) -> None:
         if model.training:

@@ -1,4 +1,4 @@
-"""What the callbacks of Lightning and transformers share: the planned beside the seen, batch sizes, speed."""
+"""What the callbacks of Lightning and transformers share: planned and observed peaks, batch sizes, speed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 
 from memplan.planner.saved_plan import SavedPlan, read_saved_plan
 from memplan.training.batch_parts import batch_size_of
-from memplan.units import format_bytes
+from memplan.units import GIB, format_bytes
 
 
 class EpochSeen(NamedTuple):
@@ -34,13 +34,15 @@ class Watch:
     """
     Watches a training: told when it begins, of every batch, and when steps and epochs end.
 
-    *plan*: a file that `memplan --format json` printed. *tells* gets what there is to say. Without a GPU it does nothing.
+    *plan*: a plan in a file, as `plan.save` writes it. *on_message* is called with what there is to say, *on_metrics* with the numbers by
+    name, after the first step and each epoch. Without a GPU it does nothing.
     """
 
     def __init__(
         self,
         plan: str | Path | None = None,
-        tells: Callable[[str], None] = to_standard_error,
+        on_message: Callable[[str], None] = to_standard_error,
+        on_metrics: Callable[[dict[str, float]], None] | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.plan: SavedPlan | None = read_saved_plan(Path(plan)) if plan is not None else None
@@ -50,7 +52,9 @@ class Watch:
         """What was warned of."""
         self.batch_size: int | None = None
         """Of the largest batch that was seen."""
-        self._tells, self._clock = tells, clock
+        self._on_message, self._clock = on_message, clock
+        self.on_metrics = on_metrics
+        """What gets the numbers; a callback sets it when it knows its trainer."""
         self._is_on = False
         self._configured: int | None = None
         self._is_first_step = True
@@ -105,7 +109,8 @@ class Watch:
         if not self._is_on or not self._is_first_step:
             return
         self._is_first_step = False
-        self._tells(f"first step: {self._peaks()}{self._real_batch()}")
+        self._on_message(f"first step: {self._peaks()}{self._real_batch()}")
+        self._log(self._peak_metrics())
 
     def epoch_ended(self, epoch: int) -> None:
         """Compare the peak until now with the plan, and say how fast it went."""
@@ -117,7 +122,9 @@ class Watch:
         )
         self.epochs.append(seen)
         speed = f"{seen.samples_per_second:.1f} samples/s, {seen.batches_per_second:.2f} batches/s"
-        self._tells(f"epoch {epoch}: {self._peaks()}{self._real_batch()}; {speed}")
+        self._on_message(f"epoch {epoch}: {self._peaks()}{self._real_batch()}; {speed}")
+        speeds = {"memplan/samples_per_second": seen.samples_per_second, "memplan/batches_per_second": seen.batches_per_second}
+        self._log(self._peak_metrics() | speeds)
         self._restart()
 
     def epoch_began(self) -> None:
@@ -139,11 +146,25 @@ class Watch:
         self._begin, self._samples, self._batches = self._clock(), 0, 0
         self._paused_at = None
 
+    def _log(self, metrics: dict[str, float]) -> None:
+        if self.on_metrics is not None:
+            self.on_metrics(metrics)
+
+    def _peak_metrics(self) -> dict[str, float]:
+        """Return the peaks in GiB, and the planned one."""
+        metrics = {
+            "memplan/peak_allocated_gib": torch.cuda.max_memory_allocated() / GIB,
+            "memplan/peak_reserved_gib": torch.cuda.max_memory_reserved() / GIB,
+        }
+        if self.plan is not None:
+            metrics["memplan/planned_reserved_gib"] = self.plan.peak_reserved_bytes / GIB
+        return metrics
+
     def _peaks(self) -> str:
         reserved = torch.cuda.max_memory_reserved()
         said = f"{format_bytes(torch.cuda.max_memory_allocated())} allocated, {format_bytes(reserved)} reserved at the peak"
         if self._before and reserved == self._before:
-            said += " (at the most: this process had reached that before the training began)"
+            said += " (an upper bound: this process had reached that before the training began)"
         if self.plan is None:
             return said
         difference = reserved - self.plan.peak_reserved_bytes
@@ -159,4 +180,4 @@ class Watch:
     def _warn(self, text: str) -> None:
         if text not in self.warnings:
             self.warnings.append(text)
-            self._tells(f"mind: {text}")
+            self._on_message(f"warning: {text}")

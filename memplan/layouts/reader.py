@@ -13,9 +13,9 @@ from memplan.edits.yaml_file import Found, YamlFile
 from memplan.errors import ConfigError, reason_of
 from memplan.layouts.schema import Assumption, FieldEntry, FirstStage, Layout, StageFiles
 from memplan.layouts.templates import template_data
-from memplan.workload.reader import location_of, problem_of, workload_from
 from memplan.workload.stage import Stage
 from memplan.workload.workload import Workload
+from memplan.workload.workload_file import location_of, problem_of, workload_from
 
 PREFIXES = ("", "/", "override ", "override /")
 """How a group may stand in Hydra's defaults list."""
@@ -195,7 +195,9 @@ class _Reader:
         if first is not None:
             paths = [first, *(path for path in paths if path != first)]
         if not paths:
-            raise ConfigError(f"has no stages: no file is named like {stages.files}", file=self.root, hint="check --config-path")
+            raise ConfigError(
+                f"has no stages: no file is named like {stages.files}", file=self.root, hint="name the folder of the configuration"
+            )
         return paths
 
     def _matching(self, pattern: str) -> list[Path]:

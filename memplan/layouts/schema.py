@@ -15,9 +15,9 @@ from memplan.description import Description
 from memplan.edits.edit import KeyPath
 from memplan.edits.yaml_file import YamlFile
 from memplan.errors import ConfigError
-from memplan.workload.reader import problem_of
 from memplan.workload.stage import Stage
 from memplan.workload.workload import Workload
+from memplan.workload.workload_file import problem_of
 
 PARTS = ("model", "training", "parallelism", "optimizer")
 """What of a workload a table can name; its stages are in files of their own."""

@@ -56,13 +56,13 @@ def _of_gpu(history: Sequence[GpuSample], samples: Sequence[Sample], planned_byt
 def _of_use(gpu: GpuSample, peak: int, total: int, planned_bytes: int | None) -> Iterator[Advice]:
     said = f"GPU {gpu.number}: {format_bytes(peak)} of {format_bytes(total)} at the most ({peak / total:.0%})"
     if peak > HIGH_SHARE * total:
-        todo = "the next longer batch or an evaluation may not fit; see what would help: `memplan --auto --levers`"
+        todo = "the next longer batch or an evaluation may not fit; see what would help: `memplan.plan(with_levers=True)`"
         yield Advice("high", gpu.number, f"{said}: {todo}")
     elif peak < LOW_SHARE * total:
-        yield Advice("low", gpu.number, f"{said}: a larger micro-batch would fit; `memplan --auto` or `memplan find-batch` says which")
+        yield Advice("low", gpu.number, f"{said}: a larger micro-batch would fit; `memplan.plan()` or `memplan.find_batch()` says which")
     if planned_bytes is not None and peak > planned_bytes:
         over = format_bytes(peak - planned_bytes)
-        yield Advice("over_plan", gpu.number, f"{said}: {over} more than planned; `memplan --auto --profile` shows of what")
+        yield Advice("over_plan", gpu.number, f"{said}: {over} more than planned; `plan.profile()` shows of what")
 
 
 def _of_growth(gpu: GpuSample, used: Sequence[int], total: int, samples: Sequence[Sample]) -> Iterator[Advice]:
@@ -79,7 +79,7 @@ def _of_growth(gpu: GpuSample, used: Sequence[int], total: int, samples: Sequenc
         "growth",
         gpu.number,
         f"GPU {gpu.number}: memory grows, {format_bytes(grown)} in {minutes:.1f} minutes: something is kept from step to step, as a loss "
-        "that is summed with its graph (`loss.item()`), or outputs in a list; `memplan rehearse --steps 10` shows it without the GPU",
+        "that is summed with its graph (`loss.item()`), or outputs in a list; `memplan.rehearse(steps=10)` shows it without the GPU",
     )
 
 

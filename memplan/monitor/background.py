@@ -25,9 +25,11 @@ class Monitor:
     """
     Takes a sample every *interval* seconds while its `with` block runs, in a thread of this process.
 
-        with memplan.Monitor(log="run.jsonl") as monitor:
-            train()
-        print(monitor.peaks)
+    >>> import memplan
+    >>> with memplan.Monitor(interval=0.5) as monitor:
+    ...     weights = [0.0] * 1000  # the training
+    >>> all(peak_bytes >= 0 for peak_bytes in monitor.peaks.values())
+    True
 
     PyTorch's own peak counts, so that what happens between samples is not missed. Where there is no GPU it does nothing, and nothing that
     happens to it disturbs the training: a log that cannot be written any more is warned of once. Raises UsageError for an interval below

@@ -22,12 +22,12 @@ LEAST_EXACT_SHARE = 0.5
 
 
 class Alternative(NamedTuple):
-    """Another micro-batch and accumulation that the user may prefer, and the option that asks for it."""
+    """Another micro-batch and accumulation that the user may prefer, and the argument that asks for it."""
 
     micro_batch_size: int
     gradient_accumulation_steps: int
     effective_batch_size: int
-    option: str
+    argument: str
 
 
 class BatchChoice(NamedTuple):
@@ -80,7 +80,7 @@ def _largest_exact(largest: int, target: int, ranks: int) -> BatchChoice | None:
         return None
     samples = target // ranks
     micro = next(micro for micro in range(min(largest, samples), 0, -1) if samples % micro == 0)
-    return _choice(micro, samples // micro, ranks, "the largest micro-batch that fits and meets the target exactly")
+    return _choice(micro, samples // micro, ranks, "the largest that fits and meets the target exactly")
 
 
 def _fewest_steps(largest: int, target: int, ranks: int, tolerance: float) -> BatchChoice:
@@ -98,22 +98,22 @@ def _fewest_steps(largest: int, target: int, ranks: int, tolerance: float) -> Ba
 def _with_fewer_steps(chosen: BatchChoice, largest: int, target: int, ranks: int) -> Alternative | None:
     """Return what would take fewer accumulation steps than *chosen*, within the usual tolerance or beyond it; None where nothing would."""
     near = _fewest_steps(largest, target, ranks, DEFAULT_TOLERANCE)
-    option = f"--target-tolerance {DEFAULT_TOLERANCE:.0%}"
+    argument = f"target_tolerance={DEFAULT_TOLERANCE}"
     if near.gradient_accumulation_steps >= chosen.gradient_accumulation_steps:
         steps = _steps(target, largest * ranks)
         micro = _steps(target, steps * ranks)
         near = _choice(micro, steps, ranks, "")
-        option = f"--target-effective-batch {near.effective_batch_size}"
+        argument = f"target_effective_batch_size={near.effective_batch_size}"
     if near.gradient_accumulation_steps >= chosen.gradient_accumulation_steps:
         return None
-    return Alternative(near.micro_batch_size, near.gradient_accumulation_steps, near.effective_batch_size, option)
+    return Alternative(near.micro_batch_size, near.gradient_accumulation_steps, near.effective_batch_size, argument)
 
 
 def _exactly(chosen: BatchChoice, exact: BatchChoice | None) -> Alternative | None:
     """Return the exact choice as the alternative to one that is above the target."""
     if exact is None or chosen.effective_batch_size == exact.effective_batch_size:
         return None
-    return Alternative(exact.micro_batch_size, exact.gradient_accumulation_steps, exact.effective_batch_size, "--target-tolerance 0%")
+    return Alternative(exact.micro_batch_size, exact.gradient_accumulation_steps, exact.effective_batch_size, "target_tolerance=0")
 
 
 def _steps(target: int, samples: int) -> int:

@@ -80,7 +80,7 @@ def decide(
     """
     pinned = pin(workload, pins)
     if target is not None and pins.pins("target_effective_batch_size"):
-        raise UsageError("the target effective batch is given twice", hint="give `--target-effective-batch` or the pin, not both")
+        raise UsageError("the target effective batch is given twice", hint="leave out `target_effective_batch_size` or the pin")
     ranks = pinned.parallelism.data_parallel_size
     least = ranks * (pinned.training.micro_batch_size if pins.pins("micro_batch_size") else 1)
     budget = budget_of(gpu, margin, pinned.training.allocator_settings)
@@ -90,7 +90,7 @@ def decide(
     if target < least:
         raise UsageError(
             f"a target effective batch of {target} is below one micro-batch of {least // ranks} on each of {ranks} GPU(s)",
-            hint=f"ask for {least} or more with `--target-effective-batch`, or pin a smaller micro-batch",
+            hint=f"`target_effective_batch_size={least}` or more, or pin a smaller micro-batch",
         )
     if target > MOST_STEPS * LARGEST_MICRO_BATCH:
         raise UsageError(f"a target effective batch of {target} samples is more than any training has", hint="check its digits")
@@ -101,7 +101,7 @@ def decide(
             raise UsageError(
                 f"a target effective batch of {target} takes {choice.gradient_accumulation_steps} accumulation steps of a micro-batch of "
                 f"{choice.micro_batch_size}: more than {MOST_STEPS}",
-                hint="ask for a smaller `--target-effective-batch`",
+                hint="ask for a smaller target",
             )
         after = _with_choice(pinned, choice)
         if grows_negatives:

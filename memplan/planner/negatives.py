@@ -2,7 +2,7 @@
 Negatives and positives: how many a stage could have at the planned micro-batch, and what they cost.
 
 They are the user's choice: more of them change the loss and the time of a step. So a plan says how many would fit, and raises them only
-where it is asked to (`--grow-negatives`).
+where it is asked to.
 """
 
 from __future__ import annotations

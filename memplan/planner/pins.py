@@ -41,9 +41,9 @@ def read_pins(assignments: Iterable[str]) -> Pins:
     for text in assignments:
         name, equals, value = (part.strip() for part in text.partition("="))
         if not (name and equals and value):
-            raise UsageError(f"--pin {text!r} does not say FIELD=VALUE", hint="write it as `--pin micro_batch_size=32`")
+            raise UsageError(f"the pin {text!r} does not say FIELD=VALUE", hint="write it as `micro_batch_size=32`")
         if name in values:
-            raise UsageError(f"--pin {name} is given twice: {values[name]} and {value}", hint="keep one of them")
+            raise UsageError(f"the pin {name} is given twice: {values[name]} and {value}", hint="keep one of them")
         values[name] = value
     return Pins(values)
 
@@ -59,7 +59,7 @@ def pin(workload: Workload, pins: Pins) -> Workload:
     try:
         return Workload.model_validate(workload.model_dump())  # together they may make no sense
     except ValidationError as error:
-        raise UsageError(str(error.errors()[0]["msg"]).removeprefix("Value error, "), hint="change what is pinned with `--pin`") from error
+        raise UsageError(str(error.errors()[0]["msg"]).removeprefix("Value error, "), hint="change the pins") from error
 
 
 def _pin_one(workload: Workload, name: str, text: str) -> Workload:
@@ -76,9 +76,9 @@ def _pin_one(workload: Workload, name: str, text: str) -> Workload:
         if stage_field in _STAGE_FIELDS:
             return _pin_stage(workload, stage_name, stage_field, text)
     except ValidationError as error:
-        raise UsageError(f"--pin {name}={text}: {error.errors()[0]['msg']}", hint="give a value that the field can have") from error
+        raise UsageError(f"the pin {name}={text}: {error.errors()[0]['msg']}", hint="give a value that the field can have") from error
     known = [*Training.model_fields, *Parallelism.model_fields, "optimizer", "is_in_eval_mode", *_STAGE_FIELDS]
-    raise UsageError(f"--pin {name}={text}: no such field", hint=f"fields are {', '.join(known)}, and STAGE.n_negatives for one stage")
+    raise UsageError(f"the pin {name}={text}: no such field", hint=f"fields are {', '.join(known)}, and STAGE.n_negatives for one stage")
 
 
 def _pin_mode(workload: Workload, text: str) -> Workload:
@@ -88,7 +88,7 @@ def _pin_mode(workload: Workload, text: str) -> Workload:
         return workload.model_copy(update={"model": _changed(model, {"encoder": _changed(model.encoder, {"is_in_eval_mode": text})})})
     if isinstance(model, TransformerModel):
         return workload.model_copy(update={"model": _changed(model, {"is_in_eval_mode": text})})
-    raise UsageError(f"--pin is_in_eval_mode={text}: a model by counts has no mode", hint="leave it out")
+    raise UsageError(f"the pin is_in_eval_mode={text}: a model by counts has no mode", hint="leave it out")
 
 
 def _pin_stage(workload: Workload, stage_name: str, stage_field: str, text: str) -> Workload:
@@ -97,7 +97,7 @@ def _pin_stage(workload: Workload, stage_name: str, stage_field: str, text: str)
         where = f"no stage {stage_name!r}" if stage_name else "no stages"
         name = f"{stage_name}.{stage_field}" if stage_name else stage_field
         hint = f"its stages are {', '.join(names)}" if names else None
-        raise UsageError(f"--pin {name}={text}: the workload has {where}", hint=hint)
+        raise UsageError(f"the pin {name}={text}: the workload has {where}", hint=hint)
     stages = tuple(_pinned_stage(stage, stage_field, text) if stage_name in ("", stage.name) else stage for stage in workload.stages)
     return workload.model_copy(update={"stages": stages})
 

@@ -67,8 +67,8 @@ class BatchAlternative(Description):
     effective_batch_size: PositiveInt
     """Samples that one optimizer step would see."""
 
-    option: str
-    """The option that asks for it, as `--target-tolerance 5%`."""
+    argument: str
+    """The argument that asks for it, as `target_tolerance=0.05`."""
 
 
 class StagePlan(Description):

@@ -1,4 +1,4 @@
-"""A plan that `memplan --format json` printed into a file, to be compared with what a training shows."""
+"""A plan as JSON in a file, to be compared with what a training shows."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class SavedPlan(NamedTuple):
 
 def read_saved_plan(path: Path) -> SavedPlan:
     """Return the plan in the file at *path*. Raises ConfigError for a file that is not there, or is no plan."""
-    hint = "make it with `memplan --auto --format json > plan.json`"
+    hint = 'make one with `plan.save("plan.json")`'
     try:
         plan = json.loads(path.read_text(encoding="utf-8"))
         stage = max(plan["stages"], key=lambda each: int(each["estimate"]["device_used"]["expected_bytes"]))

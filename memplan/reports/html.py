@@ -15,7 +15,10 @@ from memplan.analysis.curves import Curve
 from memplan.execution.rehearsal import Rehearsal
 from memplan.hardware.gpu import GpuSpec
 from memplan.planner.plan import Plan
-from memplan.reports.view import CURVE_WORDS, Breakdown, PlanView, view_plan, view_rehearsal
+from memplan.reports.breakdown_view import Breakdown
+from memplan.reports.curve_view import CURVE_WORDS
+from memplan.reports.plan_view import PlanView, view_plan
+from memplan.reports.rehearsal_view import view_rehearsal
 from memplan.traces.timeline import Sample, Timeline
 from memplan.traces.trace import CATEGORIES
 from memplan.units import GIB, format_bytes
@@ -83,7 +86,7 @@ def plan_as_html(
 
     *timeline* is that of one step of the stage named *stage*; None: only formulas know of the plan, and they know no time.
     """
-    view = view_plan(plan, source=source)
+    view = view_plan(plan, source=source, notes=notes)
     parts = [
         f'<h1 class="{"good" if plan.fits else "bad"}">{escape(view.headline)}</h1>',
         definitions(view.facts),
@@ -92,7 +95,7 @@ def plan_as_html(
         *(_timeline(timeline, plan, stage) if timeline is not None else ()),
         *(part for curve in curves for part in _curve(curve)),
         *bullet_list("Why", view.reasons),
-        *bullet_list("Mind", (*view.warnings, *notes)),
+        *bullet_list("Warnings", view.warnings),
         *bullet_list("What would help", view.levers),
     ]
     return page(view.headline, parts, f"figures by method {plan.method}") if is_page else fragment(parts)

@@ -145,7 +145,7 @@ def load_pyplot() -> Any:
     try:
         import matplotlib  # noqa: PLC0415  (only pictures need it)
     except ImportError as error:
-        hint = "`pip install matplotlib`, or --plot FILE.html"
+        hint = "`pip install matplotlib`, or name a file that ends in .html"
         raise MissingError("a picture needs matplotlib, which is not installed", hint=hint) from error
     matplotlib.use("agg")
     from matplotlib import pyplot  # noqa: PLC0415

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, TextIO, cast
+from typing import TextIO
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -20,36 +21,53 @@ from memplan.analysis.would_fit import WouldFit
 from memplan.execution.rehearsal import Rehearsal
 from memplan.hardware.gpu import GpuSpec
 from memplan.planner.plan import Plan
-from memplan.reports.view import view_curve, view_plan, view_profile, view_rehearsal
+from memplan.reports.curve_view import view_curve
+from memplan.reports.plan_view import view_plan
+from memplan.reports.profile_view import view_profile
+from memplan.reports.rehearsal_view import view_rehearsal
 
 WIDTH_WITHOUT_TERMINAL = 120
 BAR_WIDTH = 24
 CURVE_WIDTH = 48
 
 
-class _Trimmed:
+class _Trimmed(io.StringIO):
     """A stream that drops the blanks with which rich fills its lines: they are noise in a file and in a test."""
 
     def __init__(self, stream: TextIO) -> None:
-        self.stream = stream
+        super().__init__()
+        self._stream = stream
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]  # io declares it as an attribute
+        """Return the stream's: rich chooses its characters by it."""
+        return self._stream.encoding or "utf-8"
 
     def write(self, text: str) -> int:
-        return self.stream.write(re.sub(r"[ ]+(?=\n)", "", text))
+        """Write *text* without the blanks at the ends of its lines."""
+        return self._stream.write(re.sub(r"[ ]+(?=\n)", "", text))
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.stream, name)
+    def flush(self) -> None:
+        """Flush the stream."""
+        self._stream.flush()
 
 
 def _console(stream: TextIO | None) -> Console:
     stream = stream or sys.stdout
     if stream.isatty():
         return Console(file=stream, highlight=False)
-    return Console(file=cast(TextIO, _Trimmed(stream)), highlight=False, width=WIDTH_WITHOUT_TERMINAL)
+    return Console(file=_Trimmed(stream), highlight=False, width=WIDTH_WITHOUT_TERMINAL)
 
 
-def print_plan(plan: Plan, *, source: str, notes: Sequence[str] = (), stream: TextIO | None = None) -> None:
-    """Print the report of *plan*, read from *source*; *notes* are what was noticed on the way to it."""
-    console, view = _console(stream), view_plan(plan, source=source)
+def print_plan(
+    plan: Plan, *, source: str, notes: Sequence[str] = (), is_short: bool = False, more: str = "", stream: TextIO | None = None
+) -> None:
+    """
+    Print the report of *plan*, read from *source*; *notes* are what was noticed on the way to it.
+
+    A short one leaves out what matters less, and says with *more* how to see it.
+    """
+    console, view = _console(stream), view_plan(plan, source=source, notes=notes, is_short=is_short)
     console.print(Text(view.headline, style="bold green" if plan.fits else "bold red"))
     console.print()
     console.print(_facts(view.facts))
@@ -60,12 +78,14 @@ def print_plan(plan: Plan, *, source: str, notes: Sequence[str] = (), stream: Te
         console.print(Text(f"memory of {breakdown.title}"))
         console.print(_bars(breakdown.rows))
     _print_list(console, "why", view.reasons)
-    _print_list(console, "mind", (*view.warnings, *notes))
+    _print_list(console, "warnings", view.warnings)
     _print_list(console, "what would help", view.levers)
+    if view.num_left_out:
+        console.print(Text(f"  … {view.num_left_out} more{more}", style="dim"))
 
 
 def print_curves(curves: Iterable[Curve], *, stream: TextIO | None = None) -> None:
-    """Print each curve as bars on the card's scale; what is over the budget says so."""
+    """Print each curve as bars on the GPU's scale; what is over the budget says so."""
     console = _console(stream)
     for curve in curves:
         view = view_curve(curve)
@@ -93,12 +113,12 @@ def print_rehearsal(
     console.print()
     console.print(Text(f"memory of {view.breakdown.title}"))
     console.print(_bars(view.breakdown.rows))
-    _print_list(console, "mind", (*view.warnings, *notes))
+    _print_list(console, "warnings", (*view.warnings, *notes))
     _print_list(console, "what would fit", view.would_fit)
 
 
 def print_profile(profile: Profile, *, stream: TextIO | None = None) -> None:
-    """Print what the card said to a plan, for each step that was run."""
+    """Print what the GPU said to a plan, for each step that was run."""
     console = _console(stream)
     for stage in profile.stages:
         view = view_profile(stage, num_ranks=profile.num_ranks)
@@ -108,7 +128,7 @@ def print_profile(profile: Profile, *, stream: TextIO | None = None) -> None:
         console.print(Padding(_table(view.columns, view.rows), (0, 0, 0, 2)))
     if profile.is_kept:
         console.print()
-        console.print(Text("What CUDA took beside PyTorch is kept: plans for this card count on it from now on."))
+        console.print(Text("What CUDA took beside PyTorch is kept: plans for this GPU use it from now on."))
 
 
 def _facts(facts: Iterable[tuple[str, str]]) -> Table:

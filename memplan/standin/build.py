@@ -99,7 +99,7 @@ def find_torch() -> TorchBuild:
     Raises MissingError where there is none that a rehearsal can run: no PyTorch, none for CUDA, an old one, another system.
     """
     if sys.platform != "linux" or platform.libc_ver()[0] != "glibc":
-        raise MissingError("rehearsals run on Linux with glibc only", hint="use `--method analytic` here")
+        raise MissingError("rehearsals run on Linux with glibc only", hint='use `method="analytic"` here')
     spec = PathFinder.find_spec("torch")  # where a new process would find it, whatever this one has loaded
     if spec is None or spec.origin is None:
         raise MissingError("this Python has no PyTorch", hint=_INSTALL)

@@ -93,7 +93,7 @@ def _device_with_events(traces: Sequence[Sequence[Any]], device: int | None, pat
         return device
     if not with_events:
         raise UsageError(f"{path} holds no events", hint="call `torch.cuda.memory._record_memory_history()` before the first allocation")
-    raise UsageError(f"{path} has events of GPUs {', '.join(map(str, with_events))}", hint="choose one with `--device`")
+    raise UsageError(f"{path} has events of GPUs {', '.join(map(str, with_events))}", hint="choose one: `device=0`")
 
 
 def snapshot_of(entries: Iterable[Mapping[str, Any]], segments: Iterable[Mapping[str, Any]], *, settings: str = "") -> Snapshot:

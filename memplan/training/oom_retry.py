@@ -169,7 +169,7 @@ class FittingSteps:
             then = f"the next larger one is tried after {self._steps_until_growth} steps"
         else:
             self._halve(micro)
-            then = "`memplan --auto` or `memplan find-batch` finds the size beforehand"
+            then = "`memplan.plan()` or `memplan.find_batch()` finds the size beforehand"
         limit = self.micro_batch_size or size
         logger.warning(
             "out of memory with a micro-batch of %d: continuing with %d, %d to an optimizer step; the effective batch stays %d; %s",
@@ -238,6 +238,13 @@ def fits_or_smaller(micro_batch_size: int | None = None, *, grow_after: int | No
 
     Raises:
         UsageError: If a number is below 1.
+
+    >>> import memplan, torch
+    >>> model = torch.nn.Linear(4, 1)
+    >>> fitting = memplan.fits_or_smaller()
+    >>> loss = fitting.step(lambda part: model(part).square().mean(), torch.randn(8, 4), torch.optim.SGD(model.parameters()))
+    >>> loss.shape, fitting.num_retries
+    (torch.Size([]), 0)
 
     """
     if callable(micro_batch_size):
@@ -370,7 +377,7 @@ def _check_single_process() -> None:
     if torch.distributed.is_available() and torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1:
         raise UsageError(
             "fits_or_smaller works in a single process: if one of several ran its step again, the others would wait forever",
-            hint="find the size beforehand: `memplan find-batch`, or `torchrun … -m memplan --auto --profile`",
+            hint="find the size beforehand: `memplan.find_batch()`, or `plan.profile()` under torchrun",
         )
 
 

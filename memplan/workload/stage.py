@@ -9,7 +9,7 @@ class Stage(Description):
     """One stage of contrastive training."""
 
     name: str
-    """What the stage is called, in the report and in `--pin NAME.n_negatives=8`."""
+    """What the stage is called, in reports and in pins, as "NAME.n_negatives"."""
 
     n_positives: PositiveInt = 1
     """Positives of an anchor."""

@@ -13,7 +13,19 @@ from memplan.workload.training import Training
 
 
 class Workload(Description):
-    """A training: its model, its optimizer, how a step is run, and the stages of its curriculum."""
+    """
+    A training: its model, its optimizer, how a step is run, and the stages of its curriculum.
+
+    >>> import memplan
+    >>> workload = memplan.Workload.model_validate({
+    ...     "name": "a model by counts",
+    ...     "model": {"kind": "parameters", "num_parameters": 124_000_000, "activation_bytes_per_sample": 500_000_000},
+    ...     "training": {"precision": "bf16-mixed", "target_effective_batch_size": 64},
+    ... })
+    >>> memplan.plan(workload, gpu="a100-80", method="analytic").effective_batch_size
+    64
+
+    """
 
     name: str = "workload"
     """What the report calls it."""

@@ -20,9 +20,9 @@ from memplan.hardware.catalog import find_card
 from memplan.hardware.gpu import GpuSpec
 from memplan.layouts.templates import template_data, templates_folder
 from memplan.workload.huggingface import ConfigJson, model_from_config
-from memplan.workload.reader import workload_from
 from memplan.workload.stage import Stage
 from memplan.workload.workload import Workload
+from memplan.workload.workload_file import workload_from
 
 PEAKS = Path(__file__).with_name("grid_peaks.jsonl")
 NUM_POINTS = 480

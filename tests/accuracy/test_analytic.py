@@ -23,8 +23,8 @@ from memplan.hardware.gpu import GpuSpec
 from memplan.layouts.templates import template_data, templates_folder
 from memplan.memory.cuda_context import CONTEXT_HIGH_BYTES
 from memplan.memory.estimate import MemoryEstimate
-from memplan.workload.reader import workload_from
 from memplan.workload.workload import Workload
+from memplan.workload.workload_file import workload_from
 from tests.accuracy import grid
 from tests.accuracy.grid import Peak
 from tests.accuracy.reference_steps import CASES

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from memplan.api.rehearsals import rehearse
 from memplan.execution.rehearsal import Rehearsal
-from memplan.execution.rehearse import rehearse
 from memplan.standin.build import TorchBuild
 from memplan.traces.trace import ALLOC, FREE
 from tests.standin.conftest import torch_build

@@ -22,10 +22,10 @@ from memplan.workload.huggingface import ConfigJson, model_from_config
 from memplan.workload.model import ContrastiveEncoderModel, ParametersModel
 from memplan.workload.optimizer import Optimizer
 from memplan.workload.parallelism import Parallelism
-from memplan.workload.reader import workload_from
 from memplan.workload.stage import Stage
 from memplan.workload.training import Training
 from memplan.workload.workload import Workload
+from memplan.workload.workload_file import workload_from
 
 BASE_BYTES, ITEM_BYTES = 1000, 100
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from memplan.api.rehearsals import rehearse
 from memplan.execution.rehearsal import Rehearsal
-from memplan.execution.rehearse import rehearse
 from memplan.hardware.catalog import find_card
 from memplan.standin.build import TorchBuild
 from memplan.traces.snapshot import write_snapshot

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from memplan.api.rehearsals import rehearse
 from memplan.errors import MissingError
 from memplan.estimators.rehearsal_cache import RehearsalCache, write_whole
 from memplan.execution.rehearsal import Rehearsal
-from memplan.execution.rehearse import rehearse
 from memplan.hardware.catalog import find_card
 from tests.standin.conftest import torch_build
 

@@ -24,9 +24,9 @@ from memplan.traces.requests import requests_of
 from memplan.units import GIB, MIB, parse_size
 from memplan.workload.model import ContrastiveEncoderModel
 from memplan.workload.optimizer import Optimizer
-from memplan.workload.reader import workload_from
 from memplan.workload.stage import Stage
 from memplan.workload.workload import Workload
+from memplan.workload.workload_file import workload_from
 from tests.conftest import Run
 from tests.standin.conftest import torch_build
 

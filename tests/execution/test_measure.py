@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from memplan.api.rehearsals import rehearse
 from memplan.errors import UsageError
 from memplan.estimators.calibration import calibrated, keep_calibration
 from memplan.execution.measure import Measurer
 from memplan.execution.measurement import Measurement, compare, contradiction
-from memplan.execution.rehearse import rehearse
 from memplan.execution.step_source import StepSource
 from memplan.hardware.catalog import find_card
 from memplan.hardware.gpu import GpuSpec

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 import memplan as memplan_package
+from memplan.api.rehearsals import rehearse
 from memplan.errors import NothingSeenError, UsageError
 from memplan.execution.rehearsal import Rehearsal
-from memplan.execution.rehearse import rehearse
 from memplan.execution.rehearse_script import rehearse_script
 from memplan.hardware.catalog import find_card
 from memplan.standin.build import TorchBuild

@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
+from memplan.api.rehearsals import rehearse
 from memplan.errors import MissingError, UsageError
-from memplan.execution.rehearse import Rehearser, rehearse
+from memplan.execution.rehearse import Rehearser
 from memplan.execution.step_source import StepSource, step_source_from, step_source_of
 from memplan.hardware.catalog import find_card
 from memplan.standin.build import TorchBuild

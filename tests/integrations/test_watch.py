@@ -42,6 +42,34 @@ def test_a_training_is_held_to_its_plan(torch_build: TorchBuild, driver: Driver,
     assert "planned 2.00 GiB (-" in said
 
 
+PEAKS = ["memplan/peak_allocated_gib", "memplan/peak_reserved_gib"]
+SPEEDS = ["memplan/batches_per_second", "memplan/samples_per_second"]
+
+
+WITH_LOGGERS = [("transformers_trainer", True), ("transformers_trainer", False), ("lightning_trainer", True)]
+
+
+@pytest.mark.parametrize(("trainer", "has_plan"), WITH_LOGGERS)
+def test_the_numbers_go_to_the_trainers_logger(
+    torch_build: TorchBuild, driver: Driver, tmp_path: Path, trainer: str, has_plan: bool
+) -> None:
+    """Peaks after the first step, peaks and speed after each epoch; with the planned peak where there is a plan."""
+    plan = saved_plan(tmp_path, micro=4, accumulation=2, reserved=2 * GIB) if has_plan else ""
+
+    told, _ = train(machine(torch_build, driver, "t4"), trainer, tmp_path / "out", plan, 4)
+
+    planned = ["memplan/planned_reserved_gib"] if has_plan else []
+    assert [sorted(metrics) for metrics in told["metrics"]] == [
+        sorted([*PEAKS, *planned]),
+        *[sorted([*PEAKS, *planned, *SPEEDS])] * 2,
+    ]
+    for metrics, epoch in zip(told["metrics"][1:], told["epochs"], strict=True):
+        assert metrics["memplan/peak_reserved_gib"] == epoch["peak_reserved_bytes"] / GIB
+        assert metrics["memplan/samples_per_second"] == epoch["samples_per_second"]
+    if has_plan:
+        assert told["metrics"][0]["memplan/planned_reserved_gib"] == 2.0
+
+
 def test_a_batch_size_that_changes_elsewhere_is_told(torch_build: TorchBuild, driver: Driver, tmp_path: Path) -> None:
     """Lightning's second epoch has a loader with twice the batch."""
     told, _ = train(machine(torch_build, driver, "t4"), "lightning_trainer", tmp_path / "out", "", 4)

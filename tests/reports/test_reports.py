@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
+from memplan.reports.view import view_plan
 
 from memplan.analysis.make_plan import make_guide_plan, make_plan
 from memplan.edits.apply import FileChange
@@ -17,7 +18,6 @@ from memplan.planner.plan import Plan
 from memplan.reports.diff import diff_lines
 from memplan.reports.json import plan_as_json
 from memplan.reports.terminal import print_diff, print_plan, print_table
-from memplan.reports.view import view_plan
 from memplan.workload.parallelism import Parallelism
 from memplan.workload.workload import Workload
 

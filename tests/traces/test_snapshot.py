@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from memplan.api.rehearsals import rehearse
 from memplan.errors import UsageError
-from memplan.execution.rehearse import rehearse
 from memplan.hardware.catalog import find_card
 from memplan.standin.build import TorchBuild
 from memplan.traces.snapshot import Segment, Snapshot, read_snapshot, snapshot_of, write_snapshot

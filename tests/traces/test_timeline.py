@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from memplan.execution.rehearse import rehearse
+from memplan.api.rehearsals import rehearse
 from memplan.hardware.catalog import find_card
 from memplan.standin.build import TorchBuild
 from memplan.traces.timeline import timeline

@@ -94,20 +94,28 @@ def decorated(size: int) -> None:
 
 def transformers_trainer(folder: str, plan: str, batch: int) -> None:
     """Two epochs of a small model by transformers' Trainer."""
-    from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
+    from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments
 
     from memplan.integrations.transformers import MemoryPlanCallback
 
     model = GPT2LMHeadModel(GPT2Config(n_embd=64, n_layer=2, n_head=2, vocab_size=128, n_positions=64))
     ids = torch.zeros(64, dtype=torch.long)
     data = [{"input_ids": ids, "labels": ids}] * 16
-    callback = MemoryPlanCallback(plan or None)
     arguments = TrainingArguments(
         folder, per_device_train_batch_size=batch, gradient_accumulation_steps=2, num_train_epochs=2, report_to=[], save_strategy="no",
         disable_tqdm=True, logging_strategy="no",
     )  # fmt: skip
-    Trainer(model=model, args=arguments, train_dataset=data, callbacks=[callback]).train()
-    tell(callback.watch)
+    reported = []
+
+    class Reporter(TrainerCallback):
+        def on_log(self, args, state, control, logs=None, **more):
+            reported.append(logs)
+
+    trainer = Trainer(model=model, args=arguments, train_dataset=data, callbacks=[Reporter()])
+    callback = MemoryPlanCallback(plan or None, trainer if plan else None)
+    trainer.add_callback(callback)
+    trainer.train()
+    tell(callback.watch, reported if plan else trainer.state.log_history)
 
 
 def lightning_trainer(folder: str, plan: str, batch: int) -> None:
@@ -132,16 +140,27 @@ def lightning_trainer(folder: str, plan: str, batch: int) -> None:
                 torch.utils.data.TensorDataset(torch.randn(16, WIDTH)), batch_size=batch * (self.current_epoch + 1)
             )
 
+    class Logger(lightning.pytorch.loggers.logger.DummyLogger):
+        def __init__(self):
+            super().__init__()
+            self.metrics = []
+
+        def log_metrics(self, metrics, step=None):
+            self.metrics.append(metrics)
+
     callback = MemoryPlanCallback(plan or None)
+    logger = Logger()
     lightning.Trainer(
-        max_epochs=2, callbacks=[callback], logger=False, enable_checkpointing=False, enable_progress_bar=False, default_root_dir=folder,
+        max_epochs=2, callbacks=[callback], logger=logger, enable_checkpointing=False, enable_progress_bar=False, default_root_dir=folder,
         reload_dataloaders_every_n_epochs=1, log_every_n_steps=1,
     ).fit(Model())  # fmt: skip
-    tell(callback.watch)
+    tell(callback.watch, logger.metrics)
 
 
-def tell(watch) -> None:
-    print(json.dumps({"batch": watch.batch_size, "warnings": watch.warnings, "epochs": [epoch._asdict() for epoch in watch.epochs]}))
+def tell(watch, metrics) -> None:
+    epochs = [epoch._asdict() for epoch in watch.epochs]
+    metrics = [{name: value for name, value in each.items() if name.startswith("memplan/")} for each in metrics]
+    print(json.dumps({"batch": watch.batch_size, "warnings": watch.warnings, "epochs": epochs, "metrics": [*filter(None, metrics)]}))
 
 
 if __name__ == "__main__":

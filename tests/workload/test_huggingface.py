@@ -11,7 +11,7 @@ import pytest
 from memplan.errors import ConfigError
 from memplan.workload.huggingface import ConfigJson, not_heeded
 from memplan.workload.model import HuggingFaceModel, TransformerModel
-from memplan.workload.reader import read_huggingface_config, read_workload
+from memplan.workload.workload_file import read_huggingface_config, read_workload
 
 SMALL_BERT = {"model_type": "bert", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128}
 

@@ -19,8 +19,8 @@ from memplan.hardware.catalog import find_card
 from memplan.layouts.templates import template_data, templates_folder
 from memplan.standin.build import TorchBuild
 from memplan.workload.model import Experts, Lora, TransformerModel
-from memplan.workload.reader import workload_from
 from memplan.workload.workload import Workload
+from memplan.workload.workload_file import workload_from
 from tests.accuracy.test_analytic import Recorded, ours
 from tests.standin.conftest import torch_build
 

@@ -18,8 +18,8 @@ from memplan.execution.step_source import StepSource, step_source_from
 from memplan.hardware.catalog import find_card
 from memplan.standin.build import TorchBuild
 from memplan.workload.huggingface import ConfigJson, model_from_config
-from memplan.workload.reader import workload_from
 from memplan.workload.workload import Workload
+from memplan.workload.workload_file import workload_from
 from tests.standin.conftest import torch_build
 
 __all__ = ["torch_build"]

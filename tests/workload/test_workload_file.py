@@ -9,7 +9,7 @@ import pytest
 
 from memplan.errors import ConfigError
 from memplan.workload.model import TransformerModel
-from memplan.workload.reader import read_workload
+from memplan.workload.workload_file import read_workload
 
 LLAMA = {
     "model_type": "llama",

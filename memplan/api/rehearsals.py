@@ -1,0 +1,95 @@
+"""`memplan.rehearse`: a training step from Python, run with the real PyTorch on a simulated GPU."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from pydantic import Field
+
+from memplan.errors import UsageError
+from memplan.execution.rehearsal import Rehearsal as PlainRehearsal
+from memplan.execution.rehearse import Rehearser
+from memplan.execution.runner import DEFAULT_TIMEOUT_SECONDS, REHEARSING
+from memplan.execution.step_source import step_source_from, step_source_of
+from memplan.hardware.catalog import find_card
+from memplan.hardware.gpu import GpuSpec
+from memplan.memory.cuda_context import CONTEXT_BYTES
+
+
+class Rehearsal(PlainRehearsal):
+    """A rehearsal that knows its GPU: a notebook shows it as a report."""
+
+    gpu: GpuSpec = Field(exclude=True, repr=False)
+    """The GPU that was simulated."""
+
+    def _repr_html_(self) -> str:
+        """Return the report, for a notebook."""
+        from memplan.reports.html import rehearsal_as_html  # noqa: PLC0415
+
+        return rehearsal_as_html(self, self.gpu)
+
+
+def rehearse(
+    program: str | Callable[..., Callable[[], object]],
+    *,
+    gpu: GpuSpec | str,
+    values: Mapping[str, Any] | None = None,
+    steps: int | None = None,
+    answers: Mapping[str, Any] | None = None,
+    timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
+    context_bytes: int = CONTEXT_BYTES,
+    library_workspaces: bool = True,
+    checks_tensor_types: bool = True,
+    environment: Mapping[str, str] | None = None,
+) -> Rehearsal:
+    """
+    Return what *program* does to the memory of *gpu*: a MemoryEstimate, exact except the CUDA context, with its trace.
+
+    Args:
+        program: "FILE.py:function", "module:function", or the function itself. It is called as ``program("cuda", **values)`` in a process
+            of its own, and returns a function that runs one whole training step (forward, backward, optimizer).
+        gpu: A name of the catalogue ("a100-80"), or a GpuSpec.
+        values: Keyword arguments for *program*.
+        steps: How many steps to run. None: three, and ten where the third still takes more than the second.
+        answers: What a line that reads values from the device gets, by "FILE.py:LINE": an answer, and the text of the line that it was
+            given for (None: any).
+        timeout_seconds: After so long the process is ended.
+        context_bytes: Device memory that the CUDA context takes, in bytes.
+        library_workspaces: Count an allowance for workspaces that cuDNN and cuFFT choose at run time; the lower bound is without it.
+        checks_tensor_types: Run one step more, which counts for nothing, to find large tensors of wide types.
+        environment: Environment variables for the process, as PYTORCH_ALLOC_CONF.
+
+    Returns:
+        The rehearsal; `fits` says whether memory never ran out.
+
+    Raises:
+        UsageError: If the program fails for another reason than memory.
+        MissingError: If this machine cannot rehearse: no Linux, no PyTorch built for CUDA, or no C compiler. No GPU is needed.
+
+    >>> import memplan
+    >>> rehearsal = memplan.rehearse("train_step.py:build", gpu="rtx4090", values={"batch": 8})
+    >>> rehearsal.fits, rehearsal.peak_reserved_bytes >= rehearsal.peak_allocated_bytes
+    (True, True)
+
+    """
+    if REHEARSING in os.environ:
+        raise UsageError(
+            "a program that is being rehearsed asked for a rehearsal",
+            hint='call memplan.rehearse under `if __name__ == "__main__":`, so that loading the file does not call it',
+        )
+    spec = find_card(gpu) if isinstance(gpu, str) else gpu
+    with Rehearser(step_source_from(program) if isinstance(program, str) else step_source_of(program)) as rehearser:
+        found = rehearser.rehearse(
+            gpu=spec,
+            values=values,
+            steps=steps,
+            answers=answers,
+            timeout_seconds=timeout_seconds,
+            context_bytes=context_bytes,
+            library_workspaces=library_workspaces,
+            checks_tensor_types=checks_tensor_types,
+            environment=environment,
+        )
+    return Rehearsal.model_construct(**{name: getattr(found, name) for name in PlainRehearsal.model_fields}, gpu=spec)

@@ -1,0 +1,88 @@
+"""What the report of a rehearsal shows, as plain text in plain structures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from memplan.analysis.would_fit import WouldFit
+from memplan.execution.rehearsal import Rehearsal
+from memplan.hardware.gpu import GpuSpec
+from memplan.reports.breakdown_view import Breakdown, breakdown_rows, count
+from memplan.units import format_bytes
+
+
+class RehearsalView(NamedTuple):
+    """The parts of a rehearsal's report."""
+
+    headline: str
+    facts: tuple[tuple[str, str], ...]
+    breakdown: Breakdown
+    warnings: tuple[str, ...]
+    would_fit: tuple[str, ...]
+
+
+def view_rehearsal(rehearsal: Rehearsal, gpu: GpuSpec, would_fit: WouldFit | None = None) -> RehearsalView:
+    """Return what a report of *rehearsal* on *gpu* shows; *would_fit* is what would, where it does not fit."""
+    used = rehearsal.device_used
+    facts = [
+        ("GPU", f"{gpu.name}, {format_bytes(gpu.total_memory_bytes)} for programs"),
+        ("PyTorch", f"{rehearsal.torch}, {count(len(rehearsal.steps), 'step')}"),
+        ("peak allocated", f"{format_bytes(rehearsal.peak_allocated_bytes)}, in {rehearsal.peak_phase}"),
+        ("peak reserved", f"{format_bytes(rehearsal.peak_reserved_bytes)}, of which {rehearsal.fragmentation:.1%} fragmentation"),
+        (
+            "peak device used",
+            f"{format_bytes(used.expected_bytes)}, with a CUDA context that varies: "
+            f"{format_bytes(used.low_bytes)} to {format_bytes(used.high_bytes)}",
+        ),
+        ("retries", str(rehearsal.num_alloc_retries)),
+    ]
+    breakdown = Breakdown("the step at its peak", breakdown_rows(rehearsal.breakdown, gpu.total_memory_bytes))
+    fits = tuple(_would_fit(would_fit)) if would_fit else ()
+    return RehearsalView(_rehearsal_headline(rehearsal, gpu), tuple(facts), breakdown, tuple(_rehearsal_warnings(rehearsal, gpu)), fits)
+
+
+def _rehearsal_headline(rehearsal: Rehearsal, gpu: GpuSpec) -> str:
+    missing = rehearsal.out_of_memory
+    if missing is None:
+        steps = f"the peak of {count(len(rehearsal.steps), 'step')}" if rehearsal.steps else "the peak"
+        return f"Fits on {gpu.name}: {format_bytes(rehearsal.device_used_bytes)} at {steps}"
+    where = f" at {missing.place}" if missing.place else ""
+    when = f"in step {missing.step}, {missing.phase}," if missing.step else "while the model was built,"
+    return f"Does not fit on {gpu.name}: out of memory {when.rstrip(',') if not where else when}{where}"
+
+
+def _rehearsal_warnings(rehearsal: Rehearsal, gpu: GpuSpec) -> list[str]:
+    warnings = []
+    if rehearsal.out_of_memory is not None:
+        missing = rehearsal.out_of_memory
+        asked, free = format_bytes(missing.requested_bytes), format_bytes(missing.free_bytes)
+        then = (
+            "the program caught the error and went on with less memory than it asked for"
+            if missing.is_caught
+            else "the figures cover what ran before that"
+        )
+        warnings.append(f"tried to allocate {asked} with {free} of the GPU free; {then}")
+    if rehearsal.exit_code > 0:
+        warnings.append(f"the program ended with exit code {rehearsal.exit_code}: the figures cover what ran until then")
+    if rehearsal.fits and rehearsal.device_used.high_bytes > gpu.total_memory_bytes:
+        most = format_bytes(max(0, gpu.total_memory_bytes - rehearsal.peak_reserved_bytes))
+        warnings.append(f"it barely fits: not with a CUDA context of more than {most}, and that varies up to 0.62 GiB")
+    if rehearsal.num_alloc_retries and rehearsal.fits:
+        warnings.append("tight: the allocator had to release cached memory to go on; slightly more would not fit")
+    return [*warnings, *(finding.message for finding in rehearsal.findings)]
+
+
+def _would_fit(found: WouldFit) -> Iterator[str]:
+    if found.name and found.value:
+        yield f"{found.name}={found.value} on this GPU: the largest that completed"
+    elif found.name is None:
+        yield "perhaps a smaller batch: no value of the program is called batch (or batch_size, micro_batch, bs, n), so none was tried"
+    else:
+        yield f"no {found.name} on this GPU: not even 1"
+    if found.device_used_bytes is None:
+        yield "more memory alone does not help: the step fails with unlimited memory too"
+    else:
+        need = f"the step as it is on a GPU of this kind with {format_bytes(found.device_used_bytes)}"
+        offered = f"GPUs with that much: {', '.join(found.cards)} (rehearse on them to be sure)" if found.cards else "no GPU has that much"
+        yield f"{need}; {offered}"

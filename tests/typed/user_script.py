@@ -1,0 +1,73 @@
+"""
+A user's script: `mypy --strict` and pyright pass it, and would not if a name or an argument of memplan were unknown to them.
+
+It is checked, not run. A misspelt name has an "ignore" that the checkers would call unused, an error in both, if they took the name.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from typing_extensions import assert_type
+
+import memplan
+
+
+def build(device: str, batch: int = 8) -> memplan.FittingSteps:
+    """Stand for a function that makes a step."""
+    del device
+    return memplan.fits_or_smaller(batch)
+
+
+def plan() -> None:
+    """Plan, look, write, take back."""
+    found = memplan.plan("conf", gpu="rtx4090", target_effective_batch_size=256, pins={"n_negatives": 8}, method="analytic")
+    assert_type(found, memplan.Plan)
+    assert_type(found.fits, bool)
+    assert_type(found.diff(), str)
+    assert_type(found.after, memplan.Workload)
+    assert_type(found.gpu, memplan.GpuSpec)
+    for stage in found.stages:
+        assert_type(stage.estimate.device_used.high_bytes, int)
+    assert_type(found.apply(), tuple[Path, ...])
+    assert_type(memplan.undo("conf"), tuple[Path, ...])
+    assert_type(memplan.gpus(), list[memplan.GpuSpec])
+
+
+def rehearse() -> None:
+    """Rehearse a step, and search for its batch."""
+    found = memplan.rehearse("train_step.py:build", gpu="a100-80", values={"batch": 8}, steps=3)
+    assert_type(found, memplan.Rehearsal)
+    assert_type(found.peak_reserved_bytes, int)
+    searched = memplan.find_batch("train_step.py:build", start=8, margin=0.1)
+    assert_type(searched, memplan.FoundBatch)
+    assert_type(searched.size, "int | None")
+
+
+def train(model: torch.nn.Linear, optimizer: torch.optim.Optimizer, batch: torch.Tensor) -> None:
+    """Watch a training whose steps fit."""
+    fitting = memplan.fits_or_smaller()
+    with memplan.Monitor(interval=0.5, log="run.jsonl") as monitor:
+        fitting.step(lambda part: model(part).mean(), batch, optimizer)
+    assert_type(monitor.peaks, dict[str, int])
+
+
+def errors() -> None:
+    """Catch what memplan raises."""
+    try:
+        plan()
+    except memplan.DoesNotFitError as error:
+        assert_type(error.message, str)
+    except memplan.MemplanError as error:
+        assert_type(error.exit_code, int)
+
+
+def misspelt() -> None:
+    """Use names that there are not."""
+    memplan.plam("conf")  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
+    memplan.plan("conf", gpus="t4")  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    memplan.plan("conf", method="rehearse")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    memplan.rehearse("train_step.py:build", gpu="t4", step=3)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    short = memplan.plan("conf").missing_bites  # type: ignore[attr-defined]  # pyright: ignore
+    assert short

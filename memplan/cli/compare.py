@@ -1,4 +1,4 @@
-"""`memplan compare`: the settings to use, for every card."""
+"""`memplan compare`: the settings to use on each GPU."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 EXAMPLES = """
 \b
 Examples:
-  memplan compare                                   the workload of this folder on every card that memplan knows
+  memplan compare                                   the workload of this folder on every GPU that memplan knows
   memplan compare t4 a100-40 h100                   on three of them
   memplan compare --method analytic                 by formulas, at once
   memplan compare --format markdown > settings.md   a table for a README
@@ -45,10 +45,10 @@ Examples:
 @method_option(["auto", "analytic", "rehearsed"])
 @margin_option
 @pin_option
-@click.option("--mig", "with_mig", is_flag=True, help="MIG instances too.")
+@click.option("--mig", "with_mig", is_flag=True, help="Include MIG instances.")
 @click.option(
     "--format", "output_format", type=click.Choice(["text", "json", "markdown"]), default="text", show_default=True,
-    help="For a person, for a program, or for a README.",
+    help="text, one JSON object on standard output, or a Markdown table.",
 )  # fmt: skip
 def compare(
     *,
@@ -66,8 +66,8 @@ def compare(
     """
     Show the settings to use on each GPU: micro-batch, accumulation, negatives, and what they take.
 
-    GPU is a name that --gpu takes. Without any, every card of the catalogue is compared: rehearsing all of them takes minutes the first
-    time, and is kept. Exit code 0: it fits on some card; 1: on none.
+    GPU is a name that --gpu takes. Without any, every GPU of the catalogue is compared: rehearsing on all of them takes minutes the first
+    time; results are cached. Exit code 0: it fits on at least one GPU; 1: on none.
     """
     from memplan.api.configuration import read_configuration
     from memplan.api.plans import PlanRequest

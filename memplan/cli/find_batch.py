@@ -28,14 +28,25 @@ Examples:
 
 @click.command("find-batch", epilog=EXAMPLES)
 @click.argument("target", metavar="[FILE.py:FUNCTION]", required=False)
-@click.option("--set", "assignments", multiple=True, metavar="NAME=VALUE", help="A value that the function is called with.")
 @click.option(
-    "--value", "name", metavar="NAME", help="The value that is the batch.  [default: the one called batch, batch_size or the like]"
+    "--set", "assignments", multiple=True, metavar="NAME=VALUE", help="A keyword argument for FUNCTION: seq=1024. May be repeated."
 )
-@click.option("--start", type=click.IntRange(min=1), metavar="N", help="Where to begin.  [default: where a rehearsal sees the end]")
-@click.option("--tries", type=click.IntRange(min=1), metavar="N", default=16, show_default=True, help="Trials at the most.")
 @click.option(
-    "--time", "seconds", type=FiniteRange(min=0), metavar="SECONDS", default=900.0, show_default=True, help="No trial begins later."
+    "--value",
+    "name",
+    metavar="NAME",
+    help="The argument that is the batch.  [default: the first called batch, batch_size, micro_batch, bs or n]",
+)
+@click.option("--start", type=click.IntRange(min=1), metavar="N", help="First size to try.  [default: the limit that a rehearsal finds]")
+@click.option("--tries", type=click.IntRange(min=1), metavar="N", default=16, show_default=True, help="Maximum trials.")
+@click.option(
+    "--time",
+    "seconds",
+    type=FiniteRange(min=0),
+    metavar="SECONDS",
+    default=900.0,
+    show_default=True,
+    help="Time limit for starting trials.",
 )
 @config_path_option
 @margin_option
@@ -56,8 +67,8 @@ def find_batch(
     Find the largest batch that this machine's GPU takes (of several, the one with least free), by running the step.
 
     FILE.py:FUNCTION is called with the device and the values, and returns a function that runs one whole training step, as for `memplan
-    rehearse`. Without it the workload of the configuration is run. Each trial begins in a process that has used the card for nothing
-    before; the first is where a rehearsal sees the end. Exit code 0: found; 1: no size fits; 3: this machine lacks something, as a GPU.
+    rehearse`. Without it the workload of the configuration is run. Each trial starts in a process of its own with a fresh CUDA context;
+    the search starts from the rehearsed limit. Exit code 0: found; 1: no size fits; 3: this machine lacks something, for example a GPU.
     """
     from memplan.cli.rehearse import values_from
     from memplan.memory.budget import DEFAULT_MARGIN
@@ -65,7 +76,7 @@ def find_batch(
     margin = DEFAULT_MARGIN if margin is None else margin
     if target is None:
         if assignments or name:
-            raise UsageError("--set and --value are for a function", hint="name it: `memplan find-batch train_step.py:build`")
+            raise UsageError("--set and --value need a function", hint="name it: `memplan find-batch train_step.py:build`")
         found = _of_configuration(config_path, start=start, margin=margin, tries=tries, seconds=seconds)
     else:
         from memplan.batch_finder.find_batch import find_batch as find
@@ -112,21 +123,25 @@ def _show_trial(trial: Trial) -> None:
     sys.stderr.flush()
 
 
+def _given_by(origin: str) -> str:
+    return "given with --start" if origin == "you" else f"from {origin}"
+
+
 def _show(found: FoundBatch) -> None:
     from memplan.units import format_bytes
 
     used = next((trial.device_used_bytes for trial in found.trials if trial.size == found.size), None)
     if not found.trials:
-        click.echo(f"No {found.name} was tried: there was no time left for a trial")
+        click.echo(f"No {found.name} was tried: the time limit was over before the first trial")
     elif found.size is None:
         click.echo(f"No {found.name} fits on {found.card}: not even {min(trial.size for trial in found.trials)}")
     else:
         of_budget = f"{format_bytes(used or 0)} of a budget of {format_bytes(found.budget_bytes)}"
         click.echo(f"{found.name} {found.size} on {found.card}: {of_budget}")
     if found.ended in ("tries", "time"):
-        more = f"Go on with `--start`, or allow more with `--{found.ended}`."
-        click.echo(f"The search was out of {found.ended}: a larger one may fit. {more}", err=True)
+        more = f"Continue with `--start`, or allow more with `--{found.ended}`."
+        click.echo(f"The search ran out of {found.ended}: a larger one may fit. {more}", err=True)
     elif found.ended == "refused":
-        click.echo(f"The program does not take a larger {found.name} than {found.size}, as far as was tried.", err=True)
+        click.echo(f"The program refused every larger {found.name} that was tried.", err=True)
     trials = f"{len(found.trials)} trial{'' if len(found.trials) == 1 else 's'}"
-    click.echo(f"Began at {found.start}, as said {found.start_is_from}; {trials}.", err=True)
+    click.echo(f"Started at {found.start} ({_given_by(found.start_is_from)}); {trials}.", err=True)

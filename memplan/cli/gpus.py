@@ -1,4 +1,4 @@
-"""`memplan gpus`: the cards known, and those found on this machine."""
+"""`memplan gpus`: the GPUs in the catalogue, and those of this machine."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 EXAMPLES = """
 \b
 Examples:
-  memplan gpus                  every card that --gpu knows, and those of this machine
-  memplan gpus 24               cards whose name or size has "24"
+  memplan gpus                  every GPU that --gpu takes, and those of this machine
+  memplan gpus 24               GPUs whose name or size contains "24"
   memplan gpus --format json    for a program
 """
 
@@ -27,7 +27,7 @@ Examples:
 @click.argument("filter_text", metavar="[TEXT]", default="")
 @format_option
 def gpus(*, filter_text: str, output_format: str) -> int:
-    """List the cards that memplan knows, and those found on this machine. TEXT keeps those whose name or size has it."""
+    """List the GPUs that memplan knows, and those of this machine; with TEXT those whose name or size contains it."""
     from memplan.hardware.catalog import cards
     from memplan.hardware.detect import detect_gpus
 
@@ -91,9 +91,9 @@ def _print(known: list[CatalogCard], found: list[GpuSpec], reason: str) -> None:
     else:
         click.echo(f"Found on this machine: none ({reason}).", err=True)
     if not known:
-        click.echo("\nNo card of the catalogue matches.", err=True)
+        click.echo("\nNo GPU of the catalogue matches.", err=True)
         return
-    click.echo("\nKnown cards (what programs can have of the size on the box):\n")
+    click.echo("\nKnown GPUs (the size sold, and what programs can use of it):\n")
     print_table(
         ("--gpu", "name", "on the box", "for programs", "capability", "SMs"),
         [

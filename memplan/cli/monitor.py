@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import click
 
 from memplan.cli.options import FiniteRange, format_option
+from memplan.cli.typed_options import in_options
 from memplan.errors import UsageError, reason_of
 
 if TYPE_CHECKING:
@@ -37,31 +38,29 @@ MOST_ADVISED = 900
 
 
 @click.command(epilog=EXAMPLES)
-@click.option("--once", is_flag=True, help="Look once, and leave.")
-@click.option("--interval", type=FiniteRange(min=0.05), metavar="SECONDS", default=1.0, show_default=True, help="Between two looks.")
-@click.option("--samples", type=click.IntRange(min=1), metavar="N", help="Leave after so many looks.  [default: at Ctrl-C]")
+@click.option("--once", is_flag=True, help="Take one sample and exit.")
+@click.option("--interval", type=FiniteRange(min=0.05), metavar="SECONDS", default=1.0, show_default=True, help="Time between samples.")
+@click.option("--samples", type=click.IntRange(min=1), metavar="N", help="Exit after this many samples.  [default: at Ctrl-C]")
 @click.option(
-    "--plan", "plan_file", type=click.Path(path_type=Path, dir_okay=False), help="What `memplan --format json` printed, to compare."
+    "--plan", "plan_file", type=click.Path(path_type=Path, dir_okay=False), help="A plan (`memplan --format json`) to compare with."
 )
-@click.option("--log", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE.jsonl", help="Add every sample as a line of JSON.")
-@click.option(
-    "--plot", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE.html|png", help="Write memory over time, when it ends."
-)
+@click.option("--log", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE.jsonl", help="Append every sample as a line of JSON.")
+@click.option("--plot", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE.html|png", help="Write memory over time at the end.")
 @format_option
 def monitor(
     *, once: bool, interval: float, samples: int | None, plan_file: Path | None, log: Path | None, plot: Path | None, output_format: str
 ) -> int:
     """
-    Watch this machine's GPUs: memory used, of the card and of a plan, its peak, how busy they are, processes, CPU and RAM.
+    Watch this machine's GPUs: memory used and its peak (also as a share of a plan), utilization, processes, CPU and RAM.
 
-    It warns of a card that is used under 50% or over 92%, of memory that grows, and of a GPU that waits for data. A figure that the driver
+    Warns when less than 50% or more than 92% of a GPU is used, when memory grows, and when a GPU waits for data. A figure that the driver
     does not tell is a question mark. On a terminal the table is live; elsewhere every look is a line.
     """
     from memplan.monitor.advice import advise
     from memplan.monitor.sampler import Sampler
 
     if once and samples is not None:
-        raise UsageError("--once looks once, and --samples says how often", hint="leave one of them out")
+        raise UsageError("--once takes one sample, and --samples says how many", hint="leave one of them out")
     planned_bytes = _planned_bytes(plan_file) if plan_file else None
     _check_files(log, plot)
     kept: deque[Sample] = deque(maxlen=MOST_KEPT)
@@ -81,7 +80,7 @@ def monitor(
     advice = advise(recent, planned_bytes=planned_bytes)
     if output_format != "json" and not sys.stdout.isatty():
         for each in advice:
-            click.echo(f"mind: {each.message}", err=True)
+            click.echo(f"warning: {in_options(each.message)}", err=True)
     if plot is not None and kept:
         _draw(plot, list(kept), advice, planned_bytes)
     return 0
@@ -141,7 +140,7 @@ def _check_files(log: Path | None, plot: Path | None) -> None:
 
     for path in filter(None, (log, plot)):
         if not path.absolute().parent.is_dir():
-            raise UsageError(f"{path}: there is no such folder", hint="name a file in a folder that is there")
+            raise UsageError(f"{path}: no such folder", hint="name a file in an existing folder")
         try:
             if path.exists():
                 path.open("a").close()
@@ -150,7 +149,7 @@ def _check_files(log: Path | None, plot: Path | None) -> None:
         except OSError as error:
             raise UsageError(f"{path}: {reason_of(error)}", hint="name a file that can be written") from error
     if plot is not None and plot.suffix.lower() not in (".html", ".png"):
-        raise UsageError(f"--plot {plot}: neither a page nor a picture", hint="name it FILE.html or FILE.png")
+        raise UsageError(f"--plot {plot}: neither HTML nor PNG", hint="name it FILE.html or FILE.png")
     if plot is not None and plot.suffix.lower() == ".png":
         from memplan.reports.monitor import load_pyplot
 

@@ -17,14 +17,14 @@ format_option = click.option(
     type=click.Choice(["text", "json"]),
     default="text",
     show_default=True,
-    help="For a person, or for a program: one JSON object on standard output.",
+    help="text, or one JSON object on standard output.",
 )
 
 config_path_option = click.option(
     "--config-path",
     type=click.Path(path_type=Path),
     help="A configuration tree (its folder, the project's, or its main file), a workload.yaml, or a Hugging Face config.json. Default: the "
-    "tree in this folder, else the built-in workload.",
+    "configuration in this folder; where there is none, the built-in workload.",
 )
 
 target_option = click.option(
@@ -32,7 +32,7 @@ target_option = click.option(
     "target",
     type=click.IntRange(min=1),
     metavar="N",
-    help="Samples an optimizer step should see. Default: the workload's own target, else as many as now.",
+    help="Samples per optimizer step. Default: the target in the configuration, else its present effective batch.",
 )
 
 
@@ -43,7 +43,7 @@ class FiniteRange(click.FloatRange):
         """Return the number. Fails for what is none."""
         number = super().convert(value, param, ctx)
         if not math.isfinite(number):
-            self.fail(f"{value} is no number to use here", param, ctx)
+            self.fail(f"{value} is not a valid number", param, ctx)
         return number
 
 
@@ -64,20 +64,20 @@ tolerance_option = click.option(
     "tolerance",
     type=Share(0, 1),
     metavar="SHARE",
-    help="Always take the fewest accumulation steps whose effective batch is at most this share above the target, as 5%. Default: meet the "
-    "target exactly where that costs at most half of the micro-batch, else 5%.",
+    help="Take the fewest accumulation steps whose effective batch is at most this share above the target, for example 5%. Default: meet "
+    "the target exactly if that costs at most half of the micro-batch, else 5%.",
 )
 
 grow_negatives_option = click.option(
     "--grow-negatives",
     "grows_negatives",
     is_flag=True,
-    help="Give each stage as many negatives as fit. That changes the loss and the time of a step; without it they stay as they are.",
+    help="Give each stage as many negatives as fit. This changes the loss and the time of a step.",
 )
 
 
 margin_option = click.option(
-    "--margin", type=FiniteRange(0, 1, max_open=True), metavar="F", help="Share of the free memory that stays free.  [default: 0.05]"
+    "--margin", type=FiniteRange(0, 1, max_open=True), metavar="F", help="Share of the free memory to leave free.  [default: 0.05]"
 )
 
 pin_option = click.option(
@@ -85,7 +85,7 @@ pin_option = click.option(
     "pins",
     multiple=True,
     metavar="FIELD=VALUE",
-    help="Keep a value whatever the plan: micro_batch_size=8, 01_stage.n_negatives=16.",
+    help="Fix a value: micro_batch_size=8, 01_stage.n_negatives=16. May be repeated.",
 )
 
 
@@ -98,6 +98,6 @@ def method_option(methods: Sequence[str]) -> Callable[[Command], Command]:
         show_default=True,
         envvar="MEMPLAN_METHOD",
         show_envvar=True,
-        help="How the memory is found out. auto: rehearsed where this machine can, else analytic. rehearsed: the workload's real step is "
-        "run on a card that is not there, in seconds a size, and kept. analytic: closed formulas, at once.",
+        help="How memory is determined. rehearsed: run the workload's real step on a simulated GPU, seconds for each size; results are "
+        "cached. analytic: formulas, immediate. auto: rehearsed where this machine can, else analytic.",
     )

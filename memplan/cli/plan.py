@@ -33,14 +33,14 @@ if TYPE_CHECKING:
 EXAMPLES = """
 \b
 Examples:
-  memplan --gpu-memory 24                        plan for the cards that are sold with 24 GB
-  memplan --gpu "RTX 4090" --config-path conf    plan a configuration tree for one card
+  memplan --gpu-memory 24                        plan for GPUs sold with 24 GB
+  memplan --gpu "RTX 4090" --config-path conf    plan a configuration tree for one GPU
   memplan --auto --apply                         plan for this machine's GPU and write the plan
   memplan --profile --target-effective-batch 512 plan for this machine's GPU, run the planned step on it, compare
-  memplan --gpu t4 --pin micro_batch_size=8      keep a value and see what it costs
+  memplan --gpu t4 --pin micro_batch_size=8      fix a value and see what it costs
   memplan --gpu a100-80 --dry-run                show what --apply would change
-  memplan --gpu a100-80 --method rehearsed       the same with the workload's real step, on a card that is not there
-  memplan --gpu-memory 24 --method guide         the rule of thumb that memplan replaces
+  memplan --gpu a100-80 --method rehearsed       run the workload's real step on a simulated GPU
+  memplan --gpu-memory 24 --method guide         the rule of thumb that memplan replaces, for comparison
   memplan undo                                   put back what the last --apply changed
 """
 
@@ -48,12 +48,14 @@ Examples:
 @click.group(
     invoke_without_command=True, epilog=EXAMPLES, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110}
 )
-@click.option("--auto", is_flag=True, help="Plan for this machine's GPU, as far as it is free; of several, for the smallest.")
-@click.option("--gpu", "gpu_name", metavar="NAME", help='Plan for a card: t4, a100-80, "RTX 4090". `memplan gpus` lists them.')
+@click.option(
+    "--auto", is_flag=True, help="Plan for the free memory of this machine's GPU; of several GPUs, for that of the one with least."
+)
+@click.option("--gpu", "gpu_name", metavar="NAME", help='Plan for a GPU: t4, a100-80, "RTX 4090". `memplan gpus` lists them.')
 @click.option(
     "--gpu-memory",
     metavar="SIZE",
-    help="Plan for a size: 24 is what is on the box, 23.5GiB is exact. With --gpu: that kind of card in another size.",
+    help="Plan for a memory size: 24 is the size that a GPU is sold with, 23.5GiB is exact. With --gpu: that kind of GPU in another size.",
 )
 @config_path_option
 @target_option
@@ -66,17 +68,19 @@ Examples:
     "--profile",
     "profiles",
     is_flag=True,
-    help="Run the planned step on this machine's GPU and compare; a plan that it contradicts is not applied. For a card that was named the "
-    "step is rehearsed.",
+    help="Run the planned step on this machine's GPU and compare; a plan that it contradicts is not applied. With --gpu or --gpu-memory "
+    "the step is rehearsed.",
 )
-@click.option("--levers", "with_levers", is_flag=True, help="Say also of a plan that fits what changes would do: each is tried.")
+@click.option(
+    "--levers", "with_levers", is_flag=True, help="Also for a plan that fits, try changes that save memory and report what each does."
+)
 @click.option(
     "--curves",
     metavar="[NAMES]",
     is_flag=False,
     flag_value="usual",
     callback=lambda _context, _option, text: _read_curves(text),
-    help="Show memory against the micro-batch, the negatives, and the positives where they cost any; or against the fields named, as "
+    help="Show memory by micro-batch, by negatives, and by positives where they cost any; or by the fields named, as "
     "--curves=sequence_length,n_negatives.",
 )
 @click.option(
@@ -122,8 +126,8 @@ def plan_command(
     """
     Plan GPU memory before you launch: which batch size, accumulation and negatives fit on which GPU.
 
-    With plan options and no command this is the plan. Exit code 0: it fits; 1: it does not; 2: something is wrong in the options or in a
-    file; 3: this machine lacks something, as a GPU for --auto.
+    Options without a command make a plan. Exit code 0: it fits; 1: it does not fit; 2: usage or configuration error; 3: this machine
+    lacks something, for example a GPU for --auto.
     """
     not_typed = (click.core.ParameterSource.DEFAULT, click.core.ParameterSource.ENVIRONMENT)
     given = [name for name in context.params if context.get_parameter_source(name) not in not_typed]
@@ -147,7 +151,7 @@ def plan_command(
         raise UsageError("the guide's numbers are never written", hint="leave `--method guide` out to apply a plan that fits")
     for path in filter(None, (report, snapshot)):
         if not path.absolute().parent.is_dir():  # before minutes of rehearsals
-            raise UsageError(f"{path}: there is no such folder", hint="name a file in a folder that is there")
+            raise UsageError(f"{path}: no such folder", hint="name a file in an existing folder")
     output = Output(
         writes=apply_plan,
         shows_diff=apply_plan or dry_run,
@@ -188,7 +192,7 @@ def plan_command(
     if output.shows_diff:
         check_writable(configuration, request.pins)
     if profiles and names_card:
-        said = "--profile: a GPU was named, so the step was rehearsed on a simulated one, with the real PyTorch"
+        said = "--profile: the step was rehearsed on a simulated GPU, since one was named"
         configuration = configuration.with_note(f"{said}; `memplan --auto --profile` runs it on this machine's GPU")
     if auto and names_card:
         raise UsageError("--auto excludes --gpu and --gpu-memory", hint="--auto takes the GPU of this machine")
@@ -269,9 +273,9 @@ def _by_guide(configuration: Configuration, gpu: GpuSpec, asked: _Asked, output:
     from memplan.units import GIB, parse_size
 
     if any(asked.given.values()):
-        raise UsageError("the guide has its own target and margin, pins nothing, and knows no levers", hint="use `--method analytic`")
+        raise UsageError("the guide has its own target and margin, and neither pins nor levers", hint="use `--method analytic`")
     if output.curves is not None or output.report or output.snapshot:
-        raise UsageError("the guide's numbers are not drawn", hint="use `--method analytic` for curves and a report")
+        raise UsageError("there are no curves or reports of the guide's numbers", hint="use `--method analytic` for curves and a report")
     # The guide takes the size on the box for GiB.
     typed = parse_size(asked.typed_memory) if asked.typed_memory else None
     memory_gib = (typed.marketing_gb or typed.size_bytes / GIB) if typed else gpu.total_memory_bytes / GIB

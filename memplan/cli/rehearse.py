@@ -1,4 +1,4 @@
-"""`memplan rehearse`: run the user's own training step, or whole script, on a card that is not there."""
+"""`memplan rehearse`: run the user's own training step, or whole script, on a simulated GPU."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from memplan.cli.options import format_option
+from memplan.cli.typed_options import in_options
 from memplan.errors import NothingSeenError, UsageError
 
 if TYPE_CHECKING:
@@ -23,9 +24,9 @@ EXAMPLES = """
 Examples:
   memplan rehearse --gpu a100-80 train_step.py:build                           the file's build(device) returns one step
   memplan rehearse --gpu t4 train_step.py:build --set batch=8 --set seq=512    build(device, batch=8, seq=512)
-  memplan rehearse --gpu h100 --gpu-memory 40GiB my.package:build              that kind of card in another size
-  memplan rehearse --gpu rtx4090 --steps 3 -- train.py --epochs 1              a whole script, ended after 3 optimizer steps
-  memplan rehearse --gpu t4 --format json -- -m my.training --lr 0.1           a module, for a program
+  memplan rehearse --gpu h100 --gpu-memory 40GiB my.package:build              that kind of GPU in another size
+  memplan rehearse --gpu rtx4090 --steps 3 -- train.py --epochs 1              a whole script, stopped after 3 optimizer steps
+  memplan rehearse --gpu t4 --format json -- -m my.training --lr 0.1           a module; the report as JSON
 """
 
 _PROGRAM = "memplan.program"
@@ -44,27 +45,27 @@ class _WithProgram(click.Command):
 
 @click.command(epilog=EXAMPLES, cls=_WithProgram)
 @click.argument("target", metavar="FILE.py:FUNCTION | -- SCRIPT.py [ARG …] | -m MODULE [ARG …]", required=False)
-@click.option("--gpu", "gpu_name", metavar="NAME", help="The card to stand in for; `memplan gpus` lists them.")
+@click.option("--gpu", "gpu_name", metavar="NAME", help="The GPU to simulate; `memplan gpus` lists them.")
+@click.option("--gpu-memory", metavar="SIZE", help="Its memory size, if another: 24GiB. Alone, 24 is the smallest GPU sold with 24 GB.")
 @click.option(
-    "--gpu-memory", metavar="SIZE", help="That kind of card in another size, as 24GiB; alone: the least card sold with it, as 24."
+    "--set", "assignments", multiple=True, metavar="NAME=VALUE", help="A keyword argument for FUNCTION: batch=8. May be repeated."
 )
-@click.option("--set", "assignments", multiple=True, metavar="NAME=VALUE", help="A value for the function: batch=8. May be repeated.")
 @click.option(
     "--steps",
     type=click.IntRange(min=1),
-    help="Steps to run. Default: 3, and 10 where the third still takes more than the second; a script runs until it ends.",
+    help="Steps to run. Default: 3, or 10 if the third takes more than the second; a script runs to its end.",
 )
 @click.option(
     "--read",
     "reads",
     multiple=True,
     metavar="FILE.py:LINE=ANSWER",
-    help="What a line that reads a value from the device gets: true, false, a number, or a share of a mask's elements (1/8). Remembered.",
+    help="The value that a line reads from the GPU: true, false, a number, or a share of a mask's elements (1/8). Remembered.",
 )
 @click.option(
     "--timeout",
     type=click.FloatRange(min=0, min_open=True),
-    help="Seconds that the program may take. Default: 600 a rehearsal; without end for a script.",
+    help="Seconds that the program may take. Default: 600 for each rehearsal; unlimited for a script.",
 )
 @format_option
 @click.pass_context
@@ -81,16 +82,17 @@ def rehearse(
     output_format: str,
 ) -> int:
     """
-    Run training on a card that is not there, with the real PyTorch, and report its exact memory.
+    Run training with the real PyTorch on a simulated GPU, and report its exact memory.
 
-    FUNCTION is called with the device and the values that --set gives, and returns a function that runs one whole step (forward, backward,
-    optimizer); exit code 1: memory ran out. A script behind -- is run as it is, its output passes through, and its exit code is kept.
-    Needs Linux, a CUDA build of PyTorch (no GPU) and a C compiler.
+    FUNCTION is called with the device and the arguments that --set gives, and returns a function that runs one whole step (forward,
+    backward, optimizer); exit code 1: out of memory. A script after -- runs unchanged; its output passes through, and its exit code is
+    kept. Needs Linux, a CUDA build of PyTorch (no GPU) and a C compiler.
     """
     program: list[str] = context.meta.get(_PROGRAM, [])
     if (target is None) == (not program):
         raise UsageError(
-            "say what to rehearse: FILE.py:FUNCTION, or a script behind `--`", hint="`memplan rehearse --gpu t4 -- train.py --epochs 1`"
+            "nothing to rehearse is named: give FILE.py:FUNCTION, or a script after `--`",
+            hint="`memplan rehearse --gpu t4 -- train.py --epochs 1`",
         )
     if target is not None and ":" not in target and target.endswith(".py"):
         raise UsageError(
@@ -98,7 +100,7 @@ def rehearse(
             hint=f"name the function, `{target}:build`, or run the whole script: `memplan rehearse --gpu t4 -- {target}`",
         )
     if program and assignments:
-        raise UsageError("--set gives values to a function, not to a script", hint="write the script's own arguments behind it")
+        raise UsageError("--set gives values to a function, not to a script", hint="write the script's own arguments after it")
     gpu = _card(gpu_name, gpu_memory)
     if program:
         return _rehearse_script(program, gpu, steps=steps, reads=reads, timeout=timeout, output_format=output_format)
@@ -111,7 +113,7 @@ def _card(name: str | None, memory: str | None) -> GpuSpec:
     from memplan.hardware.catalog import of_some_kind
 
     if name is None and memory is None:
-        raise UsageError("say which card to stand in for", hint="`--gpu a100-80`; `memplan gpus` lists the names")
+        raise UsageError("no GPU to simulate is named", hint="`--gpu a100-80`; `memplan gpus` lists the names")
     return of_some_kind(named_gpu(name, memory))
 
 
@@ -160,7 +162,7 @@ def _rehearse_script(
 
     script = Path(program[0])
     if program[0] != "-m" and not script.exists():  # a folder with a __main__.py is a script too
-        raise UsageError(f"{script} does not exist", hint="behind `--` stands a script and its arguments, or `-m MODULE`")
+        raise UsageError(f"{script} does not exist", hint="after `--` give a script and its arguments, or `-m MODULE`")
     if program == ["-m"]:
         raise UsageError("-m names no module", hint="`memplan rehearse --gpu t4 -m my.training`")
     folder = Path() if program[0] == "-m" else script.parent
@@ -193,14 +195,16 @@ def _kept(answers: Answers, rehearsal: Rehearsal, folder: Path) -> list[str]:
 
 
 def _report(rehearsal: Rehearsal, gpu: GpuSpec, would_fit: WouldFit | None, notes: Sequence[str], output_format: str) -> None:
+    findings = tuple(finding.model_copy(update={"message": in_options(finding.message)}) for finding in rehearsal.findings)
+    typed = rehearsal.model_copy(update={"findings": findings})
     if output_format == "json":
         from memplan.reports.json import rehearsal_as_json
 
-        click.echo(rehearsal_as_json(rehearsal, would_fit, notes))
+        click.echo(rehearsal_as_json(typed, would_fit, notes))
     else:
         from memplan.reports.terminal import print_rehearsal
 
-        print_rehearsal(rehearsal, gpu, would_fit=would_fit, notes=notes)
+        print_rehearsal(typed, gpu, would_fit=would_fit, notes=notes)
 
 
 def values_from(assignments: Sequence[str]) -> dict[str, TypedText]:

@@ -1,4 +1,4 @@
-"""`memplan replay`: a memory snapshot of a real GPU, put to the simulated allocator with other settings, or on another card."""
+"""`memplan replay`: a memory snapshot of a real GPU, replayed by the simulated allocator with other settings, or on another GPU."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ EXAMPLES = """
 \b
 Examples:
   memplan replay snapshot.pickle                                            what other allocator settings would have reserved
-  memplan replay snapshot.pickle --settings max_split_size_mb:128           with settings of your own
-  memplan replay snapshot.pickle --gpu t4                                   whether it would have run on another card
+  memplan replay snapshot.pickle --settings max_split_size_mb:128           with your own settings
+  memplan replay snapshot.pickle --gpu t4                                   whether it would have run on another GPU
 """
 
 USUAL = ("", "expandable_segments:True", "max_split_size_mb:256", "roundup_power2_divisions:8")
@@ -28,19 +28,27 @@ USUAL = ("", "expandable_segments:True", "max_split_size_mb:256", "roundup_power
 
 @click.command(epilog=EXAMPLES)
 @click.argument("path", metavar="SNAPSHOT.pickle", type=click.Path(path_type=Path))
-@click.option("--settings", "texts", multiple=True, metavar="TEXT", help="PYTORCH_ALLOC_CONF to try; may be given again.  [default: some]")
-@click.option("--gpu", "gpu_name", metavar="NAME", help="A card to try it on; else one that is never full.")
-@click.option("--gpu-memory", metavar="SIZE", help="A size to try it on: 24 is what is on the box, 23.5GiB is exact.")
-@click.option("--device", type=click.IntRange(min=0), metavar="N", help="Which GPU of the snapshot, where it has several.")
+@click.option(
+    "--settings",
+    "texts",
+    multiple=True,
+    metavar="TEXT",
+    help="A value of PYTORCH_ALLOC_CONF to try. May be repeated.  [default: a few usual ones]",
+)
+@click.option("--gpu", "gpu_name", metavar="NAME", help="A GPU to replay it on.  [default: unlimited memory]")
+@click.option(
+    "--gpu-memory", metavar="SIZE", help="A memory size to replay it on: 24 is the size that a GPU is sold with, 23.5GiB is exact."
+)
+@click.option("--device", type=click.IntRange(min=0), metavar="N", help="The GPU of the snapshot, if it has several.")
 @format_option
 def replay(
     *, path: Path, texts: Sequence[str], gpu_name: str | None, gpu_memory: str | None, device: int | None, output_format: str
 ) -> int:
     """
-    Replay a memory snapshot, and show what it would have reserved with other allocator settings, or on another card.
+    Replay a memory snapshot, and show what it would have reserved with other allocator settings, or on another GPU.
 
     SNAPSHOT.pickle is what torch.cuda.memory._dump_snapshot wrote; nothing of the pickle is run. Best recorded from before the first
-    allocation: what was there before is put in the order of its addresses. Exit code 1: it does not run on that card with any settings.
+    allocation: earlier blocks are replayed in the order of their addresses. Exit code 1: out of memory on that GPU with all settings.
     """
     from memplan.allocator.replay import reproduces
     from memplan.traces.snapshot import read_snapshot
@@ -91,9 +99,9 @@ def _show(recording: Snapshot, rows: Sequence[tuple[str, Replayed]], *, is_repro
     print_table(("PYTORCH_ALLOC_CONF", "peak allocated", "peak reserved", ""), table)
     if not is_reproduced:
         click.echo(
-            "\nmind: the simulated allocator did not do what was recorded (another PyTorch, private pools, or a card that was full): "
+            "\nwarning: the simulated allocator did not do what was recorded (another PyTorch, private pools, or a full GPU): "
             "these figures are near, not exact",
             err=True,
         )
     if recording.live:
-        click.echo("\nmind: the recording began with memory allocated, which is put in the order of its addresses", err=True)
+        click.echo("\nwarning: the recording started with allocated memory, which was replayed in the order of its addresses", err=True)

@@ -23,7 +23,7 @@ Examples:
 @click.command(epilog=EXAMPLES)
 @click.argument("files", metavar="[FILE]...", nargs=-1, type=click.Path(path_type=Path))
 @config_path_option
-@click.option("--dry-run", is_flag=True, help="Say which files would be put back, and write nothing.")
+@click.option("--dry-run", is_flag=True, help="Show which files would be put back, and write nothing.")
 @format_option
 def undo(*, files: Sequence[Path], config_path: Path | None, dry_run: bool, output_format: str) -> int:
     """

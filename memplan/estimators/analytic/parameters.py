@@ -11,9 +11,16 @@ from typing import Literal, NamedTuple
 from memplan.dtypes import ELEMENT_BYTES, DType
 from memplan.errors import NotEstimatedError
 from memplan.traces.block_sizes import LARGE_ROUND_BYTES, MAX_SMALL_BYTES, MIN_BLOCK_BYTES, MIN_LARGE_BYTES
-from memplan.workload.model import ContrastiveEncoderModel, HuggingFaceModel, Lora, LoraTarget, Model, ParametersModel, TransformerModel
-
-COUNTED_SIDE = 4096  # of the matrices that stand for a model by counts: the width of a model of 7 billion parameters
+from memplan.workload.model import (
+    COUNTED_SIDE,
+    ContrastiveEncoderModel,
+    HuggingFaceModel,
+    Lora,
+    LoraTarget,
+    Model,
+    ParametersModel,
+    TransformerModel,
+)
 
 Role = Literal["linear", "embedding", "head", "vector"]
 

@@ -24,9 +24,9 @@ from memplan.estimators.rehearsal_cache import RehearsalCache, family_of
 from memplan.execution.rehearsal import Rehearsal
 from memplan.hardware.catalog import of_some_kind
 from memplan.hardware.gpu import UNLIMITED_BYTES, GpuSpec
+from memplan.hardware.torch_install import find_torch
 from memplan.memory.cuda_context import with_context
 from memplan.memory.estimate import MemoryEstimate, MemoryRange
-from memplan.standin.build import find_torch
 from memplan.traces.parametric import Sweep
 from memplan.traces.requests import Replayed, Requests, requests_of
 from memplan.traces.trace import MemoryTrace

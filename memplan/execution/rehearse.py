@@ -19,8 +19,9 @@ from memplan.execution.step_source import StepSource, step_source_from, step_sou
 from memplan.execution.summary import Run, rehearsal_of
 from memplan.hardware.catalog import find_card
 from memplan.hardware.gpu import GpuSpec
+from memplan.hardware.torch_install import find_torch
 from memplan.memory.cuda_context import CONTEXT_BYTES, assumed_range
-from memplan.standin.build import build, find_torch
+from memplan.standin.build import build
 from memplan.standin.launch import card_description, environment_for
 
 

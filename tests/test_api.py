@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import memplan
-from memplan.standin.build import TorchBuild
+from memplan.hardware.torch_install import TorchBuild
 from tests.conftest import OWN_TREE
 from tests.hardware.nvml_driver import Driver
 from tests.standin.conftest import torch_build

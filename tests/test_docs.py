@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from memplan.errors import MissingError
-from memplan.standin.build import find_torch
+from memplan.hardware.torch_install import find_torch
 
 REPOSITORY = Path(__file__).parents[1]
 README = REPOSITORY / "README.md"

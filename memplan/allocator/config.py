@@ -14,13 +14,11 @@ from dataclasses import dataclass, field
 from typing import NoReturn
 
 from memplan.errors import UsageError
+from memplan.traces.block_sizes import LARGE_SEGMENT_BYTES, MIN_LARGE_BYTES
 from memplan.units import MIB
 
 NUM_INTERVALS = 16
 """Sizes from 1 MiB up to 64 GiB, one interval for each power of two, have their own roundup_power2_divisions."""
-
-MIN_LARGE_SEGMENT_MIB = 10
-"""A large segment is larger than kMinLargeAlloc."""
 
 _MOST = 2**64 - 1
 """A size_t without a limit."""
@@ -39,13 +37,13 @@ _REAL = re.compile(r"[+-]?(?:\d+\.?\d*(?:[eE][+-]?\d+)?|\.\d+(?:[eE][+-]?\d+)?)"
 class AllocatorSettings:
     """What decides how the allocator rounds, splits and gives back."""
 
-    large_segment_bytes: int = 20 * MIB
+    large_segment_bytes: int = LARGE_SEGMENT_BYTES
     """A segment for requests between 1 and 10 MiB."""
 
     max_split_bytes: int | None = None
     """Blocks of this size or more are never split; None: every block may be."""
 
-    max_non_split_rounding_bytes: int = 20 * MIB
+    max_non_split_rounding_bytes: int = LARGE_SEGMENT_BYTES
     """How much larger than asked for a block may be that is not split."""
 
     roundup_power2_divisions: tuple[int, ...] = field(default=(0,) * NUM_INTERVALS)
@@ -167,8 +165,8 @@ class _Reader:
 
     def _read_large_segment(self) -> None:
         size_mib = self._whole()
-        if size_mib <= MIN_LARGE_SEGMENT_MIB:
-            self._refuse(f"large_segment_size_mb must be more than {MIN_LARGE_SEGMENT_MIB}")
+        if size_mib * MIB <= MIN_LARGE_BYTES:
+            self._refuse(f"large_segment_size_mb must be more than {MIN_LARGE_BYTES // MIB}")
         self._large_segment_bytes = min(size_mib, _MOST // MIB) * MIB
 
     def _split_size(self) -> int:

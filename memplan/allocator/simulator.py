@@ -20,16 +20,12 @@ from typing import Literal, NamedTuple
 from memplan.allocator.blocks import ADDRESS_BITS, ADDRESS_MASK, ALLOCATED, FREE, UNMAPPED, Block, Pool
 from memplan.allocator.config import NUM_INTERVALS, AllocatorSettings
 from memplan.errors import UsageError
-from memplan.traces.snapshot import SMALL_SEGMENT_BYTES, Segment
-from memplan.traces.trace import ROUNDING as MIN_BLOCK_BYTES
+from memplan.traces.block_sizes import LARGE_ROUND_BYTES, MAX_SMALL_BYTES, MIN_BLOCK_BYTES, MIN_LARGE_BYTES, SMALL_SEGMENT_BYTES
+from memplan.traces.snapshot import Segment
 from memplan.units import MIB
 
-SMALL_BYTES = MIB
-"""Requests up to this go to the small pool."""
-MIN_LARGE_BYTES = 10 * MIB
-"""From here on a request gets a segment of its own size."""
 PAGE_BYTES = 2 * MIB
-"""Large segments are multiples of this, and so is what the card hands out."""
+"""What the GPU hands out is a multiple of this."""
 
 FIRST_ADDRESS = 0x7F0000000000
 
@@ -243,7 +239,7 @@ class CachingAllocator:
         size = self.round_size(requested_bytes)
         if stream not in self._routes:
             self._new_stream(stream)
-        pool = self._pools[stream, size <= SMALL_BYTES]
+        pool = self._pools[stream, size <= MAX_SMALL_BYTES]
         index = pool.index(size)
         if index < len(pool.keys) and self._best_fit(pool, size, index) < len(pool.keys):
             return True
@@ -274,7 +270,7 @@ class CachingAllocator:
 
     def _new_route(self, routes: dict[int, Route], requested_bytes: int, stream: int) -> Route:
         size = self.round_size(requested_bytes)
-        route = routes[requested_bytes] = Route(size, self._pools[stream, size <= SMALL_BYTES])
+        route = routes[requested_bytes] = Route(size, self._pools[stream, size <= MAX_SMALL_BYTES])
         return route
 
     def _new_pool(self, stream: int, *, is_small: bool) -> Pool:
@@ -283,7 +279,7 @@ class CachingAllocator:
             stream,
             is_small=is_small,
             page_bytes=SMALL_SEGMENT_BYTES if is_small else self.settings.large_segment_bytes,
-            leaves_bytes=MIN_BLOCK_BYTES - 1 if is_finely_split else SMALL_BYTES,
+            leaves_bytes=MIN_BLOCK_BYTES - 1 if is_finely_split else MAX_SMALL_BYTES,
             splits_below=_UNLIMITED if is_finely_split else self._max_split_bytes,
         )
 
@@ -344,11 +340,11 @@ class CachingAllocator:
         return Block(address, segment_bytes, pool, None, None)
 
     def _segment_size(self, size: int) -> int:
-        if size <= SMALL_BYTES:
+        if size <= MAX_SMALL_BYTES:
             return SMALL_SEGMENT_BYTES
         if size < MIN_LARGE_BYTES:
             return self.settings.large_segment_bytes
-        return -(-size // PAGE_BYTES) * PAGE_BYTES
+        return -(-size // LARGE_ROUND_BYTES) * LARGE_ROUND_BYTES
 
     def _count(self, action: SegmentAction, address: int, size: int, stream: int) -> None:
         """Note that *size* bytes at *address* were reserved, or given back."""

@@ -6,7 +6,7 @@ from memplan.errors import MissingError, UsageError
 from memplan.estimators.calibration import calibrated
 from memplan.hardware.catalog import card_of_size, cards, find_card
 from memplan.hardware.gpu import GpuSpec
-from memplan.standin.build import find_torch
+from memplan.hardware.torch_install import find_torch
 from memplan.units import parse_size
 
 

@@ -27,10 +27,10 @@ from memplan.execution.runner import REHEARSING, first_line
 from memplan.execution.step_source import step_source_from, step_source_of
 from memplan.hardware.detect import detect_gpus
 from memplan.hardware.gpu import GpuSpec
+from memplan.hardware.torch_install import find_torch
 from memplan.memory.budget import DEFAULT_MARGIN, MemoryBudget
 from memplan.memory.cuda_context import context_of
 from memplan.planner.fitting import budget_of, heaviest_stage, largest_micro_batch
-from memplan.standin.build import find_torch
 from memplan.workload.stage import Stage
 from memplan.workload.workload import Workload
 

@@ -47,7 +47,7 @@ def gpus(*, filter_text: str, output_format: str) -> int:
 
 def _pytorch() -> dict[str, Any] | None:
     """Return the PyTorch that would train here, and what it brings along; None where there is none for CUDA."""
-    from memplan.standin.build import find_torch
+    from memplan.hardware.torch_install import find_torch
 
     try:
         torch = find_torch()

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from memplan.edits.backups import Journal, JournalFile, back_up, journal_path, locked, read_journal, read_journals, write_journal
 from memplan.edits.edit import Edit, as_text
-from memplan.edits.files import Files, is_shared, sha256, try_lock
+from memplan.edits.files import Files, is_locked, is_shared, sha256
 from memplan.edits.yaml_file import YamlFile
 from memplan.errors import ConfigError, EditRefusedError, UsageError, reason_of
 
@@ -105,13 +105,8 @@ def _check_writable(change: FileChange) -> None:
 
 def _check_unlocked(change: FileChange) -> None:
     """Raise ConfigError when another program holds a lock on the file."""
-    with change.target.open("rb") as file:
-        try:
-            try_lock(file, exclusive=False)
-        except BlockingIOError as error:
-            raise ConfigError(
-                "is locked by another program", file=change.path, hint="nothing was changed; try again when it is done"
-            ) from error
+    if is_locked(change.target):
+        raise ConfigError("is locked by another program", file=change.path, hint="nothing was changed; try again when it is done")
 
 
 def _check_unchanged(change: FileChange) -> None:

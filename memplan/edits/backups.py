@@ -14,7 +14,7 @@ from typing import Literal
 from pydantic import ValidationError
 
 from memplan.description import Description
-from memplan.edits.files import Files, sha256, try_lock
+from memplan.edits.files import Files, sha256
 from memplan.edits.interrupted import JOURNAL_FOLDER, JOURNALS
 from memplan.errors import ConfigError, reason_of
 
@@ -112,21 +112,24 @@ def locked(files: Files, root: Path) -> Iterator[None]:
 
     Raises ConfigError when one is at work there, or the folder cannot be written.
     """
+    from filelock import FileLock, Timeout
+
     folder = root / JOURNAL_FOLDER
+    lock = FileLock(folder / "lock", timeout=0)
     try:
         files.make_folder(folder)
         ignore = folder / ".gitignore"
         if not ignore.exists():
             files.write_new(ignore, b"*\n")
-        lock = (folder / "lock").open("ab")  # closed below, and with it unlocked
+        lock.acquire()  # released below, and by the system where this process is killed
+    except Timeout as error:
+        raise ConfigError("another memplan is at work here", file=root, hint="wait for it to end") from error
     except OSError as error:
         raise ConfigError(f"cannot be written: {reason_of(error)}", file=folder, hint="memplan keeps its journal there") from error
-    with lock:
-        try:
-            try_lock(lock, exclusive=True)
-        except BlockingIOError as error:
-            raise ConfigError("another memplan is at work here", file=root, hint="wait for it to end") from error
+    try:
         yield
+    finally:
+        lock.release()
 
 
 def back_up(files: Files, path: Path, data: bytes, *, moment: datetime) -> Path:

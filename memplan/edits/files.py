@@ -12,7 +12,6 @@ import shutil
 import stat
 from pathlib import Path
 from types import ModuleType
-from typing import BinaryIO
 
 fcntl: ModuleType | None
 try:
@@ -120,14 +119,25 @@ def sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def try_lock(file: BinaryIO, *, exclusive: bool) -> None:
+def is_locked(path: Path) -> bool:
     """
-    Lock *file* until it is closed. Raises BlockingIOError when another process holds a lock that excludes it.
+    Say whether another program keeps readers from the file at *path* by a lock.
 
-    Windows has no such lock that others would see; there this does nothing, and the check of the content before each write has to do.
+    It asks for a shared lock and gives it back at once. filelock, which guards the journal, has exclusive locks only: it would take a
+    program that reads under a shared lock for one that writes. Windows has no such locks, nor have some network disks: the content is
+    checked before each write all the same.
     """
-    if fcntl is not None:
-        fcntl.flock(file, (fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH) | fcntl.LOCK_NB)
+    if fcntl is None:
+        return False
+    with path.open("rb") as file:  # closing it ends the lock
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except OSError as error:
+            if error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP):
+                raise
+    return False
 
 
 def is_shared(path: Path) -> bool:

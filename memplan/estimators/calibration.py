@@ -14,8 +14,8 @@ from pathlib import Path
 
 from memplan.estimators.rehearsal_cache import write_whole
 from memplan.execution.measurement import Measurement
+from memplan.hardware.cache_dir import default_cache
 from memplan.hardware.gpu import GpuSpec
-from memplan.standin.build import default_cache
 from memplan.units import GIB
 
 MOST_BYTES = 4 * GIB

@@ -31,7 +31,8 @@ def estimator_by(method: PlanMethod, on_rehearsal: OnRehearsal | None = None) ->
         return GuideEstimator()
     from memplan.estimators.rehearsal_cache import RehearsalCache  # noqa: PLC0415
     from memplan.estimators.rehearsed import RehearsedEstimator  # noqa: PLC0415
-    from memplan.standin.build import default_cache, find_torch  # noqa: PLC0415
+    from memplan.hardware.cache_dir import default_cache  # noqa: PLC0415
+    from memplan.hardware.torch_install import find_torch  # noqa: PLC0415
 
     find_torch()
     return RehearsedEstimator(RehearsalCache(default_cache()), on_rehearsal)

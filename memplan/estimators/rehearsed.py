@@ -24,13 +24,14 @@ from memplan.estimators.rehearsal_cache import RehearsalCache, family_of
 from memplan.execution.rehearsal import Rehearsal
 from memplan.hardware.catalog import of_some_kind
 from memplan.hardware.gpu import UNLIMITED_BYTES, GpuSpec
+from memplan.hardware.torch_install import find_torch
 from memplan.memory.cuda_context import with_context
 from memplan.memory.estimate import MemoryEstimate, MemoryRange
-from memplan.standin.build import find_torch
 from memplan.traces.parametric import Sweep
 from memplan.traces.requests import Replayed, Requests, requests_of
 from memplan.traces.trace import MemoryTrace
 from memplan.workload.model import TransformerModel
+from memplan.workload.optimizer import OPTIMIZER_PACKAGES
 from memplan.workload.stage import Stage
 from memplan.workload.workload import Workload
 
@@ -302,15 +303,11 @@ def instead_of_running(step: Step) -> str:
 def check_packages(step: Step) -> None:
     """Raise NotRehearsedError where the step's optimizer comes from a package that is missing: no process has to begin for that."""
     optimizer: Any = step.workload["optimizer"]
-    package = _PACKAGES.get(optimizer["name"])
+    package = OPTIMIZER_PACKAGES.get(optimizer["name"])
     if package is not None and PathFinder.find_spec(package) is None:
         raise NotRehearsedError(
             f"the optimizer {optimizer['name']} is that of {package}, which is not installed", hint=f"`pip install {package}`"
         )
-
-
-_PACKAGES = {"adafactor": "transformers", "adam8bit": "bitsandbytes", "lion8bit": "bitsandbytes"}
-"""Where optimizers come from that are not PyTorch's."""
 
 
 def step_of(workload: Workload, gpu: GpuSpec, stage: Stage | None) -> Step:
@@ -346,7 +343,7 @@ def _family(step: str, card: GpuSpec, packages: tuple[str, ...]) -> str:
 def _packages_of(workload: Workload) -> tuple[str, ...]:
     """Return the packages besides PyTorch that build the step."""
     is_huggingface = isinstance(workload.model, TransformerModel) and workload.model.huggingface_config is not None
-    optimizer = _PACKAGES.get(workload.optimizer.name)
+    optimizer = OPTIMIZER_PACKAGES.get(workload.optimizer.name)
     return (*(["transformers"] if is_huggingface else []), *([optimizer] if optimizer else []))
 
 

@@ -21,8 +21,8 @@ from memplan.execution.step_source import StepSource
 from memplan.execution.summary import Run, rehearsal_of
 from memplan.hardware.gpu import GpuSpec
 from memplan.hardware.nvml import CardUse, watched_card
+from memplan.hardware.torch_install import find_torch
 from memplan.memory.cuda_context import context_of
-from memplan.standin.build import find_torch
 
 _LOOK_SECONDS = 0.005
 

@@ -16,8 +16,9 @@ from memplan.execution.runner import DEFAULT_TIMEOUT_SECONDS, Closing, Runner
 from memplan.execution.step_source import StepSource
 from memplan.execution.summary import Run, rehearsal_of
 from memplan.hardware.gpu import GpuSpec
+from memplan.hardware.torch_install import find_torch
 from memplan.memory.cuda_context import CONTEXT_BYTES, assumed_range
-from memplan.standin.build import build, find_torch
+from memplan.standin.build import build
 from memplan.standin.launch import card_description, environment_for
 
 

@@ -6,7 +6,6 @@ that nobody expects more (a kernel of a library), or else says that it is not se
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import hashlib
 import os
@@ -14,16 +13,15 @@ import platform
 import re
 import shutil
 import subprocess
-import sys
 import sysconfig
 import tempfile
 from collections.abc import Iterable
 from functools import lru_cache
-from importlib.machinery import PathFinder
 from pathlib import Path
-from typing import NamedTuple
 
 from memplan.errors import MissingError
+from memplan.hardware.cache_dir import default_cache, private_cache, temporary_folder
+from memplan.hardware.torch_install import TorchBuild
 
 SOURCES = Path(__file__).with_name("csrc")
 RUNTIME, DRIVER, NVML, NVRTC = "libstandin.so", "libcuda.so.1", "libnvidia-ml.so.1", "libnvrtc.so"
@@ -82,66 +80,6 @@ _NOT_SUPPORTED = {"cudnn": 3000, "cufft": 16, "cusolver": 9, "cusparse": 10, "cu
 _DRIVER_NOT_SUPPORTED = 801
 
 
-class TorchBuild(NamedTuple):
-    """The PyTorch that a rehearsal would run."""
-
-    version: str
-    """As in 2.13.0+cu130."""
-    cuda_major: int
-    cudnn_version: int
-    libraries: Path
-
-
-def find_torch() -> TorchBuild:
-    """
-    Return the PyTorch of this interpreter, without importing it.
-
-    Raises MissingError where there is none that a rehearsal can run: no PyTorch, none for CUDA, an old one, another system.
-    """
-    if sys.platform != "linux" or platform.libc_ver()[0] != "glibc":
-        raise MissingError("rehearsals run on Linux with glibc only", hint='use `method="analytic"` here')
-    spec = PathFinder.find_spec("torch")  # where a new process would find it, whatever this one has loaded
-    if spec is None or spec.origin is None:
-        raise MissingError("this Python has no PyTorch", hint=_INSTALL)
-    folder = Path(spec.origin).parent
-    text = (folder / "version.py").read_text(encoding="utf-8")
-    version, cuda = (_assigned(name, text) for name in ("__version__", "cuda"))
-    if cuda is None or not (folder / "lib" / "libtorch_cuda.so").exists():
-        raise MissingError(f"PyTorch {version} of this Python is not built for CUDA", hint=_INSTALL)
-    numbers = tuple(map(int, re.findall(r"\d+", version or "0")[:2]))
-    if numbers < (2, 6):
-        raise MissingError(f"PyTorch {version} is older than 2.6", hint="rehearsals run with PyTorch 2.6 or later")
-    return TorchBuild(version or "", int(cuda.split(".")[0]), _cudnn_version(folder.parent), folder / "lib")
-
-
-_INSTALL = "install PyTorch's CUDA build (it runs without a GPU): `pip install torch===2.13.0`"
-
-
-def _assigned(name: str, text: str) -> str | None:
-    match = re.search(rf"^{name}\b[^=]*= ['\"]([^'\"]+)['\"]", text, re.MULTILINE)
-    return match[1] if match else None
-
-
-def _cudnn_version(packages: Path) -> int:
-    """Return cuDNN's number, as 92000 for 9.20.0, from the package that PyTorch depends on and that mostly lies beside it."""
-    for name in ("nvidia-cudnn-cu13", "nvidia-cudnn-cu12"):
-        beside = next(packages.glob(f"{name.replace('-', '_')}-*.dist-info"), None)
-        version = beside.name.removesuffix(".dist-info").rpartition("-")[2] if beside else _version_of(name)
-        if version is not None:
-            major, minor, patch = version.split(".")[:3]
-            return int(major) * 10000 + int(minor) * 100 + int(patch)
-    return 90000
-
-
-def _version_of(package: str) -> str | None:
-    from importlib import metadata  # noqa: PLC0415  (takes longer to load than all the rest of a plan that is kept)
-
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
-
-
 def build(torch: TorchBuild, cache: Path | None = None) -> Path:
     """
     Return the folder with the device's libraries for *torch*, compiling them where they are not there yet.
@@ -161,7 +99,7 @@ def _built(torch: TorchBuild, cache: Path) -> Path:
         cache.mkdir(parents=True, exist_ok=True)
         working = Path(tempfile.mkdtemp(prefix="building-", dir=cache))
     except OSError:
-        cache = _private_cache()
+        cache = private_cache()
         if _is_folder(cache / name):
             return cache / name
         working = Path(tempfile.mkdtemp(prefix="building-", dir=cache))
@@ -197,40 +135,11 @@ def _links() -> Path:
     places = [place for place in (tempfile.gettempdir(), "/tmp", "/var/tmp", "/dev/shm") if not _SEPARATORS.search(place)]
     for place in places:
         with contextlib.suppress(OSError):
-            return _temporary_folder("memplan-links-", place)
+            return temporary_folder("memplan-links-", place)
     raise MissingError(
         "the path of memplan's cache has one of `:`, `;` and `$`, and so has that of every folder for temporary files",
         hint="set XDG_CACHE_HOME to a folder whose path has none of them",
     )
-
-
-def default_cache() -> Path:
-    """Return memplan's cache folder: this user's, or where a user without a home has none, one that this process removes when it ends."""
-    given = os.environ.get("XDG_CACHE_HOME", "")
-    if Path(given).is_absolute():  # another is to be ignored (XDG Base Directory Specification 0.8)
-        return Path(given) / "memplan"
-    try:
-        return Path.home() / ".cache" / "memplan"
-    except RuntimeError:  # no HOME, and a user number without a name, as containers have
-        return _private_cache()
-
-
-@lru_cache(maxsize=1)
-def _private_cache() -> Path:
-    """Return a cache of this process alone."""
-    return _temporary_folder("memplan-cache-")
-
-
-def _temporary_folder(prefix: str, parent: str | None = None) -> Path:
-    """Make a folder that goes when this process ends. Raises OSError where it cannot be made."""
-    folder, process = Path(tempfile.mkdtemp(prefix=prefix, dir=parent)), os.getpid()
-
-    def remove() -> None:
-        if os.getpid() == process:  # a fork of this process ends before it
-            shutil.rmtree(folder, ignore_errors=True)
-
-    atexit.register(remove)
-    return folder
 
 
 def _is_folder(path: Path) -> bool:

@@ -16,11 +16,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from memplan.errors import UsageError, reason_of
+from memplan.traces.block_sizes import SMALL_SEGMENT_BYTES
 from memplan.traces.trace import ACTIONS, ALLOC, CATEGORIES, FREE, OOM, SEGMENT_ALLOC, SEGMENT_FREE, SEGMENT_MAP, SEGMENT_UNMAP, MemoryTrace
 from memplan.traces.trace import rounded as round_up
-
-SMALL_SEGMENT_BYTES = 2 * 2**20
-"""Segments of this size hold small blocks, and no others are so small."""
 
 
 class Segment(NamedTuple):

@@ -14,6 +14,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from memplan.traces.block_sizes import MIN_BLOCK_BYTES
+
 CATEGORIES = ("parameters", "gradients", "optimizer_state", "workspaces", "batch_data", "activations")
 """What an allocation can be for, as MemoryBreakdown's fields have it; where two claim one, the first wins."""
 
@@ -32,9 +34,6 @@ ACTIONS = {
 
 FORMAT = 1
 """Of a trace in a file."""
-
-ROUNDING = 512
-"""Blocks are multiples of this many bytes (kMinBlockSize of c10/cuda/CUDACachingAllocator)."""
 
 _ACTIVATIONS = CATEGORIES.index("activations")
 _WORKSPACES = CATEGORIES.index("workspaces")
@@ -170,8 +169,8 @@ class MemoryTrace:
 
 
 def rounded(size: int) -> int:
-    """Return the bytes that the allocator counts for *size*: at least one unit of rounding."""
-    return max(ROUNDING, -(-size // ROUNDING) * ROUNDING)
+    """Return the bytes that the allocator counts for *size*: at least one smallest block."""
+    return max(MIN_BLOCK_BYTES, -(-size // MIN_BLOCK_BYTES) * MIN_BLOCK_BYTES)
 
 
 def bytes_by_category(blocks: Iterable[Block]) -> dict[str, int]:

@@ -20,6 +20,9 @@ Rate = Annotated[float, Field(ge=0, lt=1)]
 EXPERT_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
 """What the config.json of a mixture of experts calls how many there are."""
 
+COUNTED_SIDE = 4096
+"""Rows and columns of the matrices that stand for a model by counts: the width of a model of 7 billion parameters."""
+
 ALL_LINEAR: tuple[LoraTarget, ...] = ("query", "key", "value", "output", "gate", "up", "down")
 
 

@@ -8,6 +8,9 @@ OptimizerName = Literal[
     "sgd", "sgd_momentum", "adam", "adamw", "nadam", "radam", "rmsprop", "adagrad", "adadelta", "adafactor", "lion", "adam8bit", "lion8bit"
 ]
 
+OPTIMIZER_PACKAGES: dict[OptimizerName, str] = {"adafactor": "transformers", "adam8bit": "bitsandbytes", "lion8bit": "bitsandbytes"}
+"""The package of each optimizer that is not torch.optim's; memplan has a Lion of its own for rehearsals."""
+
 
 class Optimizer(Description):
     """An optimizer of torch.optim, transformers' Adafactor, Lion, or the 8-bit ones of bitsandbytes."""

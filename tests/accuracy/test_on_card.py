@@ -16,7 +16,7 @@ from memplan.batch_finder.find_batch import find_batch
 from memplan.errors import MissingError
 from memplan.hardware.detect import detect_gpus
 from memplan.hardware.gpu import GpuSpec
-from memplan.standin.build import TorchBuild
+from memplan.hardware.torch_install import TorchBuild
 from tests.accuracy.on_card import FILE, RECORDINGS, Program, hold, programs, record, torch_of
 from tests.hardware.nvml_driver import Driver
 from tests.standin.conftest import torch_build

@@ -16,7 +16,7 @@ import pytest
 
 from memplan.api.rehearsals import rehearse
 from memplan.execution.rehearsal import Rehearsal
-from memplan.standin.build import TorchBuild
+from memplan.hardware.torch_install import TorchBuild
 from memplan.traces.trace import ALLOC, FREE
 from tests.standin.conftest import torch_build
 

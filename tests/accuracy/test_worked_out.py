@@ -15,7 +15,7 @@ from memplan.estimators.rehearsed import RehearsedEstimator, step_of
 from memplan.execution.rehearse import Rehearser
 from memplan.execution.step_source import StepSource
 from memplan.hardware.catalog import find_card
-from memplan.standin.build import TorchBuild
+from memplan.hardware.torch_install import TorchBuild
 from memplan.workload.workload import Workload
 from tests.accuracy.programs_to_plan import PROGRAMS
 from tests.accuracy.sweeps import CARDS, assess

@@ -17,7 +17,7 @@ from memplan.allocator.simulator import CachingAllocator, Card, OutOfMemoryError
 from memplan.execution.rehearse import Rehearser
 from memplan.execution.step_source import step_source_from
 from memplan.hardware.catalog import find_card
-from memplan.standin.build import TorchBuild
+from memplan.hardware.torch_install import TorchBuild
 from memplan.traces.snapshot import Snapshot
 from memplan.traces.trace import ACTIONS
 from memplan.units import GIB, MIB

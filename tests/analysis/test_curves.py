@@ -10,7 +10,7 @@ from memplan.estimators.analytic.estimate import AnalyticEstimator
 from memplan.estimators.rehearsed import RehearsedEstimator, Step
 from memplan.hardware.catalog import find_card
 from memplan.hardware.gpu import GpuSpec
-from memplan.standin.build import TorchBuild
+from memplan.hardware.torch_install import TorchBuild
 from memplan.workload.workload import Workload
 from tests.estimators.test_rehearsed import workload
 from tests.standin.conftest import torch_build

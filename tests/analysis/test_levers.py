@@ -10,9 +10,9 @@ from memplan.estimators.analytic.estimate import AnalyticEstimator
 from memplan.estimators.rehearsed import RehearsedEstimator
 from memplan.hardware.catalog import find_card
 from memplan.hardware.gpu import GpuSpec
+from memplan.hardware.torch_install import TorchBuild
 from memplan.memory.budget import MemoryBudget
 from memplan.planner.plan import Lever
-from memplan.standin.build import TorchBuild
 from memplan.workload.optimizer import Optimizer
 from memplan.workload.workload import Workload
 from tests.estimators.test_rehearsed import workload

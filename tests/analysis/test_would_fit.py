@@ -15,9 +15,9 @@ from memplan.execution.rehearse import Rehearser
 from memplan.execution.step_source import step_source_from
 from memplan.hardware.catalog import cards, find_card
 from memplan.hardware.gpu import UNLIMITED_BYTES, GpuSpec
+from memplan.hardware.torch_install import TorchBuild
 from memplan.memory.breakdown import MemoryBreakdown
 from memplan.memory.estimate import MemoryRange
-from memplan.standin.build import TorchBuild
 from memplan.units import GIB
 from tests.standin.conftest import torch_build
 

@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from memplan.hardware.catalog import cards, find_card
-from memplan.standin.build import TorchBuild
+from memplan.hardware.torch_install import TorchBuild
 from tests.conftest import Run
 from tests.hardware.nvml_driver import A100, GIB, MIG, T4, Driver, no_driver
 from tests.standin.conftest import torch_build

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from memplan.hardware.catalog import cards
-from memplan.standin.build import TorchBuild
+from memplan.hardware.torch_install import TorchBuild
 from tests.conftest import Run
 from tests.estimators.test_rehearsed import small_workload
 from tests.standin.conftest import torch_build

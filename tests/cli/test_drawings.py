@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from memplan.standin.build import TorchBuild
+from memplan.hardware.torch_install import TorchBuild
 from memplan.traces.snapshot import read_snapshot
 from tests.conftest import Run
 from tests.estimators.test_rehearsed import small_workload

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from memplan.standin.build import TorchBuild
+from memplan.hardware.torch_install import TorchBuild
 from tests.cli.test_profile import CALLS
 from tests.conftest import Run
 from tests.estimators.test_rehearsed import small_workload

@@ -17,8 +17,8 @@ import pytest
 
 import memplan
 from memplan.errors import UsageError
+from memplan.hardware.torch_install import TorchBuild
 from memplan.reports.html import page
-from memplan.standin.build import TorchBuild
 from tests.cli.test_profile import CALLS
 from tests.conftest import Run
 from tests.hardware.nvml_driver import GB10, GIB, MIB, MIG, T4, Driver, no_driver

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from memplan.standin.build import TorchBuild
+from memplan.hardware.torch_install import TorchBuild
 from tests.conftest import Run, content
 from tests.estimators.test_rehearsed import small_workload
 from tests.hardware.nvml_driver import A100, GIB, Driver, no_driver

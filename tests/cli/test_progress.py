@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from memplan.standin.build import TorchBuild
+from memplan.hardware.torch_install import TorchBuild
 from tests.estimators.test_rehearsed import small_workload
 from tests.standin.conftest import torch_build
 

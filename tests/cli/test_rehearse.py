@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import memplan
-from memplan.standin.build import TorchBuild
+from memplan.hardware.torch_install import TorchBuild
 from tests.conftest import Run
 from tests.standin.conftest import torch_build
 

@@ -13,7 +13,7 @@ import pytest
 from memplan.api.rehearsals import rehearse
 from memplan.execution.rehearsal import Rehearsal
 from memplan.hardware.catalog import find_card
-from memplan.standin.build import TorchBuild
+from memplan.hardware.torch_install import TorchBuild
 from memplan.traces.snapshot import write_snapshot
 from tests.conftest import Run
 from tests.standin.conftest import torch_build

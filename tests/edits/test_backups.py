@@ -173,13 +173,14 @@ def test_memplans_folder_is_ignored_by_git(tmp_path: Path):
     assert (tmp_path / ".memplan" / ".gitignore").read_text() == "mine\n"
 
 
-def test_two_memplans_do_not_work_in_one_folder(tmp_path: Path):
+@pytest.mark.parametrize("theirs", ["LOCK_EX", "LOCK_SH"])
+def test_two_memplans_do_not_work_in_one_folder(tmp_path: Path, theirs: str):
     """The second is refused while the first is at work, and not after."""
     (tmp_path / ".memplan").mkdir()
     lock = tmp_path / ".memplan" / "lock"
     lock.touch()
     with subprocess.Popen(
-        [sys.executable, "-S", "-E", "-c", LOCKER, str(lock), "LOCK_EX"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        [sys.executable, "-S", "-E", "-c", LOCKER, str(lock), theirs], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as other:
         assert other.stdout
         other.stdout.readline()
@@ -189,6 +190,15 @@ def test_two_memplans_do_not_work_in_one_folder(tmp_path: Path):
 
     with locked(Files(), tmp_path):
         pass
+
+
+def test_two_memplans_of_one_process_do_not_either(tmp_path: Path):
+    """As threads of a notebook might."""
+    with locked(Files(), tmp_path):
+        with pytest.raises(ConfigError, match="another memplan is at work here"), locked(Files(), tmp_path):
+            pass
+        with pytest.raises(ConfigError, match="another memplan is at work here"), locked(Files(), tmp_path):
+            pass
 
 
 def test_a_lock_ends_with_its_block(tmp_path: Path):

@@ -18,8 +18,8 @@ from memplan.estimators.rehearsal_cache import RehearsalCache
 from memplan.estimators.rehearsed import RehearsedEstimator, Step
 from memplan.hardware.catalog import card_of_size, find_card
 from memplan.hardware.gpu import GpuSpec
+from memplan.hardware.torch_install import TorchBuild
 from memplan.memory.estimate import MemoryEstimate, MemoryRange
-from memplan.standin.build import TorchBuild
 from memplan.traces.requests import requests_of
 from memplan.units import GIB, MIB, parse_size
 from memplan.workload.model import ContrastiveEncoderModel

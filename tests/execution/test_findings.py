@@ -13,7 +13,7 @@ from memplan.execution.rehearsal import Rehearsal
 from memplan.execution.rehearse import Rehearser
 from memplan.execution.step_source import step_source_from
 from memplan.hardware.catalog import find_card
-from memplan.standin.build import TorchBuild
+from memplan.hardware.torch_install import TorchBuild
 from tests.standin.conftest import torch_build
 
 __all__ = ["torch_build"]

@@ -14,9 +14,9 @@ from memplan.execution.measurement import Measurement, compare, contradiction
 from memplan.execution.step_source import StepSource
 from memplan.hardware.catalog import find_card
 from memplan.hardware.gpu import GpuSpec
+from memplan.hardware.torch_install import TorchBuild
 from memplan.memory.budget import MemoryBudget
 from memplan.memory.cuda_context import CONTEXT_BYTES, KERNELS_BYTES, context_of, with_context
-from memplan.standin.build import TorchBuild
 from tests.hardware.nvml_driver import GIB, Driver
 from tests.standin.conftest import torch_build
 from tests.standin.machine import CONTEXT_BYTES as REAL_CONTEXT_BYTES

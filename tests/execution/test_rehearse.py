@@ -15,8 +15,8 @@ from memplan.execution.rehearse import Rehearser
 from memplan.execution.step_source import step_source_from
 from memplan.hardware.catalog import find_card
 from memplan.hardware.gpu import GpuSpec
+from memplan.hardware.torch_install import TorchBuild
 from memplan.memory.cuda_context import CONTEXT_BYTES
-from memplan.standin.build import TorchBuild
 from tests.conftest import SHARED
 from tests.standin.conftest import torch_build
 

@@ -19,7 +19,7 @@ from memplan.errors import NothingSeenError, UsageError
 from memplan.execution.rehearsal import Rehearsal
 from memplan.execution.rehearse_script import rehearse_script
 from memplan.hardware.catalog import find_card
-from memplan.standin.build import TorchBuild
+from memplan.hardware.torch_install import TorchBuild
 from tests.standin.conftest import torch_build
 
 __all__ = ["torch_build"]

@@ -17,7 +17,7 @@ from memplan.errors import MissingError, UsageError
 from memplan.execution.rehearse import Rehearser
 from memplan.execution.step_source import StepSource, step_source_from, step_source_of
 from memplan.hardware.catalog import find_card
-from memplan.standin.build import TorchBuild
+from memplan.hardware.torch_install import TorchBuild
 from tests.child import odd_steps
 from tests.standin.conftest import torch_build
 

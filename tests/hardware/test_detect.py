@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from memplan.hardware.catalog import find_card
 from memplan.hardware.detect import spec_of, visible_devices
 from memplan.hardware.nvml import NvmlDevice, NvmlMachine
-from memplan.standin.build import TorchBuild
+from memplan.hardware.torch_install import TorchBuild
 from tests.hardware.nvml_driver import A100, GB10, GIB, MIB, MIG, MIG_PARENT, T4, Driver, no_driver
 from tests.standin.conftest import torch_build
 from tests.standin.machine import machine, uuid_of

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from memplan.hardware.torch_install import TorchBuild
 from memplan.integrations.watch import Watch
-from memplan.standin.build import TorchBuild
 from tests.hardware.nvml_driver import GIB, Driver
 from tests.standin.conftest import torch_build
 from tests.standin.machine import machine

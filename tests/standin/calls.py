@@ -7,7 +7,8 @@ import subprocess
 import sys
 
 from memplan.hardware.catalog import find_card
-from memplan.standin.build import TorchBuild, build
+from memplan.hardware.torch_install import TorchBuild
+from memplan.standin.build import build
 from memplan.standin.launch import environment_for
 
 _FIRST = """

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from memplan.errors import MissingError
-from memplan.standin.build import TorchBuild, build, find_torch
+from memplan.hardware.torch_install import TorchBuild, find_torch
+from memplan.standin.build import build
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from memplan.hardware.catalog import cards, find_card
 from memplan.hardware.gpu import GpuSpec
-from memplan.standin.build import TorchBuild, build
+from memplan.hardware.torch_install import TorchBuild
+from memplan.standin.build import build
 from memplan.standin.launch import card_description
 from tests.hardware.nvml_driver import Driver
 

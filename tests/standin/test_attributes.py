@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from memplan.standin.build import TorchBuild
+from memplan.hardware.torch_install import TorchBuild
 from tests.standin.calls import on_device
 from tests.standin.conftest import torch_build
 

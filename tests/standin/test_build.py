@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from memplan.errors import MissingError
-from memplan.standin.build import DRIVER, NVML, RUNTIME, TorchBuild, _defined, _runtime_stub, build, default_cache, find_torch
+from memplan.hardware.torch_install import TorchBuild
+from memplan.standin.build import DRIVER, NVML, RUNTIME, _defined, _runtime_stub, build
 from memplan.standin.symbols import driver_functions, functions_in_sources, runtime_functions, undefined_symbols
 
 
@@ -29,7 +30,10 @@ def test_it_is_built_once_and_kept(torch_build: TorchBuild, tmp_path: Path) -> N
 
 def test_two_processes_may_build_at_once(torch_build: TorchBuild, tmp_path: Path) -> None:
     """Both get the same folder, and nothing half made is left."""
-    script = "import sys; from pathlib import Path; from memplan.standin.build import *; print(build(find_torch(), Path(sys.argv[1])))"
+    script = (
+        "import sys\nfrom pathlib import Path\nfrom memplan.hardware.torch_install import find_torch\n"
+        "from memplan.standin.build import build\nprint(build(find_torch(), Path(sys.argv[1])))"
+    )
     running = [subprocess.Popen([sys.executable, "-c", script, str(tmp_path)], stdout=subprocess.PIPE, text=True) for _ in range(2)]
     answers = {process.communicate(timeout=120)[0].strip() for process in running}
 
@@ -183,64 +187,13 @@ def test_the_compiler_may_have_a_blank_in_its_path_and_options(
     assert (build(torch_build, tmp_path / "cache") / RUNTIME).exists()
 
 
-@pytest.mark.parametrize(
-    ("version", "has_cuda", "problem"),
-    [
-        ("__version__ = '2.13.0+cpu'\ncuda: Optional[str] = None\n", False, "is not built for CUDA"),
-        ("__version__ = '2.5.1+cu124'\ncuda: Optional[str] = '12.4'\n", True, "is older than 2.6"),
-    ],
-)
-def test_a_torch_that_cannot_rehearse_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str, has_cuda: bool, problem: str
-) -> None:
-    """A CPU build, and one from before the allocator of today."""
-    package = tmp_path / "torch"
-    (package / "lib").mkdir(parents=True)
-    (package / "__init__.py").touch()
-    (package / "version.py").write_text(version)
-    if has_cuda:
-        (package / "lib" / "libtorch_cuda.so").touch()
-    monkeypatch.syspath_prepend(tmp_path)
-
-    with pytest.raises(MissingError, match=problem):
-        find_torch()
-
-
-def test_other_systems_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """macOS and Windows have no CUDA build to rehearse."""
-    monkeypatch.setattr(sys, "platform", "darwin")
-
-    with pytest.raises(MissingError, match="Linux with glibc only"):
-        find_torch()
-
-
-def test_no_torch_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A Python without PyTorch."""
-    monkeypatch.setattr(sys, "path", [])
-
-    with pytest.raises(MissingError, match="this Python has no PyTorch"):
-        find_torch()
-
-
-def test_the_cache_is_where_caches_are(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """XDG_CACHE_HOME, else ~/.cache."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert default_cache() == tmp_path / "memplan"
-
-    for ignored in ("", "relative/cache"):  # as the XDG Base Directory Specification says
-        monkeypatch.setenv("XDG_CACHE_HOME", ignored)
-        assert default_cache() == Path.home() / ".cache" / "memplan"
-
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    assert default_cache() == Path.home() / ".cache" / "memplan"
-
-
 def test_without_a_home_the_cache_is_this_processs(torch_build: TorchBuild, tmp_path: Path) -> None:
-    """Neither HOME nor an entry in the list of users: a folder of its own, the same each time; a fork leaves it, its end removes it."""
+    """Neither HOME nor an entry in the list of users: built once in a folder of its own, which goes with it."""
     script = (
-        "import os, pwd, sys\npwd.getpwuid = lambda number: {}[number]\nfrom memplan.standin.build import *\n"
+        "import pwd\npwd.getpwuid = lambda number: {}[number]\nfrom memplan.hardware.cache_dir import default_cache\n"
+        "from memplan.hardware.torch_install import find_torch\nfrom memplan.standin.build import build\n"
         "first = build(find_torch())\nassert build(find_torch()) == first and first.parent == default_cache()\n"
-        "if os.fork() == 0: sys.exit()\nos.wait()\nassert first.is_dir()\nprint(first.parent)"
+        "print(first.parent)"
     )
     environment = {name: value for name, value in os.environ.items() if name not in ("HOME", "XDG_CACHE_HOME")}
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from memplan.standin.build import TorchBuild
+from memplan.hardware.torch_install import TorchBuild
 from tests.standin.calls import on_device
 from tests.standin.conftest import torch_build
 

@@ -14,7 +14,7 @@ from memplan.execution.rehearse import Rehearser
 from memplan.execution.step_source import step_source_from
 from memplan.hardware.catalog import find_card
 from memplan.hardware.gpu import UNLIMITED_BYTES
-from memplan.standin.build import TorchBuild
+from memplan.hardware.torch_install import TorchBuild
 from memplan.traces.parametric import Sweep, fit
 from memplan.traces.requests import Requests, requests_of
 from tests.standin.conftest import torch_build

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from memplan.api.rehearsals import rehearse
 from memplan.errors import UsageError
 from memplan.hardware.catalog import find_card
-from memplan.standin.build import TorchBuild
+from memplan.hardware.torch_install import TorchBuild
 from memplan.traces.snapshot import Segment, Snapshot, read_snapshot, snapshot_of, write_snapshot
 from memplan.traces.trace import FREE_REQUESTED, MemoryTrace
 from memplan.units import MIB

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from memplan.api.rehearsals import rehearse
 from memplan.hardware.catalog import find_card
-from memplan.standin.build import TorchBuild
+from memplan.hardware.torch_install import TorchBuild
 from memplan.traces.timeline import timeline
 from memplan.traces.trace import ACTIONS, CATEGORIES, Mark, MemoryTrace
 from tests.standin.conftest import torch_build

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import memplan
 from memplan.errors import UsageError
-from memplan.standin.build import TorchBuild
+from memplan.hardware.torch_install import TorchBuild
 from tests.hardware.nvml_driver import GIB, Driver
 from tests.standin.conftest import torch_build
 from tests.standin.machine import machine

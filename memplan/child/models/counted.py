@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor, nn
 
-if TYPE_CHECKING:
-    from memplan.workload.model import ParametersModel
-
-SIDE = 4096
-"""Of the matrices that stand for the parameters, as the analytic estimate has it (estimators/parameters.py)."""
+from memplan.workload.model import COUNTED_SIDE, ParametersModel
 
 PIECES = 32
 """Tensors that the activations of a forward are kept in: as many as a model of this many layers keeps at least."""
@@ -46,6 +40,6 @@ class CountedModel(nn.Module):
 
 
 def _matrices(elements: int, trainable: bool) -> list[nn.Parameter]:
-    whole, rest = divmod(elements, SIDE**2)
-    shapes = [(SIDE, SIDE)] * whole + ([(rest,)] if rest else [])
+    whole, rest = divmod(elements, COUNTED_SIDE**2)
+    shapes = [(COUNTED_SIDE, COUNTED_SIDE)] * whole + ([(rest,)] if rest else [])
     return [nn.Parameter(torch.empty(shape), requires_grad=trainable) for shape in shapes]

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
 
-if TYPE_CHECKING:
-    from memplan.workload.optimizer import Optimizer
+from memplan.workload.optimizer import OPTIMIZER_PACKAGES, Optimizer
 
 RATE = 1e-4
 
@@ -18,7 +17,6 @@ _TORCH = {
     "sgd": ("SGD", {}), "sgd_momentum": ("SGD", {"momentum": 0.9}), "adam": ("Adam", {}), "adamw": ("AdamW", {}), "nadam": ("NAdam", {}),
     "radam": ("RAdam", {}), "rmsprop": ("RMSprop", {}), "adagrad": ("Adagrad", {}), "adadelta": ("Adadelta", {}),
 }  # fmt: skip
-_ELSEWHERE = {"adafactor": "transformers", "adam8bit": "bitsandbytes", "lion8bit": "bitsandbytes"}
 
 
 class Lion(torch.optim.Optimizer):
@@ -52,7 +50,7 @@ def make_optimizer(optimizer: Optimizer, parameters: list[nn.Parameter]) -> torc
         return made
     if optimizer.name == "lion":
         return Lion(parameters)
-    package = _ELSEWHERE[optimizer.name]
+    package = OPTIMIZER_PACKAGES[optimizer.name]
     try:
         module = importlib.import_module(package)
     except ImportError as error:

@@ -10,16 +10,17 @@ from typing import Literal, NamedTuple
 
 from memplan.dtypes import ELEMENT_BYTES, DType
 from memplan.errors import NotEstimatedError
-from memplan.units import MIB
-from memplan.workload.model import ContrastiveEncoderModel, HuggingFaceModel, Lora, LoraTarget, Model, ParametersModel, TransformerModel
-
-# The caching allocator's constants (c10/cuda/CUDACachingAllocator.cpp and c10/core/AllocatorConfig.h, PyTorch 2.13).
-BLOCK_BYTES = 512  # kMinBlockSize: every block is a multiple of it
-LARGE_BYTES = 10 * MIB  # kMinLargeAlloc: from here a tensor gets a segment of its own ...
-SEGMENT_ROUND_BYTES = 2 * MIB  # kRoundLarge: ... of a multiple of this ...
-UNSPLIT_BYTES = MIB  # kSmallSize: ... whose rest stays with it up to this
-
-COUNTED_SIDE = 4096  # of the matrices that stand for a model by counts: the width of a model of 7 billion parameters
+from memplan.traces.block_sizes import LARGE_ROUND_BYTES, MAX_SMALL_BYTES, MIN_BLOCK_BYTES, MIN_LARGE_BYTES
+from memplan.workload.model import (
+    COUNTED_SIDE,
+    ContrastiveEncoderModel,
+    HuggingFaceModel,
+    Lora,
+    LoraTarget,
+    Model,
+    ParametersModel,
+    TransformerModel,
+)
 
 Role = Literal["linear", "embedding", "head", "vector"]
 
@@ -45,11 +46,11 @@ class ParameterGroup(NamedTuple):
 
 def rounded(size_bytes: int) -> int:
     """Return the block that the allocator makes for a tensor of *size_bytes* that is there to stay."""
-    block_bytes = -(-size_bytes // BLOCK_BYTES) * BLOCK_BYTES
-    if block_bytes < LARGE_BYTES:
+    block_bytes = -(-size_bytes // MIN_BLOCK_BYTES) * MIN_BLOCK_BYTES
+    if block_bytes < MIN_LARGE_BYTES:
         return block_bytes
-    segment_bytes = -(-block_bytes // SEGMENT_ROUND_BYTES) * SEGMENT_ROUND_BYTES
-    return segment_bytes if segment_bytes - block_bytes <= UNSPLIT_BYTES else block_bytes
+    segment_bytes = -(-block_bytes // LARGE_ROUND_BYTES) * LARGE_ROUND_BYTES
+    return segment_bytes if segment_bytes - block_bytes <= MAX_SMALL_BYTES else block_bytes
 
 
 @lru_cache(maxsize=64)  # a plan asks for the same model at every size that it tries

@@ -16,8 +16,8 @@ from memplan.execution.rehearsal import Rehearsal
 from memplan.execution.rehearse import Rehearser
 from memplan.execution.step_source import StepSource
 from memplan.hardware.catalog import find_card
+from memplan.hardware.torch_install import TorchBuild
 from memplan.layouts.templates import template_data, templates_folder
-from memplan.standin.build import TorchBuild
 from memplan.workload.model import Experts, Lora, TransformerModel
 from memplan.workload.workload import Workload
 from memplan.workload.workload_file import workload_from

@@ -16,7 +16,7 @@ from memplan.estimators.rehearsed import RehearsedEstimator
 from memplan.execution.rehearse import Rehearser
 from memplan.execution.step_source import StepSource, step_source_from
 from memplan.hardware.catalog import find_card
-from memplan.standin.build import TorchBuild
+from memplan.hardware.torch_install import TorchBuild
 from memplan.workload.huggingface import ConfigJson, model_from_config
 from memplan.workload.workload import Workload
 from memplan.workload.workload_file import workload_from

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from memplan.estimators.analytic.parameters import MIB, count, parameter_groups, rounded
+from memplan.estimators.analytic.parameters import count, parameter_groups, rounded
+from memplan.units import MIB
 from memplan.workload.huggingface import ConfigJson, model_from_config
 from memplan.workload.model import ContrastiveEncoderModel, Lora, ParametersModel, TransformerModel
 from memplan.workload.workload import Workload

@@ -1,7 +1,7 @@
 """Every error a user can meet.
 
     MemplanError              what happened, a hint what to do, an exit code
-    ├── DoesNotFitError   1   the plan needs more memory than the card has
+    ├── DoesNotFitError   1   the plan needs more memory than the GPU has
     ├── UsageError        2   an option or a name that makes no sense
     │   ├── NotRehearsedError  2  a workload whose step cannot be built or run, so that only formulas can tell of it
     │   ├── NotEstimatedError  2  a workload that there are no formulas for, so that only a rehearsal can tell of it
@@ -39,7 +39,7 @@ class MemplanError(Exception):
 
 
 class DoesNotFitError(MemplanError):
-    """What was asked for needs more memory than the card has."""
+    """What was asked for needs more memory than the GPU has."""
 
     exit_code = 1
 

@@ -53,9 +53,9 @@ def parse_size(text: str) -> Size:
         raise UsageError(f"{text!r} is not a size", hint="write it with a unit, as 24GiB or 15835660288B, or as a plain number of GiB")
     size_bytes = int(Decimal(match["number"]) * (_UNIT_BYTES[unit] if unit else GIB))
     if size_bytes > LARGEST_BYTES:
-        raise UsageError(f"a size of {text.strip()[:20]} is more than any machine has", hint="write what the card has, as 24 or 24GiB")
+        raise UsageError(f"a size of {text.strip()[:20]} is more than any machine has", hint="write what the GPU has, as 24 or 24GiB")
     if size_bytes < 1:
-        raise UsageError(f"a size of {text!r} is less than one byte", hint="write what the card has, as 24 or 24GiB")
+        raise UsageError(f"a size of {text!r} is less than one byte", hint="write what the GPU has, as 24 or 24GiB")
     number = Decimal(match["number"])
     return Size(size_bytes, int(number) if unit in _UNITS_ON_BOXES and number == int(number) else None)
 

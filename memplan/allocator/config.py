@@ -56,7 +56,7 @@ class AllocatorSettings:
     """One segment a stream, which grows by mapping pages."""
 
     memory_fraction: float | None = None
-    """The share of the card that the process may have (per_process_memory_fraction); None: none was set."""
+    """The share of the GPU that the process may have (per_process_memory_fraction); None: none was set."""
 
     backend: str = "native"
     """native is the caching allocator; cudaMallocAsync is CUDA's own, which is not simulated."""
@@ -121,7 +121,7 @@ class _Reader:
             "pinned_max_cached_size_mb": lambda: self._drop(self._whole()),
         } | {flag: lambda: self._drop(self._flag()) for flag in _CUDA_FLAGS}
         if name not in readers:
-            self._refuse(f"there is no setting {name!r}")
+            self._refuse(f"unknown setting {name!r}")
         readers[name]()
 
     def _keep(self, field_name: str, value: object) -> None:
@@ -147,7 +147,7 @@ class _Reader:
         """Return the number that *word* begins with, as std::stoull does: a minus wraps around."""
         found = _WHOLE.match(word)
         if found is None or abs(int(found[0])) > _MOST:
-            self._refuse(f"{word!r} is no number")
+            self._refuse(f"{word!r} is not a number")
         return int(found[0]) % 2**64
 
     def _share(self, bounds: str, is_right: Callable[[float], bool]) -> float:
@@ -227,7 +227,7 @@ class _Reader:
 
 
 def _below_one(share: float) -> float | None:
-    """Return *share*; all of the card is what a process without a share has."""
+    """Return *share*; all of the GPU is what a process without a share has."""
     return share if share < 1 else None
 
 

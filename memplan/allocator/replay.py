@@ -1,4 +1,4 @@
-"""Requests put to the simulated allocator: what a program would have reserved with other settings, or on another card."""
+"""Requests put to the simulated allocator: what a program would have reserved with other settings, or on another GPU."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def replay(requests: Requests, allocator: CachingAllocator, *, sizes: Sequence[i
     """
     Put *requests*, with other *sizes* where they are given, to *allocator*, until they end or memory runs out.
 
-    They are those of a card that was never full: where one asks to empty the cache, the program did.
+    They are those of a GPU that was never full: where one asks to empty the cache, the program did.
     """
     asked = requests.sizes if sizes is None else sizes
     streams = requests.streams
@@ -56,7 +56,7 @@ def replay_recorded(recording: Snapshot, allocator: CachingAllocator) -> None:
     """
     Put what *recording* holds to *allocator*, from the state in which it began; failures happen again, and it goes on after them.
 
-    A real card may have been full: segments that were given back just before an allocation for which there is no room are given back by
+    A real GPU may have been full: segments that were given back just before an allocation for which there is no room are given back by
     that allocation, others by the program.
     """
     requests = requests_of(recording.trace, live_before=recording.live)
@@ -78,7 +78,7 @@ def replay_recorded(recording: Snapshot, allocator: CachingAllocator) -> None:
 
 
 def reproduces(recording: Snapshot) -> CachingAllocator | None:
-    """Return an allocator that did the same with its segments as the recorded one, on a card that was never full; None where it did not."""
+    """Return an allocator that did the same with its segments as the recorded one, on a GPU that was never full; None where it did not."""
     segment_actions = {letter: name for name, letter in ACTIONS.items() if name.startswith("segment")}
     trace = recording.trace
     recorded = [
@@ -95,7 +95,7 @@ def reproduces(recording: Snapshot) -> CachingAllocator | None:
 
 def what_if(recording: Snapshot, allocator: CachingAllocator) -> Replayed:
     """
-    Return how the recorded program goes with *allocator*, which has other settings, or another card.
+    Return how the recorded program goes with *allocator*, which has other settings, or another GPU.
 
     What was there when the recording began is allocated first, in the order of its addresses: where it would have come to lie nobody knows.
     """

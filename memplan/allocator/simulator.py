@@ -1,9 +1,9 @@
 """
-CUDA's caching allocator as PyTorch has it, in Python: the same segments, splits, merges, retries and failures, on a card of any size.
+CUDA's caching allocator as PyTorch has it, in Python: the same segments, splits, merges, retries and failures, on a GPU of any size.
 
 After c10/cuda/CUDACachingAllocator.cpp of PyTorch 2.13; the functions have its names where it has one for the same thing. A request is
-rounded up, and takes the smallest free block of its stream and kind that is large enough (`_find`), which may be split; else the card is
-asked for a segment (`_grow`); where the card is full, cached segments are given back, at first only as many as are needed, then all, and it
+rounded up, and takes the smallest free block of its stream and kind that is large enough (`_find`), which may be split; else the GPU is
+asked for a segment (`_grow`); where the GPU is full, cached segments are given back, at first only as many as are needed, then all, and it
 is asked once more. That last is a *retry*: it costs time, and a program that needs any is close to its end.
 
 Memory that another stream still uses is free for the allocator when that stream has done with it. When that is, only a trace knows: its
@@ -35,10 +35,10 @@ SegmentAction = Literal["segment_alloc", "segment_free", "segment_map", "segment
 
 
 class OutOfMemoryError(Exception):
-    """The card has not enough, whatever is given back."""
+    """The GPU has not enough, whatever is given back."""
 
     def __init__(self, requested_bytes: int, free_bytes: int) -> None:
-        super().__init__(f"{requested_bytes} bytes were asked for, the card has {free_bytes} left")
+        super().__init__(f"{requested_bytes} bytes were asked for, the GPU has {free_bytes} left")
         self.requested_bytes = requested_bytes
         self.free_bytes = free_bytes
 
@@ -73,7 +73,7 @@ class Card:
     next_address: int = FIRST_ADDRESS
 
     places: list[int] = field(default_factory=list)
-    """Where a recorded card had put its segments, the first first: those that come are put there too."""
+    """Where a recorded GPU had put its segments, the first first: those that come are put there too."""
 
     def malloc(self, size: int) -> int | None:
         """Return the address of *size* bytes, None when there are not so many."""
@@ -101,7 +101,7 @@ class Card:
 
 
 class CachingAllocator:
-    """The allocator of one process on one card. Raises UsageError for settings that choose another one."""
+    """The allocator of one process on one GPU. Raises UsageError for settings that choose another one."""
 
     def __init__(self, card: Card, settings: AllocatorSettings | None = None) -> None:
         self.card = card
@@ -310,7 +310,7 @@ class CachingAllocator:
     # growing
 
     def _grow(self, pool: Pool, size: int, requested_bytes: int) -> Block:
-        """Return a block of a new segment, or of a longer one; give cached segments back where the card is full."""
+        """Return a block of a new segment, or of a longer one; give cached segments back where the GPU is full."""
         if self._collects:
             self._garbage_collect()
         block = self._alloc_block(pool, size)
@@ -327,7 +327,7 @@ class CachingAllocator:
         return block
 
     def _alloc_block(self, pool: Pool, size: int) -> Block | None:
-        """Return a block that no one else holds, of memory that the card has given, None where it has no more."""
+        """Return a block that no one else holds, of memory that the GPU has given, None where it has no more."""
         segment_bytes = self._segment_size(size)
         if self.reserved_bytes + segment_bytes > self._allowed_bytes:
             return None
@@ -355,7 +355,7 @@ class CachingAllocator:
     # expandable segments
 
     def _expand(self, pool: Pool, size: int) -> Block | None:
-        """Return a block of *size* bytes or more, of pages mapped where there is room; None where the card has no pages left."""
+        """Return a block of *size* bytes or more, of pages mapped where there is room; None where the GPU has no pages left."""
         if self._range_bytes(pool) < size:
             return None
         block = self._find_expandable_block(pool, size)
@@ -383,7 +383,7 @@ class CachingAllocator:
         return block
 
     def _range_bytes(self, pool: Pool) -> int:
-        """Return how many addresses an expandable segment has: more than the card, so that pages can move from the front to the end."""
+        """Return how many addresses an expandable segment has: more than the GPU, so that pages can move from the front to the end."""
         room = self.card.total_bytes + self.card.total_bytes // 8
         return -(-room // pool.page_bytes) * pool.page_bytes
 
@@ -401,7 +401,7 @@ class CachingAllocator:
         return mapped
 
     def _map(self, block: Block, size: int) -> bool:
-        """Map pages for the first *size* bytes of *block*, which has none, and let it wait among the free ones; False on a full card."""
+        """Map pages for the first *size* bytes of *block*, which has none, and let it wait among the free ones; False on a full GPU."""
         pool, address = block.pool, block.address
         pages = -(-size // pool.page_bytes)
         for page in range(pages):

@@ -1,4 +1,4 @@
-"""The recommended settings of one workload for many cards, side by side."""
+"""The recommended settings of one workload for many GPUs, side by side."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from memplan.workload.workload import Workload
 
 
 class ComparedStage(Description):
-    """One stage on one card."""
+    """One stage on one GPU."""
 
     name: str
     """The stage's name; the workload's where it has no stages."""
@@ -32,10 +32,10 @@ class ComparedStage(Description):
 
 
 class ComparedCard(Description):
-    """One card of a comparison."""
+    """One GPU of a comparison."""
 
     gpu: GpuSpec
-    """The card."""
+    """The GPU."""
 
     budget_bytes: NonNegativeInt
     """What the plan may use of it."""
@@ -58,7 +58,7 @@ class ComparedCard(Description):
 def compare(
     workload: Workload, cards: Sequence[GpuSpec], estimator: Estimator, *, pins: Pins = NO_PINS, **options: Unpack[DecisionOptions]
 ) -> Iterator[ComparedCard]:
-    """Yield what is decided for *workload* on each of *cards*, in their order; *options* are those of `decide`."""
+    """Yield what is decided for *workload* on each of *gpus*, in their order; *options* are those of `decide`."""
     for gpu in cards:
         decision = decide(workload, gpu, estimator, pins=pins, **options)
         planned = decision.after or smallest_try(decision, pins)

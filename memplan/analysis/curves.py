@@ -1,4 +1,4 @@
-"""Curves: what the heaviest stage takes against one variable, the rest as planned, beside what the card has."""
+"""Curves: what the heaviest stage takes against one variable, the rest as planned, beside what the GPU has."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Curve(Description):
     """What the plan may use."""
 
     card_bytes: NonNegativeInt
-    """What programs can have of the card."""
+    """What programs can have of the GPU."""
 
     points: tuple[CurvePoint, ...]
     """By rising value."""
@@ -124,7 +124,7 @@ def _variables(plan: Plan, workload: Workload, stage: Stage | None, estimator: E
 
 
 def heaviest_step(plan: Plan, estimator: Estimator) -> tuple[Workload, GpuSpec, Stage | None]:
-    """Return the workload as planned (the smallest try where nothing fits), the card, and the stage that takes most."""
+    """Return the workload as planned (the smallest try where nothing fits), the GPU, and the stage that takes most."""
     return plan.tried, plan.gpu, heaviest_stage(plan.tried, plan.gpu, estimator)
 
 

@@ -287,7 +287,7 @@ def _ddp(plan: Plan) -> Iterator[str]:
 
 
 def warn_of_other_stages(plan: Plan, others: Sequence[Stage], *, estimator: Estimator) -> tuple[str, ...]:
-    """Return what to mind of files that have a stage's keys but are no stages: a training started with one of them may not fit."""
+    """Return warnings of files that have a stage's keys but are no stages: a training started with one of them may not fit."""
     warnings = []
     for stage in others if plan.fits else ():
         used = estimator(plan.after, plan.gpu, stage).device_used

@@ -47,7 +47,7 @@ def find_levers(
 ) -> tuple[Lever, ...]:
     """
     Return the changes that would save memory, the largest saving first; of a workload that *fits* also what it may be worth to pay for;
-    of one that does not, last, a card that would do.
+    of one that does not, last, a GPU that would do.
 
     *most* is the largest micro-batch that is of use.
     """
@@ -186,7 +186,7 @@ def _fewer_positives(workload: Workload) -> Iterator[Candidate]:
 
 
 def _larger_card(workload: Workload, *, budget: MemoryBudget, estimator: Estimator) -> Iterator[Lever]:
-    """Yield the smallest whole card of the catalogue on which every stage fits; those that are far too small are not tried."""
+    """Yield the smallest whole GPU of the catalogue on which every stage fits; those that are far too small are not tried."""
     whole = (card.spec for card in cards() if not card.is_mig and not card.spec.unified_memory)
     larger = (spec for spec in whole if spec.total_memory_bytes > budget.total_bytes)
     for spec in sorted(larger, key=lambda spec: spec.total_memory_bytes):
@@ -195,7 +195,7 @@ def _larger_card(workload: Workload, *, budget: MemoryBudget, estimator: Estimat
             continue
         if all_stages_fit(workload, spec, estimator, card_budget):
             used = estimator(workload, spec, heaviest_stage(workload, spec, estimator))
-            change = f"use a card like {spec.name} ({format_bytes(spec.total_memory_bytes)})"
+            change = f"use a GPU like {spec.name} ({format_bytes(spec.total_memory_bytes)})"
             yield Lever(change=change, method=used.method, device_used_bytes=used.device_used.expected_bytes, saving_bytes=0, fits=True)
             return
 

@@ -1,4 +1,4 @@
-"""A profile: the steps of a plan run on the card itself, beside what was planned."""
+"""A profile: the steps of a plan run on the GPU itself, beside what was planned."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class StageProfile(Description):
     """What was planned."""
 
     measured: Measurement
-    """What the card showed."""
+    """What the GPU showed."""
 
     contradiction: str | None
     """Why the plan does not hold; None where it does."""
@@ -35,7 +35,7 @@ class StageProfile(Description):
 
 
 class Profile(Description):
-    """What the card says to a plan."""
+    """What the GPU says to a plan."""
 
     stages: tuple[StageProfile, ...]
     """Each step that was run."""

@@ -1,4 +1,4 @@
-"""For a step that does not fit as it is: how much it needs, which cards have that, and how much smaller it would have to be."""
+"""For a step that does not fit as it is: how much it needs, which GPUs have that, and how much smaller it would have to be."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ class WouldFit(Description):
     """What would fit in place of what did not."""
 
     device_used_bytes: NonNegativeInt | None
-    """A size of such a card with which the step ran, CUDA context included. None: it does not run with memory without end either."""
+    """A size of such a GPU with which the step ran, CUDA context included. None: it does not run with unlimited memory either."""
 
     cards: tuple[str, ...]
-    """The smallest cards of the catalogue that offer so much; another kind of card may take other kernels, and so other memory."""
+    """The smallest GPUs of the catalogue that offer so much; another kind of GPU may take other kernels, and so other memory."""
 
     name: str | None = None
     """The value that was tried smaller: the batch, as the program calls it."""

@@ -39,7 +39,7 @@ def run_profile(plan: Plan | None) -> Profile | None:
 
 
 def _gpu_of(local: int) -> GpuSpec:
-    """Return the card of the process with that number on this machine."""
+    """Return the GPU of the process with that number on this machine."""
     found = detect_gpus()
     if local >= len(found):
         raise UsageError(

@@ -1,4 +1,4 @@
-"""`memplan.find_batch`: the largest batch with which a program's step runs on a card of this machine."""
+"""`memplan.find_batch`: the largest batch with which a program's step runs on a GPU of this machine."""
 
 from __future__ import annotations
 
@@ -176,7 +176,7 @@ class _Search:
 
     def found(self, card: GpuSpec, *, most_tries: int, most_seconds: float) -> FoundBatch:
         """
-        Run the trials; return what they found. What was learnt of the card is kept.
+        Run the trials; return what they found. What was learnt of the GPU is kept.
 
         Raises the program's own error where it refused every size: it may not be the size.
         """

@@ -76,7 +76,7 @@ class ByPeaks(Foresight):
 
 class ByRehearsals(Foresight):
     """
-    From rehearsals on a card like that of the trials, with memory without end.
+    From rehearsals on a GPU like that of the trials, with unlimited memory.
 
     *start*: None begins where the end is foreseen. Raises MissingError where nothing can be rehearsed here, UsageError where no value of
     the program is called like a batch, and the program's own error where it refuses every size.

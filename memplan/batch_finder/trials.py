@@ -1,5 +1,5 @@
 """
-The largest batch by real trial: each size in a process that has used the card for nothing before.
+The largest batch by real trial: each size in a process that has used the GPU for nothing before.
 
 The search begins where a plan or a rehearsal thinks that the end is, so that two trials mostly do: that size runs, and the next does not.
 What it returns has run; a size that failed is never returned, and neither is one that nobody tried.
@@ -32,7 +32,7 @@ class Trial(Description):
     """The batch."""
 
     device_used_bytes: NonNegativeInt | None = None
-    """What the process took of the card; None where it did not come so far."""
+    """What the process took of the GPU; None where it did not come so far."""
 
     problem: str | None = None
     """Why the size does not fit; None where it does."""
@@ -77,10 +77,10 @@ class FoundBatch(Description):
     larger one may fit."""
 
     budget_bytes: NonNegativeInt
-    """What the process may take of the card: what is free, less the margin."""
+    """What the process may take of the GPU: what is free, less the margin."""
 
     card: str
-    """The card."""
+    """The GPU."""
 
     trials: tuple[Trial, ...]
     """In their order."""

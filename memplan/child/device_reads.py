@@ -1,7 +1,7 @@
 """
 Values that a program reads from the device.
 
-Nothing is computed on the stand-in device, so what it copies back are zeros. Where that decides what the program does next (a model asks
+Nothing is computed on the simulated GPU, so what it copies back are zeros. Where that decides what the program does next (a model asks
 whether its attention mask is all ones), the number that a rehearsal gives depends on the answer. So every read is counted by the line of
 the source that made it, and answered: as the user said, else as an ordinary training would have it, else with zero.
 """
@@ -140,7 +140,7 @@ def _flat(values: Any) -> list[Any]:
 
 
 def _device() -> Any:
-    """Return the function of the stand-in device that takes a reader; None on a real device."""
+    """Return the function of the simulated GPU that takes a reader; None on a real device."""
     try:
         function = ctypes.CDLL(None).memplan_on_read
     except AttributeError:

@@ -94,7 +94,7 @@ def apply(changes: Sequence[FileChange], *, root: Path, now: datetime, files: Fi
 
 def _check_writable(change: FileChange) -> None:
     if not change.target.exists():
-        raise ConfigError("is not there any more", file=change.path, hint="nothing was changed; run the plan again")
+        raise ConfigError("no longer exists", file=change.path, hint="nothing was changed; run the plan again")
     for path in (change.target, change.target.parent):
         if not os.access(path, os.W_OK):
             raise ConfigError(

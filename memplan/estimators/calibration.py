@@ -1,7 +1,7 @@
 """
 What a profile has taught of this machine, for the plans after it: the bytes that CUDA and its libraries take beside PyTorch's allocator.
 
-Kept by what they depend on, the card, its driver and PyTorch, in `<cache>/calibrations/`. Where nothing was kept, or it cannot be read,
+Kept by what they depend on, the GPU, its driver and PyTorch, in `<cache>/calibrations/`. Where nothing was kept, or it cannot be read,
 plans take what is usual.
 """
 
@@ -23,7 +23,7 @@ MOST_BYTES = 4 * GIB
 
 
 def calibrated(gpu: GpuSpec, torch_version: str, cache: Path | None = None) -> GpuSpec:
-    """Return *gpu* with what was measured on such a card with its driver and this PyTorch, where that is known."""
+    """Return *gpu* with what was measured on such a GPU with its driver and this PyTorch, where that is known."""
     path = _path(gpu, torch_version, cache)
     if path is None:
         return gpu
@@ -65,7 +65,7 @@ def keep_calibration(gpu: GpuSpec, measured: Sequence[Measurement], cache: Path 
 
 
 def _path(gpu: GpuSpec, torch_version: str, cache: Path | None) -> Path | None:
-    """Return where it is kept; None for a card that is not of this machine."""
+    """Return where it is kept; None for a GPU that is not of this machine."""
     if gpu.driver_version is None:
         return None
     key = hashlib.sha256(json.dumps([gpu.name, gpu.driver_version, torch_version]).encode()).hexdigest()[:24]

@@ -97,7 +97,7 @@ def batch_data_bytes_per_item(model: ContrastiveEncoderModel, sequence_length: i
 
 
 def budget_bytes(memory_gib: float) -> int:
-    """Return what the guide would use of a card of *memory_gib*."""
+    """Return what the guide would use of a GPU of *memory_gib*."""
     return int(memory_gib * GIB * USABLE_SHARE)
 
 

@@ -21,7 +21,7 @@ class MeasuredEstimator(Estimator, Closing):
     """
     Runs steps of workloads on one GPU of this machine, each once. To be closed, or used in a `with`.
 
-    A step that ran out of memory takes all of the card and what the failed allocation lacked, at the least, and by formulas more.
+    A step that ran out of memory takes all of the GPU and what the failed allocation lacked, at the least, and by formulas more.
     """
 
     method = "measured"
@@ -37,7 +37,7 @@ class MeasuredEstimator(Estimator, Closing):
 
     def __call__(self, workload: Workload, gpu: GpuSpec, stage: Stage | None) -> Measurement:
         """
-        Return what one step of *workload* in *stage* took of the card.
+        Return what one step of *workload* in *stage* took of the GPU.
 
         Raises NotRehearsedError where the step cannot be built or run, DoesNotFitError where not even CUDA itself can begin.
         """

@@ -1,7 +1,7 @@
 """
 Rehearsals that are kept on disk: a plan that is asked for again is answered at once.
 
-What a rehearsal depends on is in its key: the step and the card, PyTorch and the other packages that build it, this memplan's own code, and
+What a rehearsal depends on is in its key: the step and the GPU, PyTorch and the other packages that build it, this memplan's own code, and
 the variables of the environment that PyTorch and CUDA read. So nothing has to be thrown away when one of them changes; the oldest files go
 when there are too many.
 

@@ -51,11 +51,11 @@ class Step(NamedTuple):
     """Equal for steps that differ in nothing but their micro-batch."""
     micro_batch_size: int
     likeness: str
-    """Equal for steps that differ in nothing but their micro-batch and the kind of card."""
+    """Equal for steps that differ in nothing but their micro-batch and the kind of GPU."""
     workload: Mapping[str, object]
     """Of one stage, as JSON."""
     card: GpuSpec
-    """With memory without end."""
+    """With unlimited memory."""
 
 
 class RehearsedEstimator(ReplayingEstimator):
@@ -138,7 +138,7 @@ class RehearsedEstimator(ReplayingEstimator):
         """
         Return about what that step takes, without running it; None where nothing is known of it.
 
-        From the sizes nearest to it that this process has asked for, as if the peak were a straight line, or else from those of the card
+        From the sizes nearest to it that this process has asked for, as if the peak were a straight line, or else from those of the GPU
         that is most like it; from the formulas where there is one or none, corrected by how far they were off at the one. What others have
         kept on disk plays no part: a plan is the same whatever the cache holds.
         """
@@ -158,7 +158,7 @@ class RehearsedEstimator(ReplayingEstimator):
         return {size: rehearsal for (other, size), rehearsal in self._estimates.items() if other == family}
 
     def _of_likest_card(self, step: Step) -> dict[int, Rehearsal]:
-        """Return what was run of *step* here on the card with the nearest capability and number of multiprocessors, by size."""
+        """Return what was run of *step* here on the GPU with the nearest capability and number of multiprocessors, by size."""
         cards = self._cards.get(step.likeness, {})
         if not cards:
             return {}
@@ -324,7 +324,7 @@ def step_of(workload: Workload, gpu: GpuSpec, stage: Stage | None) -> Step:
 
 
 def _unlikeness(card: GpuSpec, other: GpuSpec) -> tuple[int, int]:
-    """Return how far two kinds of card are apart: by capability, then by multiprocessors."""
+    """Return how far two kinds of GPU are apart: by capability, then by multiprocessors."""
     (major, minor), (other_major, other_minor) = (kind.compute_capability or (8, 0) for kind in (card, other))
     return abs(10 * major + minor - 10 * other_major - other_minor), abs((card.multiprocessors or 0) - (other.multiprocessors or 0))
 

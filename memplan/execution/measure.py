@@ -1,5 +1,5 @@
 """
-The measurement: the real step on a GPU of this machine, in a process of its own that sees no other card.
+The measurement: the real step on a GPU of this machine, in a process of its own that sees no other GPU.
 
 That process runs the steps as a rehearsal does (`running.py`), and waits at its end, with all its memory, until the driver has been asked
 what it holds. Running out of memory is an answer.
@@ -29,7 +29,7 @@ _LOOK_SECONDS = 0.005
 
 class Measurer(Closing):
     """
-    Runs one program on *gpu*, a card of this machine, as often as asked. To be closed, or used in a `with`.
+    Runs one program on *gpu*, a GPU of this machine, as often as asked. To be closed, or used in a `with`.
 
     Raises MissingError where this Python has no PyTorch for CUDA.
     """
@@ -52,7 +52,7 @@ class Measurer(Closing):
         environment: Mapping[str, str] | None = None,
     ) -> Measurement:
         """
-        Return what the program does to the memory of the card, in a process that has used it for nothing before.
+        Return what the program does to the memory of the GPU, in a process that has used it for nothing before.
 
         *steps*: how many; None runs three, and ten where the third still takes more than the second. *environment*: variables for this run.
 
@@ -76,13 +76,13 @@ class Measurer(Closing):
         return _measurement(record, self._gpu, _held_bytes(record.pid, before, seen))
 
     def _device(self) -> Mapping[str, str]:
-        """Return the environment in which CUDA shows the card alone."""
+        """Return the environment in which CUDA shows the GPU alone."""
         return {**os.environ, **({"CUDA_VISIBLE_DEVICES": self._gpu.uuid} if self._gpu.uuid else {})}
 
 
 @contextmanager
 def _seen_at_the_end(use: Any, result: Path, until: Path) -> Iterator[list[CardUse]]:
-    """Ask what the card holds when *result* is there, and let the run go on by making *until*."""
+    """Ask what the GPU holds when *result* is there, and let the run go on by making *until*."""
     seen: list[CardUse] = []
     ends = threading.Event()
 

@@ -1,4 +1,4 @@
-"""What a real card showed of a step that was run on it, and how that compares with what was planned."""
+"""What a real GPU showed of a step that was run on it, and how that compares with what was planned."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -12,7 +12,7 @@ from memplan.units import format_bytes
 
 
 class Measurement(Rehearsal):
-    """A training step that was run on a real card: what its allocator did, and what the driver said of it."""
+    """A training step that was run on a real GPU: what its allocator did, and what the driver said of it."""
 
     device_bytes: NonNegativeInt | None = None
     """What the driver showed for the process at its peak; None where it does not tell."""
@@ -24,7 +24,7 @@ class Measurement(Rehearsal):
     """Of that, what came later and is not PyTorch's allocator's: kernels as they were loaded, what libraries allocate for themselves."""
 
     driver_version: str | None = None
-    """The driver that ran the card."""
+    """The driver that ran the GPU."""
 
     @property
     def outside_bytes(self) -> int | None:

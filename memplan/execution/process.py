@@ -1,4 +1,4 @@
-"""A process on the stand-in device that takes requests: what it answers, what it says, and how it is ended."""
+"""A process on the simulated GPU that takes requests: what it answers, what it says, and how it is ended."""
 
 from __future__ import annotations
 

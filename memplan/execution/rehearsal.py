@@ -35,7 +35,7 @@ class OutOfMemory(Description):
     """The allocation that failed."""
 
     free_bytes: NonNegativeInt
-    """What the card had left."""
+    """What the GPU had left."""
 
     step: NonNegativeInt
     """1 for the first; 0 while the model was built."""
@@ -83,13 +83,13 @@ class Finding(Description):
 
 
 class Rehearsal(MemoryEstimate):
-    """A training step that was run on the stand-in device: its memory, exactly."""
+    """A training step that was run on the simulated GPU: its memory, exactly."""
 
     schema_version: int = 1
     """Of this format."""
 
     card: str
-    """The card that was stood in for."""
+    """The GPU that was stood in for."""
 
     torch: str
     """The PyTorch that ran."""

@@ -1,4 +1,4 @@
-"""Rehearsing a whole script, unmodified: Python runs it as ever, on the stand-in device, with a recorder that waits for PyTorch."""
+"""Rehearsing a whole script, unmodified: Python runs it as ever, on the simulated GPU, with a recorder that waits for PyTorch."""
 
 from __future__ import annotations
 

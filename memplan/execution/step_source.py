@@ -73,7 +73,7 @@ def step_source_of(build: Callable[..., Any]) -> StepSource:
     Raises MissingError when that needs cloudpickle and it is not installed, UsageError for what nobody can call.
     """
     if not callable(build):
-        raise UsageError(f"{build!r} is no function", hint='give the function itself, or "FILE.py:function"')
+        raise UsageError(f"{build!r} is not a function", hint='give the function itself, or "FILE.py:function"')
     module, name = getattr(build, "__module__", None), getattr(build, "__qualname__", "")
     if module and name.isidentifier():
         main = getattr(sys.modules.get("__main__"), "__file__", None)

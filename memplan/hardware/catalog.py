@@ -1,7 +1,7 @@
-"""The cards that memplan knows, and how a name or a size that somebody typed becomes one.
+"""The GPUs that memplan knows, and how a name or a size that somebody typed becomes one.
 
-The facts are data (`gpus.json`, each with its source). What a card offers to programs is less than the size on its box:
-"24 GB" is anything from 22.0 to 23.7 GiB, so a size alone is planned as the least of the cards sold with it.
+The facts are data (`gpus.json`, each with its source). What a GPU offers to programs is less than the size on its box:
+"24 GB" is anything from 22.0 to 23.7 GiB, so a size alone is planned as the least of the GPUs sold with it.
 """
 
 import difflib
@@ -28,7 +28,7 @@ class CatalogCard(NamedTuple):
 
 @lru_cache(maxsize=1)
 def cards() -> tuple[CatalogCard, ...]:
-    """Return every card of the catalogue, in its order: data centre, workstation, GeForce, then MIG profiles."""
+    """Return every GPU of the catalogue, in its order: data centre, workstation, GeForce, then MIG profiles."""
     entries = json.loads(Path(__file__).with_name("gpus.json").read_text(encoding="utf-8"))["cards"]
     return tuple(_read_card(entry) for entry in entries)
 
@@ -49,9 +49,9 @@ def _read_card(entry: dict) -> CatalogCard:  # type: ignore[type-arg]
 
 def find_card(name: str) -> GpuSpec:
     """
-    Return the card that *name* means: a short name ("t4", "4090", "a100 80"), or the driver's name, however spaced.
+    Return the GPU that *name* means: a short name ("t4", "4090", "a100 80"), or the driver's name, however spaced.
 
-    Raises UsageError when no card answers to it, or several of unlike memory do.
+    Raises UsageError when no GPU answers to it, or several of unlike memory do.
     """
     wanted = _squeeze(name)
     exact = [card.spec for card in cards() if wanted in {_squeeze(known) for known in (*card.short_names, card.spec.name)}]
@@ -92,10 +92,10 @@ def _card_words(card: CatalogCard) -> set[str]:
 
 def card_of_size(size: Size) -> GpuSpec:
     """
-    Return the card that a typed memory size stands for.
+    Return the GPU that a typed memory size stands for.
 
-    "24", "24GB" and "24G" are the size on a box: the catalogue's least total among the cards sold with it, since a plan for "24" should fit
-    on each of them (though a size says nothing of the capability). Any other size, and one that no card is sold with, is taken as it is.
+    "24", "24GB" and "24G" are the size on a box: the catalogue's least total among the GPUs sold with it, since a plan for "24" should fit
+    on each of them (though a size says nothing of the capability). Any other size, and one that no GPU is sold with, is taken as it is.
     """
     marketing_gb = size.marketing_gb
     sold = [card.spec for card in cards() if marketing_gb and card.spec.marketing_gb == marketing_gb and not card.is_mig]
@@ -116,7 +116,7 @@ def card_of_size(size: Size) -> GpuSpec:
 
 
 def of_some_kind(card: GpuSpec) -> GpuSpec:
-    """Return *card* with a kind: one of which only the size is known is taken for the catalogue's card that is nearest in size."""
+    """Return *card* with a kind: one of which only the size is known is taken for the catalogue's GPU that is nearest in size."""
     if card.compute_capability is not None:
         return card
     whole = [known.spec for known in cards() if not known.is_mig]

@@ -1,6 +1,6 @@
 """What CUDA's driver counts: the devices that a program started here would see, in CUDA's own order, by UUID.
 
-NVML numbers cards along the PCI bus; CUDA puts the fastest first unless CUDA_DEVICE_ORDER=PCI_BUS_ID, and reads CUDA_VISIBLE_DEVICES
+NVML numbers GPUs along the PCI bus; CUDA puts the fastest first unless CUDA_DEVICE_ORDER=PCI_BUS_ID, and reads CUDA_VISIBLE_DEVICES
 itself. So where it matters CUDA is asked, in a process of its own: a driver that has been initialised does not survive a fork.
 """
 
@@ -13,9 +13,9 @@ import sys
 from collections.abc import Mapping
 
 _TIMEOUT_SECONDS = 20.0
-"""A driver that has to wake eight cards takes some seconds."""
+"""A driver that has to wake eight GPUs takes some seconds."""
 
-# cuDeviceGetUuid_v2 (CUDA 11.4) tells the UUID of a MIG instance where the first version tells that of its card.
+# cuDeviceGetUuid_v2 (CUDA 11.4) tells the UUID of a MIG instance where the first version tells that of its GPU.
 _ASK = """
 import ctypes, json, sys
 cuda = ctypes.CDLL("libcuda.so.1")

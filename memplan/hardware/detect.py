@@ -1,15 +1,15 @@
 """
-This machine's GPUs as cards to plan for: those that a CUDA program started here would see, in CUDA's order.
+This machine's GPUs, as plans take them: those that a CUDA program started here would see, in CUDA's order.
 
-In a machine of unlike cards CUDA counts the fastest first unless CUDA_DEVICE_ORDER=PCI_BUS_ID, and which MIG instances a process sees
-depends on the driver. So there it is asked itself, and devices are told apart by UUID. Where it does not answer, and of cards that are
+In a machine of unlike GPUs CUDA counts the fastest first unless CUDA_DEVICE_ORDER=PCI_BUS_ID, and which MIG instances a process sees
+depends on the driver. So there it is asked itself, and devices are told apart by UUID. Where it does not answer, and of GPUs that are
 alike, CUDA_VISIBLE_DEVICES is read as CUDA reads it: numbers, GPU and MIG UUIDs or their beginnings; the list ends at the first entry that
 names nothing; numbers count in the order of the PCI bus.
 
 Of MIG instances (NVIDIA's MIG user guide, section "CUDA Device Enumeration") a process sees, with drivers before R570, the first one only
-and then no other card; from R570 on all that are visible, beside other cards. The guide says nothing of numbers. pkg/gpu/cuda/env.go of
-DataDog/datadog-agent (pull request 36377) has them count the cards that are not in MIG mode, and then those that are, each as its first
-instance. The same is assumed where such a card is named by its UUID.
+and then no other GPU; from R570 on all that are visible, beside other GPUs. The guide says nothing of numbers. pkg/gpu/cuda/env.go of
+DataDog/datadog-agent (pull request 36377) has them count the GPUs that are not in MIG mode, and then those that are, each as its first
+instance. The same is assumed where such a GPU is named by its UUID.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def _why_none(machine: NvmlMachine, environment: Mapping[str, str]) -> str:
 def devices_in_order(machine: NvmlMachine, environment: Mapping[str, str] = os.environ) -> list[NvmlDevice]:
     """Return the devices that a CUDA program sees in *environment*, in its numbering."""
     usable = [device for device in machine.devices if not device.mig_enabled]
-    are_unlike = len({device.name for device in usable}) > 1  # of cards that are alike the order is the bus's
+    are_unlike = len({device.name for device in usable}) > 1  # of GPUs that are alike the order is the bus's
     uuids = cuda_uuids(environment) if are_unlike or any(device.is_mig for device in usable) else None
     if uuids is not None:
         by_digits = {digits_of(device.uuid): device for device in usable if device.uuid}
@@ -114,7 +114,7 @@ def _shows_many_instances(driver_version: str | None) -> bool:
 
 
 def spec_of(device: NvmlDevice, *, driver: str | None = None, meminfo: Path = Path("/proc/meminfo")) -> GpuSpec | None:
-    """Return the card to plan for, run by *driver*, or None when nothing tells its memory."""
+    """Return the GPU to plan for, run by *driver*, or None when nothing tells its memory."""
     known = _catalog_card(device)
     total_bytes, used_bytes, notes = _memory_of(device, known, meminfo)
     if total_bytes is None:
@@ -137,7 +137,7 @@ def spec_of(device: NvmlDevice, *, driver: str | None = None, meminfo: Path = Pa
 
 def _holders(device: NvmlDevice) -> str:
     """Say who holds memory, who holds most first, as ": python (77) 5.00 GiB, …"."""
-    from memplan.hardware.host import described, process_name  # noqa: PLC0415  (a plan for a card that nobody uses does without)
+    from memplan.hardware.host import described, process_name  # noqa: PLC0415  (a plan for a GPU that nobody uses does without)
 
     told = described([(process_name(process.pid), process.pid, process.used_memory_bytes) for process in device.holders])
     return f": {told}" if told else ""
@@ -160,7 +160,7 @@ def _memory_of(device: NvmlDevice, known: CatalogCard | None, meminfo: Path) -> 
     """Return what programs can have of the device, what others hold of it, and what to say of that."""
     used_bytes = device.used_memory_bytes or 0
     if device.total_memory_bytes is not None:
-        # What programs can have is a little less than NVML's total; the catalogue says by how much for a card it knows, the driver's own
+        # What programs can have is a little less than NVML's total; the catalogue says by how much for a GPU it knows, the driver's own
         # reserve for others.
         offered_bytes = device.total_memory_bytes - (device.reserved_memory_bytes or 0)
         if known is not None:

@@ -1,11 +1,11 @@
-"""A card as memplan plans for it: how much memory its programs can have, and what decides how much they need."""
+"""A GPU as memplan plans for it: how much memory its programs can have, and what decides how much they need."""
 
 from pydantic import NonNegativeInt, PositiveInt
 
 from memplan.description import Description
 
 UNLIMITED_BYTES = 2**46
-"""Memory without end: more than any program asks for, and less than the addresses that the stand-in device hands out."""
+"""Unlimited memory: more than any program asks for, and less than the addresses that the simulated GPU hands out."""
 
 
 class GpuSpec(Description):
@@ -23,7 +23,7 @@ class GpuSpec(Description):
     """The name that the driver gives."""
 
     total_memory_bytes: PositiveInt
-    """What a program can allocate on the empty card, as `torch.cuda.get_device_properties().total_memory` shows it."""
+    """What a program can allocate on the empty GPU, as `torch.cuda.get_device_properties().total_memory` shows it."""
 
     others_used_bytes: NonNegativeInt = 0
     """What other processes hold now; it is taken off the budget."""
@@ -41,16 +41,16 @@ class GpuSpec(Description):
     """Where these figures are from, for the report: a catalogue entry, a size that was typed, this machine's driver."""
 
     marketing_gb: PositiveInt | None = None
-    """The size on the box, where the card has one."""
+    """The size on the box, where the GPU has one."""
 
     uuid: str | None = None
-    """The driver's name for this one card; None for a card that is not of this machine."""
+    """The driver's name for this one GPU; None for a GPU that is not of this machine."""
 
     driver_version: str | None = None
-    """The driver that runs it; None for a card that is not of this machine."""
+    """The driver that runs it; None for a GPU that is not of this machine."""
 
     context_bytes: NonNegativeInt | None = None
-    """What CUDA and its libraries take of the card beside PyTorch's allocator, where a profile on this machine has measured it."""
+    """What CUDA and its libraries take of the GPU beside PyTorch's allocator, where a profile on this machine has measured it."""
 
     @property
     def free_memory_bytes(self) -> int:
@@ -58,5 +58,5 @@ class GpuSpec(Description):
         return max(0, self.total_memory_bytes - self.others_used_bytes)
 
     def endless(self) -> "GpuSpec":
-        """Return this kind of card with memory without end, all of it free."""
+        """Return this kind of GPU with unlimited memory, all of it free."""
         return self.model_copy(update={"total_memory_bytes": UNLIMITED_BYTES, "others_used_bytes": 0})

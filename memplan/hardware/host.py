@@ -10,7 +10,7 @@ import psutil
 from memplan.units import format_bytes
 
 MOST_DESCRIBED = 3
-"""Processes that are named of those that hold memory of a card."""
+"""Processes that are named of those that hold memory of a GPU."""
 
 
 class HostUse(NamedTuple):
@@ -38,7 +38,7 @@ def process_name(pid: int) -> str | None:
 
 
 def described(processes: Sequence[tuple[str | None, int, int | None]]) -> str:
-    """Say which processes (name, number, bytes) hold memory of a card, as "python (77) 5.00 GiB, 2 more"."""
+    """Say which processes (name, number, bytes) hold memory of a GPU, as "python (77) 5.00 GiB, 2 more"."""
     told = [
         f"{name or 'process'} ({pid})" + (f" {format_bytes(used_bytes)}" if used_bytes is not None else "")
         for name, pid, used_bytes in processes[:MOST_DESCRIBED]

@@ -83,7 +83,7 @@ def read_machine() -> NvmlMachine:
 
 
 class CardUse(NamedTuple):
-    """What is used of one card at one moment. None where the driver does not tell."""
+    """What is used of one GPU at one moment. None where the driver does not tell."""
 
     used_bytes: int | None
     """By all processes."""
@@ -94,9 +94,9 @@ class CardUse(NamedTuple):
 @contextmanager
 def watched_card(uuid: str | None) -> Iterator[Callable[[], CardUse]]:
     """
-    Give a function that says what is used of the card now, as often as asked.
+    Give a function that says what is used of the GPU now, as often as asked.
 
-    Where there is no driver, or no such card, it says that nothing is known.
+    Where there is no driver, or no such GPU, it says that nothing is known.
     """
     import pynvml
 
@@ -149,7 +149,7 @@ def _text(value: str | bytes) -> str:
 
 
 def _read_card(pynvml: Any, index: int) -> Iterator[NvmlDevice]:
-    """Yield the card with this index and, behind it, its MIG instances."""
+    """Yield the GPU with this index and, behind it, its MIG instances."""
     notes: list[str] = []
     handle = _ask(notes, "handle", lambda: pynvml.nvmlDeviceGetHandleByIndex(index))
     if handle is None:
@@ -170,7 +170,7 @@ def _read_device(
     pynvml: Any, handle: Any, index: int, notes: list[str], *, mig_enabled: bool = False, parent: tuple[int, Any] | None = None
 ) -> NvmlDevice:
     total_memory_bytes, used_memory_bytes, reserved_memory_bytes = _read_memory(pynvml, handle, notes)
-    capability_of = parent[1] if parent else handle  # a MIG instance is asked through its card
+    capability_of = parent[1] if parent else handle  # a MIG instance is asked through its GPU
     return NvmlDevice(
         index=index,
         uuid=_ask(notes, "UUID", lambda: _text(pynvml.nvmlDeviceGetUUID(handle))),

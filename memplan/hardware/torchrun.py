@@ -16,7 +16,7 @@ class Rank(NamedTuple):
 
     number: int
     local: int
-    """Of this machine; CUDA's number of its card."""
+    """Of this machine; CUDA's number of its GPU."""
     num_ranks: int
 
 

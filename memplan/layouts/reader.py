@@ -224,7 +224,7 @@ class _Reader:
                     return stage
                 self.warnings.append(
                     f"{path}:{found.line}: `{first.group}: {found.value}` names the stage that training starts with, and "
-                    f"{first.files.replace('{}', str(found.value))} is not there"
+                    f"{first.files.replace('{}', str(found.value))} does not exist"
                 )
         return None
 

@@ -1,4 +1,4 @@
-"""The budget: how much of a card a plan may use.
+"""The budget: how much of a GPU a plan may use.
 
 budget = (what programs can have - what others hold) x (1 - margin)
 """
@@ -13,10 +13,10 @@ DEFAULT_MARGIN = 0.05
 
 
 class MemoryBudget(Description):
-    """What a plan may use of one card, this program's CUDA context included."""
+    """What a plan may use of one GPU, this program's CUDA context included."""
 
     total_bytes: NonNegativeInt
-    """What programs can allocate on the empty card."""
+    """What programs can allocate on the empty GPU."""
 
     others_used_bytes: NonNegativeInt = 0
     """What other processes hold."""

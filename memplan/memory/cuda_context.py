@@ -1,4 +1,4 @@
-"""What CUDA takes of a card beside PyTorch's allocator: the context, loaded kernels, what libraries allocate for themselves."""
+"""What CUDA takes of a GPU beside PyTorch's allocator: the context, loaded kernels, what libraries allocate for themselves."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def assumed_range(context_bytes: int) -> MemoryRange:
 
 
 def with_context(estimate: Estimate, gpu: GpuSpec) -> Estimate:
-    """Return *estimate*, made for a card of which nothing was measured, with the context of *gpu*."""
+    """Return *estimate*, made for a GPU of which nothing was measured, with the context of *gpu*."""
     if gpu.context_bytes is None:
         return estimate
     context, used = context_of(gpu), estimate.device_used

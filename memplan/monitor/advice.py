@@ -1,4 +1,4 @@
-"""What samples say beside the card and the plan: too little used, too much, more and more, or a GPU that waits for its data."""
+"""What samples say beside the GPU and the plan: too little used, too much, more and more, or a GPU that waits for its data."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from memplan.monitor.sampler import GpuSample, Sample, key_of
 from memplan.units import format_bytes
 
 LOW_SHARE, HIGH_SHARE = 0.50, 0.92
-"""Of the card: below, a larger batch would fit; above, the next longer batch or an evaluation may not."""
+"""Of the GPU: below, a larger batch would fit; above, the next longer batch or an evaluation may not."""
 
 GROWTH_PARTS = 4
 GROWTH_SAMPLES = 20
 GROWTH_SHARE = 0.01
-"""Memory grows when the least of each of so many parts of the samples is above that of the part before, and by so much of the card in all.
+"""Memory grows when the least of each of so many parts of the samples is above that of the part before, and by so much of the GPU in all.
 The first step is no growth: optimizers make their state there, and allocators what they keep."""
 
 WAITING_PERCENT = 40
@@ -24,7 +24,7 @@ BUSY_CPU_PERCENT = 85
 
 
 class Advice(NamedTuple):
-    """Something to mind, and what to do."""
+    """A warning, and what to do."""
 
     kind: Literal["low", "high", "growth", "waiting", "over_plan"]
     gpu: int
@@ -54,7 +54,7 @@ def _of_gpu(history: Sequence[GpuSample], samples: Sequence[Sample], planned_byt
 
 
 def _of_use(gpu: GpuSample, peak: int, total: int, planned_bytes: int | None) -> Iterator[Advice]:
-    said = f"GPU {gpu.number}: {format_bytes(peak)} of {format_bytes(total)} at the most ({peak / total:.0%})"
+    said = f"GPU {gpu.number}: {format_bytes(peak)} of {format_bytes(total)} at most ({peak / total:.0%})"
     if peak > HIGH_SHARE * total:
         todo = "the next longer batch or an evaluation may not fit; see what would help: `memplan.plan(with_levers=True)`"
         yield Advice("high", gpu.number, f"{said}: {todo}")

@@ -38,7 +38,7 @@ class Monitor:
 
     def __init__(self, *, interval: float = 1.0, log: str | Path | None = None) -> None:
         if not (isinstance(interval, (int, float)) and LEAST_SECONDS <= interval < math.inf):
-            raise UsageError(f"interval={interval!r} is no time between two samples", hint=f"seconds, {LEAST_SECONDS} at the least")
+            raise UsageError(f"interval={interval!r} is not a time between two samples", hint=f"use {LEAST_SECONDS} seconds or more")
         self._interval = interval
         self._log = Path(log) if log is not None else None
         self._ends = threading.Event()

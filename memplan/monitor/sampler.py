@@ -40,10 +40,10 @@ class GpuSample(Description):
     """CUDA's number of it."""
 
     uuid: str | None = None
-    """The driver's name for this one card."""
+    """The driver's name for this one GPU."""
 
     name: str | None = None
-    """The kind of card."""
+    """The kind of GPU."""
 
     used_bytes: NonNegativeInt | None = None
     """By all processes."""
@@ -135,14 +135,14 @@ class Sampler:
         )
 
     def _in_order(self, machine: NvmlMachine) -> list[NvmlDevice]:
-        """Return the devices as CUDA showed them at first: CUDA is asked once, and a card that has fallen off keeps its number."""
+        """Return the devices as CUDA showed them at first: CUDA is asked once, and a GPU that has fallen off keeps its number."""
         if self._order is None:
             found = devices_in_order(machine)
             self._order = [device.uuid for device in found]
             return found
         by_uuid = {device.uuid: device for device in machine.devices if device.uuid is not None}
         lost = iter([device for device in machine.devices if device.uuid is None])
-        gone = NvmlDevice(0, None, None, None, None, None, notes=("it is not there any more",))
+        gone = NvmlDevice(0, None, None, None, None, None, notes=("it has disappeared",))
         return [(by_uuid.get(uuid) if uuid else None) or next(lost, gone) for uuid in self._order]
 
 

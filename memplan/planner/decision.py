@@ -39,7 +39,7 @@ TRIES_BEYOND = 3
 """How many sizes above the first that does not fit are tried, where the rule would prefer them."""
 
 LARGEST_MICRO_BATCH = 65_536
-"""Where trying ends: a model without activations would never fill a card."""
+"""Where trying ends: a model without activations would never fill a GPU."""
 
 
 class Decision(NamedTuple):

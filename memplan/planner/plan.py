@@ -1,4 +1,4 @@
-"""A Plan: the workload before, the workload after, what it takes, why, and what to mind."""
+"""A Plan: the workload before, the workload after, what it takes, why, and what to know before training."""
 
 from collections.abc import Iterable
 
@@ -118,11 +118,11 @@ class Lever(Description):
     """Whether every stage fits with it at that micro-batch."""
 
     micro_batch_size: PositiveInt | None = None
-    """The largest that fits with it, up to what the target needs; None where none does, for a change of card, and by formulas."""
+    """The largest that fits with it, up to what the target needs; None where none does, for a change of GPU, and by formulas."""
 
 
 class Plan(Description):
-    """The answer: which batch, accumulation and negatives to use on that card."""
+    """The answer: which batch, accumulation and negatives to use on that GPU."""
 
     schema_version: int = SCHEMA_VERSION
     """Of this format; it grows when a field changes its meaning or goes."""
@@ -134,7 +134,7 @@ class Plan(Description):
     """The estimator that was asked."""
 
     gpu: GpuSpec
-    """The card."""
+    """The GPU."""
 
     budget: MemoryBudget
     """What the plan may use of it."""
@@ -152,7 +152,7 @@ class Plan(Description):
     """Each stage, in order; one where the workload has none."""
 
     missing_bytes: NonNegativeInt = 0
-    """What is missing where nothing fits."""
+    """Bytes that the smallest try is over the budget, where nothing fits."""
 
     rule: str
     """Which rule decided the micro-batch."""
@@ -164,7 +164,7 @@ class Plan(Description):
     """Why, in words."""
 
     warnings: tuple[str, ...] = ()
-    """What to mind."""
+    """What the user should know before training, the costliest first."""
 
     levers: tuple[Lever, ...] = ()
     """What would make it fit, or more fit."""

@@ -147,7 +147,7 @@ def _misfit(workload: Workload, decision: Decision, gpu: GpuSpec, estimator: Est
 
 def plan_by_guide(workload: Workload, gpu: GpuSpec, *, memory_gib: float) -> Plan:
     """
-    Return what the guide recommends for a card of *memory_gib*: each stage a batch of its own, and its mistakes with it.
+    Return what the guide recommends for a GPU of *memory_gib*: each stage a batch of its own, and its mistakes with it.
 
     Raises UsageError for a workload that is not the guide's kind.
     """

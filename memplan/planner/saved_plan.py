@@ -17,7 +17,7 @@ class SavedPlan(NamedTuple):
     peak_allocated_bytes: int
     peak_reserved_bytes: int
     device_used_bytes: int
-    """What the process takes of the card."""
+    """What the process takes of the GPU."""
     others_used_bytes: int
     """What others held of it when the plan was made."""
 
@@ -40,4 +40,4 @@ def read_saved_plan(path: Path) -> SavedPlan:
     except OSError as error:
         raise ConfigError(reason_of(error), file=path, hint=hint) from error
     except (ValueError, KeyError, TypeError, OverflowError) as error:
-        raise ConfigError("is no plan", file=path, hint=hint) from error
+        raise ConfigError("not a memplan plan", file=path, hint=hint) from error

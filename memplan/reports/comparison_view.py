@@ -17,7 +17,7 @@ class ComparisonView(NamedTuple):
 
 
 def view_comparison(cards: Sequence[ComparedCard]) -> ComparisonView:
-    """Return the table of *cards*. Values that are not the same in all stages are listed in their order, "24, 8"."""
+    """Return the table of *gpus*. Values that are not the same in all stages are listed in their order, "24, 8"."""
     is_contrastive = any(stage.planned.n_negatives is not None for card in cards for stage in card.stages)
     columns = (
         "GPU",

@@ -160,18 +160,18 @@ def _breakdown(breakdown: Breakdown) -> Iterator[str]:
         width = min(share, 1) * WIDTH
         pieces.append(
             f'<rect x="{x:.1f}" y="0" width="{width:.1f}" height="34" fill="var({_SHARES[name]})">'
-            f"<title>{escape(name)}: {escape(size)}, {share:.1%} of the card</title></rect>"
+            f"<title>{escape(name)}: {escape(size)}, {share:.1%} of the GPU</title></rect>"
         )
         x += width
     frame = f'<rect x="0.5" y="0.5" width="{WIDTH - 1}" height="33" fill="none" class="axis"/>'
-    yield f'<figure><svg viewBox="0 0 {WIDTH} 34" role="img" aria-label="shares of the card">{"".join(pieces)}{frame}</svg></figure>'
+    yield f'<figure><svg viewBox="0 0 {WIDTH} 34" role="img" aria-label="shares of the GPU">{"".join(pieces)}{frame}</svg></figure>'
     rows = [(name, size, f"{share:.1%}") for name, size, share in breakdown.rows]
     keyed = "".join(
         f'<tr><td><span class="key" style="background: var({_SHARES.get(name, "--paper")})"></span>{escape(name)}</td>'
         f"<td>{escape(size)}</td><td>{share}</td></tr>"
         for name, size, share in rows
     )
-    yield f"<table><thead><tr><th>category</th><th>bytes</th><th>of card</th></tr></thead><tbody>{keyed}</tbody></table>"
+    yield f"<table><thead><tr><th>category</th><th>bytes</th><th>of GPU</th></tr></thead><tbody>{keyed}</tbody></table>"
 
 
 def grid(axes: Axes, ticks: Iterable[tuple[float, str]]) -> str:

@@ -32,6 +32,6 @@ def nothing_seen_as_json(error: NothingSeenError, gpu: GpuSpec) -> str:
 
 
 def comparison_as_json(cards: Sequence[ComparedCard], *, method: str, source: str) -> str:
-    """Return the settings for each of *cards* as one JSON object."""
+    """Return the settings for each of *gpus* as one JSON object."""
     answer = {"schema_version": 1, "source": source, "method": method, "cards": [card.model_dump(mode="json") for card in cards]}
     return json.dumps(answer, indent=2)

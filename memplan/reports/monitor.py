@@ -21,7 +21,7 @@ UNKNOWN = "?"
 
 def columns(planned_bytes: int | None) -> tuple[str, ...]:
     """Return the head of the table."""
-    return ("GPU", "", "used", "of card", *(["of plan"] if planned_bytes is not None else []), "peak", "busy", "processes")
+    return ("GPU", "", "used", "of GPU", *(["of plan"] if planned_bytes is not None else []), "peak", "busy", "processes")
 
 
 def rows(sample: Sample, peaks: Mapping[str, int], planned_bytes: int | None) -> Iterator[tuple[str, ...]]:
@@ -70,7 +70,7 @@ def _clock(sample: Sample) -> str:
 
 
 def as_html(samples: Sequence[Sample], *, advice: Sequence[str], planned_bytes: int | None) -> str:
-    """Return a page with the memory of each GPU over time, its use, and what to mind. Self-contained; light and dark."""
+    """Return a page with the memory of each GPU over time, its use, and warnings. Self-contained; light and dark."""
     begin = samples[0].time
     minutes = (samples[-1].time - begin) / 60
     first = datetime.fromtimestamp(begin).astimezone()

@@ -1,4 +1,4 @@
-"""Building the stand-in device: three shared libraries, compiled once for each PyTorch and kept.
+"""Building the simulated GPU: three shared libraries, compiled once for each PyTorch and kept.
 
 The C files beside this one serve what matters; every other function that PyTorch wants becomes one that does nothing, where its name says
 that nobody expects more (a kernel of a library), or else says that it is not served. No CUDA header is needed: only a C compiler.
@@ -165,7 +165,7 @@ def _compiler() -> str:
         found = (shutil.which(name) or shutil.which(name.split()[0])) if name.strip() else None  # "gcc -m64", "/opt/my tools/gcc"
         if found:
             return found
-    raise MissingError("there is no C compiler to build the stand-in device with", hint="install one (`apt install gcc`), or name it in CC")
+    raise MissingError("no C compiler to build the simulated GPU with", hint="install one (`apt install gcc`), or name it in CC")
 
 
 def _compile_all(torch: TorchBuild, compiler: str, folder: Path) -> None:
@@ -243,5 +243,5 @@ def _compile(torch: TorchBuild, compiler: str, output: Path, sources: list[Path]
     if result.returncode:
         said = "\n".join(result.stderr.splitlines()[:5])
         raise MissingError(
-            f"{compiler} could not build the stand-in device: {said}", hint="try another compiler: CC=clang memplan rehearse …"
+            f"{compiler} could not build the simulated GPU: {said}", hint="try another compiler: CC=clang memplan rehearse …"
         )

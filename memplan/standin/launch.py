@@ -1,4 +1,4 @@
-"""Running a Python program on the stand-in device: in a process of its own, with the device's libraries in front of CUDA's."""
+"""Running a Python program on the simulated GPU: in a process of its own, with the device's libraries in front of CUDA's."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def environment_for(gpu: GpuSpec, libraries: Path, *, context_bytes: int = 0, in
         # autocast's cache of casts is freed in the order of its hashes, which are addresses
         "PYTHONHASHSEED": "0",
         "CUDA_VISIBLE_DEVICES": "0",
-        "MEMPLAN_ACCOUNT": "",  # a rehearsal has its card for itself
+        "MEMPLAN_ACCOUNT": "",  # a rehearsal has its GPU for itself
     }
 
 
@@ -49,7 +49,7 @@ def caches_in(folder: Path, *, inherited: Mapping[str, str] = os.environ) -> dic
 
 
 def card_description(gpu: GpuSpec, context_bytes: int) -> str:
-    """Return *gpu* as the device reads it; a card of which only the size is known is taken for an A100."""
+    """Return *gpu* as the device reads it; a GPU of which only the size is known is taken for an A100."""
     major, minor = gpu.compute_capability or (8, 0)
     multiprocessors = gpu.multiprocessors or 108
     return f"{major} {minor} {multiprocessors} {gpu.total_memory_bytes} {context_bytes} {gpu.name}"

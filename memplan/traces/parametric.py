@@ -6,7 +6,7 @@ in the batch for an activation, quadratic where a batch meets itself in a simila
 fractions, from the sizes that were rehearsed. Libraries and kernels change the sequence at thresholds; so a parametric trace holds between
 sizes that share one, and nothing is said beyond them.
 
-Two kinds of size are no polynomials. Temporaries of reductions grow up to what fills the card's multiprocessors and no further: a line with
+Two kinds of size are no polynomials. Temporaries of reductions grow up to what fills the GPU's multiprocessors and no further: a line with
 a limit, which is found too. And kernels round up: such sizes are taken from the straight line between two neighbours, and how far the
 others are from that line is the doubt that remains.
 """

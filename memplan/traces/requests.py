@@ -1,7 +1,7 @@
 """
 What a program asked of the caching allocator, without what the allocator did about it.
 
-The same requests can be put to another allocator: one with other settings, on a smaller card. They are also what two sizes of a program may
+The same requests can be put to another allocator: one with other settings, on a smaller GPU. They are also what two sizes of a program may
 have in common (`parametric.py`).
 """
 
@@ -87,7 +87,7 @@ def requests_of(trace: MemoryTrace, *, live_before: Mapping[int, int] = MappingP
     """
     Return what was asked for in *trace*.
 
-    Segments given back count as a request to empty the cache; so they are on a card that was never full (`replay_recorded` knows of full
+    Segments given back count as a request to empty the cache; so they are on a GPU that was never full (`replay_recorded` knows of full
     ones). *live_before* is what had been allocated when the trace began, by address: it has the first numbers, in the order of addresses.
     An allocation that failed is one that is never freed.
     """

@@ -78,7 +78,7 @@ def read_snapshot(path: Path, *, device: int | None = None) -> Snapshot:
         raise
     except Exception as error:  # a broken pickle can raise anything
         raise UsageError(
-            f"{path} is no memory snapshot: {error}",
+            f"{path} is not a memory snapshot: {error}",
             hint="dump one with `torch.cuda.memory._dump_snapshot(FILE)`, after recording its history",
         ) from error
 
@@ -156,7 +156,7 @@ def write_snapshot(path: Path, trace: MemoryTrace, *, settings: str = "") -> Non
     """
     Write *trace* to *path* as PyTorch dumps it; where it shows stack frames, this shows what an allocation was for, and in which phase.
 
-    Its times are numbers of events: a step that was rehearsed took no time on any card. Raises UsageError where the file cannot be written.
+    Its times are numbers of events: a step that was rehearsed took no time on any GPU. Raises UsageError where the file cannot be written.
     """
     content = {
         "segments": list(_segments_at_end(trace)),

@@ -138,9 +138,11 @@ class TransformerModel(Description):
     @model_validator(mode="after")
     def _heads_divide(self) -> "TransformerModel":
         if self.head_dim is None and self.hidden_size % self.num_attention_heads:
-            raise ValueError(f"hidden_size {self.hidden_size} is no multiple of num_attention_heads {self.num_attention_heads}")
+            raise ValueError(f"hidden_size {self.hidden_size} is not a multiple of num_attention_heads {self.num_attention_heads}")
         if self.num_attention_heads % self.key_value_heads:
-            raise ValueError(f"num_attention_heads {self.num_attention_heads} is no multiple of num_key_value_heads {self.key_value_heads}")
+            raise ValueError(
+                f"num_attention_heads {self.num_attention_heads} is not a multiple of num_key_value_heads {self.key_value_heads}"
+            )
         return self
 
     @property

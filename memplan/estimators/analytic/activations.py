@@ -42,7 +42,7 @@ class Call(NamedTuple):
 def make_call(
     model: TransformerModel, *, sequences: int, sequence_length: int, precision: Precision, compute_capability: tuple[int, int] | None
 ) -> Call:
-    """Return the call of *sequences* sequences of *model* on a card of that capability."""
+    """Return the call of *sequences* sequences of *model* on a GPU of that capability."""
     return Call(
         sequences=sequences,
         sequence_length=sequence_length,
@@ -57,7 +57,7 @@ def attention_kernel(model: TransformerModel, precision: Precision, compute_capa
     """
     Return the kernel that scaled_dot_product_attention picks (aten/src/ATen/native/transformers/cuda/sdp_utils.cpp, PyTorch 2.13).
 
-    Flash needs 2-byte elements, capability 8.0 and no mask; bf16 below 8.0 has only the math kernel. A card whose capability is not known
+    Flash needs 2-byte elements, capability 8.0 and no mask; bf16 below 8.0 has only the math kernel. A GPU whose capability is not known
     is taken for 8.0 or later.
     """
     capability = compute_capability or (8, 0)

@@ -20,8 +20,12 @@ CATEGORIES = {
 }
 """The fields of a breakdown, in words."""
 
-SMALL_SHARE = 0.02
-"""Of the GPU: categories below it share a row in a short report."""
+SHORT = {
+    "model states": ("parameters_bytes", "gradients_bytes", "optimizer_state_bytes"),
+    "activations": ("activations_bytes",),
+    "other": ("batch_data_bytes", "workspaces_bytes", "allocator_slack_bytes", "cuda_context_bytes"),
+}
+"""The rows of a short report, and the fields that each sums."""
 
 
 class Breakdown(NamedTuple):
@@ -34,12 +38,12 @@ class Breakdown(NamedTuple):
 
 
 def breakdown_rows(breakdown: MemoryBreakdown, total_bytes: int, *, is_short: bool = False) -> tuple[tuple[str, str, float], ...]:
-    """Return the rows of *breakdown* on a GPU of *total_bytes*; in a short one the small categories are one row, "other"."""
-    parts = [(CATEGORIES[name], value) for name, value in breakdown if value]
-    small = [part for part in parts if part[1] < SMALL_SHARE * total_bytes] if is_short else []
-    if len(small) > 1:
-        parts = [part for part in parts if part not in small]
-        parts.append(("other", sum(value for _, value in small)))
+    """Return the rows of *breakdown* on a GPU of *total_bytes*; a short one has model states, activations, and the rest in one."""
+    if is_short:
+        parts = [(name, sum(getattr(breakdown, field) for field in fields)) for name, fields in SHORT.items()]
+    else:
+        parts = [(CATEGORIES[name], value) for name, value in breakdown]
+    parts = [(name, value) for name, value in parts if value]
     return tuple((name, format_bytes(value), value / total_bytes) for name, value in (*parts, ("total", breakdown.total_bytes)))
 
 

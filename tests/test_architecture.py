@@ -39,9 +39,9 @@ def test_help_and_an_analytic_plan_load_no_torch(arguments: list[str], tmp_path:
     assert not loaded_by(arguments, tmp_path) & {"torch", "transformers", "numpy"}
 
 
-def test_a_plan_without_files_loads_no_yaml_and_no_nvml(tmp_path: Path) -> None:
+def test_a_plan_without_files_loads_no_yaml_no_locks_and_no_nvml(tmp_path: Path) -> None:
     """What is not needed is not paid for."""
-    assert not loaded_by(["--gpu-memory", "24"], tmp_path) & {"ruamel", "pynvml"}
+    assert not loaded_by(["--gpu-memory", "24"], tmp_path) & {"ruamel", "filelock", "platformdirs", "pynvml"}
 
 
 def test_a_program_that_wants_json_loads_no_rich(tmp_path: Path) -> None:

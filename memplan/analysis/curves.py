@@ -41,7 +41,7 @@ class CurvePoint(Description):
     """What the step is expected to take, CUDA context included."""
 
     high_bytes: NonNegativeInt
-    """The high end of that, which has to fit."""
+    """The upper bound of that, which has to fit."""
 
     fits: bool
     """Whether that is within the budget."""

@@ -211,10 +211,10 @@ def _checkpointing_without_effect(plan: Plan, estimator: Estimator) -> Iterator[
     repaired = in_training_mode(plan.after.with_training(micro_batch_size=worst.planned.micro_batch_size))
     with_effect: MemoryEstimate = estimator(repaired, plan.gpu, stage)
     yield (
-        "activation checkpointing has no effect: the encoder is in eval mode (as from_pretrained returns it), and transformers "
-        f"checkpoints in training mode only. After `.train()` this step takes {format_bytes(with_effect.device_used_bytes)} instead of "
+        "activation checkpointing has no effect while the encoder is in eval mode, as from_pretrained returns it: after `.train()` this "
+        f"step takes {format_bytes(with_effect.device_used_bytes)} instead of "
         f"{format_bytes(worst.estimate.device_used_bytes)}{_would_allow(plan, repaired, estimator)} "
-        '(`pins={"is_in_eval_mode": False}` plans for that)'
+        '(`pins={"is_in_eval_mode": False}`)'
     )
 
 

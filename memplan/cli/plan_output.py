@@ -110,7 +110,7 @@ def _report(configuration: Configuration, made: Made, changes: Sequence[FileChan
 
     plan = made.plans[0]
     notes = in_options((*configuration.notes, *_alone(made.plans)))
-    print_plan(_typed(plan), source=configuration.source, notes=notes, is_short=not output.is_verbose, more=": --verbose")
+    print_plan(_typed(plan), source=configuration.source, notes=notes, is_short=not output.is_verbose, more=" with --verbose")
     if made.profile is not None:
         print_profile(made.profile)
     if output.curves is not None:

@@ -108,7 +108,7 @@ def card_of_size(size: Size) -> GpuSpec:
     if most.total_memory_bytes != least.total_memory_bytes:
         offers += f" ({least.name}) to {format_bytes(most.total_memory_bytes)} ({most.name}); planned for the smallest"
     return GpuSpec(
-        name=f"a {marketing_gb} GB GPU",
+        name=f"a GPU with {marketing_gb} GB",
         total_memory_bytes=least.total_memory_bytes,
         origin=offers,
         marketing_gb=marketing_gb,

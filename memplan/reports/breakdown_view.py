@@ -34,17 +34,17 @@ class Breakdown(NamedTuple):
     title: str
     """Which step, and where in it the peak is."""
     rows: tuple[tuple[str, str, float], ...]
-    """Category, size, share of the GPU; the total comes last."""
+    """Category, size, share of the GPU; the total comes last, where there is one."""
 
 
 def breakdown_rows(breakdown: MemoryBreakdown, total_bytes: int, *, is_short: bool = False) -> tuple[tuple[str, str, float], ...]:
-    """Return the rows of *breakdown* on a GPU of *total_bytes*; a short one has model states, activations, and the rest in one."""
+    """Return the rows of *breakdown* on a GPU of *total_bytes*; a short one has model states, activations and the rest, without a total."""
     if is_short:
         parts = [(name, sum(getattr(breakdown, field) for field in fields)) for name, fields in SHORT.items()]
     else:
         parts = [(CATEGORIES[name], value) for name, value in breakdown]
-    parts = [(name, value) for name, value in parts if value]
-    return tuple((name, format_bytes(value), value / total_bytes) for name, value in (*parts, ("total", breakdown.total_bytes)))
+        parts.append(("total", breakdown.total_bytes))
+    return tuple((name, format_bytes(value), value / total_bytes) for name, value in parts if value)
 
 
 def joined(names: Sequence[str]) -> str:

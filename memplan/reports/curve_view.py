@@ -37,13 +37,13 @@ def view_curve(curve: Curve) -> CurveView:
     """Return *curve* as rows, one for each value."""
     variable = CURVE_WORDS[curve.variable]
     return CurveView(
-        title=f"memory of {curve.stage} by {variable}, on the scale of the GPU (│ is the budget)",
+        title=f"upper bound of the memory of {curve.stage} by {variable}, on the scale of the GPU (│ is the budget)",
         budget_share=curve.budget_bytes / curve.card_bytes,
         rows=tuple(
             CurveRow(
                 label=f"{variable} {point.value}",
-                share=point.device_used_bytes / curve.card_bytes,
-                size=format_bytes(point.device_used_bytes),
+                share=point.high_bytes / curve.card_bytes,
+                size=format_bytes(point.high_bytes),
                 fits=point.fits,
                 remark=", ".join(_curve_remarks(curve, point)),
             )

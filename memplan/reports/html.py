@@ -262,29 +262,30 @@ def _phase_at(timeline: Timeline, event: int) -> str:
 def _curve(curve: Curve) -> Iterator[str]:
     """Yield the line of a curve with its points, the limits, and its figures."""
     name = CURVE_WORDS[curve.variable]
-    top = max(curve.card_bytes, *(point.device_used_bytes for point in curve.points)) * 1.08
+    top = max(curve.card_bytes, *(point.high_bytes for point in curve.points)) * 1.08
     axes = Axes(curve.points[0].value, curve.points[-1].value, top)
-    line = " ".join(f"{axes.x(point.value):.1f},{axes.y(point.device_used_bytes):.1f}" for point in curve.points)
+    line = " ".join(f"{axes.x(point.value):.1f},{axes.y(point.high_bytes):.1f}" for point in curve.points)
     marks = "".join(
-        f'<circle cx="{axes.x(point.value):.1f}" cy="{axes.y(point.device_used_bytes):.1f}" r="{6 if point.value == curve.planned else 4}" '
+        f'<circle cx="{axes.x(point.value):.1f}" cy="{axes.y(point.high_bytes):.1f}" r="{6 if point.value == curve.planned else 4}" '
         f'fill="var({"--good" if point.fits else "--bad"})">'
-        f"<title>{name} {point.value}: {format_bytes(point.device_used_bytes)}, {point.method}"
+        f"<title>{name} {point.value}: {format_bytes(point.high_bytes)}, {point.method}"
         f"{'' if point.fits else ', over the budget'}</title></circle>"
         for point in curve.points
     )
-    limits = limit_line(axes, curve.card_bytes, "card") + limit_line(axes, curve.budget_bytes, "budget", is_below=True)
+    limits = limit_line(axes, curve.card_bytes, "GPU") + limit_line(axes, curve.budget_bytes, "budget", is_below=True)
     ticks = [(point.value, str(point.value)) for point in curve.points]
-    yield f"<h2>{escape(curve.stage)}: memory against {name}</h2>"
+    yield f"<h2>{escape(curve.stage)}: memory by {name}, upper bound</h2>"
     yield figure(
-        grid(axes, ticks) + limits + f'<polyline class="curve" points="{line}"/>' + marks, f"peak memory against {name}, with the limits"
+        grid(axes, ticks) + limits + f'<polyline class="curve" points="{line}"/>' + marks,
+        f"peak memory by {name}, upper bound, with the limits",
     )
     rows = [
         (
             f"{point.value}{' (planned)' if point.value == curve.planned else ''}",
-            format_bytes(point.device_used_bytes),
+            format_bytes(point.high_bytes),
             "fits" if point.fits else "over the budget",
             point.method,
         )
         for point in curve.points
     ]
-    yield f"<details><summary>figures</summary>{table((name, 'memory', '', 'found'), rows)}</details>"
+    yield f"<details><summary>figures</summary>{table((name, 'upper bound', '', 'found'), rows)}</details>"

@@ -18,7 +18,7 @@ METHOD_NOTES = {
     "guide": "the guide's rule of thumb, for comparison",
 }
 
-MOST_NOTES = 5
+MOST_NOTES = 4
 """Reasons and warnings in a short report."""
 
 MOST_REASONS = 2

@@ -78,10 +78,9 @@ def print_plan(
         console.print(Text(f"memory of {breakdown.title}"))
         console.print(_bars(breakdown.rows))
     _print_list(console, "why", view.reasons)
-    _print_list(console, "warnings", view.warnings)
+    left_out = f" ({view.num_left_out} more{more})" if view.num_left_out else ""
+    _print_list(console, f"warnings{left_out}", view.warnings)
     _print_list(console, "what would help", view.levers)
-    if view.num_left_out:
-        console.print(Text(f"  … {view.num_left_out} more{more}", style="dim"))
 
 
 def print_curves(curves: Iterable[Curve], *, stream: TextIO | None = None) -> None:

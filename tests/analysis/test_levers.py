@@ -89,7 +89,7 @@ def test_a_trade_is_told_of_a_plan_that_fits(built_in: Workload, a100: GpuSpec) 
     assert lever.micro_batch_size < 32
     assert any("GradCache" in lever.change for lever in plan.levers)
     assert any(lever.change == "at most 12 negatives in every stage instead of 24" for lever in plan.levers)
-    assert not any("use a card like" in lever.change for lever in plan.levers)
+    assert not any("use a GPU like" in lever.change for lever in plan.levers)
 
 
 def test_without_being_asked_a_plan_that_fits_has_none(built_in: Workload, a100: GpuSpec) -> None:

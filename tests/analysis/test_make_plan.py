@@ -103,7 +103,7 @@ def test_a_micro_batch_is_never_larger_than_the_target() -> None:
     plan = plan_of(PLAIN, BASE_BYTES + 1000 * ITEM_BYTES)
 
     assert (plan.after.training.micro_batch_size, plan.after.training.gradient_accumulation_steps) == (16, 1)
-    assert "The whole target of 16 fits at once" in plan.reasons[0]
+    assert "the whole target of 16 fits at once" in plan.reasons[0]
 
 
 def test_the_margin_and_what_others_hold_come_off() -> None:
@@ -114,7 +114,7 @@ def test_the_margin_and_what_others_hold_come_off() -> None:
 
     assert plan.budget_bytes == 2700
     assert plan.after.training.micro_batch_size == 16
-    assert any("others hold 1000 B" in warning for warning in plan.warnings)
+    assert any("other processes hold 1000 B" in warning for warning in plan.warnings)
 
 
 def test_one_micro_batch_serves_all_stages_and_negatives_are_the_users() -> None:
@@ -128,7 +128,7 @@ def test_one_micro_batch_serves_all_stages_and_negatives_are_the_users() -> None
         (28, 26, 30),
         (28, 10, 30),
     ]
-    assert any("negatives are left as they are" in reason and "`--grow-negatives`" in reason for reason in plan.reasons)
+    assert any("n_negatives stay as they are" in reason and "`grow_negatives=True`" in reason for reason in plan.reasons)
 
 
 def test_negatives_grow_into_what_is_left_where_that_is_asked_for() -> None:
@@ -193,7 +193,7 @@ def test_nothing_fits_is_said_with_what_is_missing_and_never_with_a_batch_of_one
     assert not plan.fits
     assert plan.missing_bytes == 600
     assert plan.after == STAGED
-    assert "600 B are missing" in plan.reasons[0]
+    assert "600 B short" in plan.reasons[0]
     assert any(lever.fits and lever.change == "at most 18 negatives in every stage instead of 24" for lever in plan.levers)
 
 
@@ -318,7 +318,7 @@ def test_a_prime_target_is_met_nearly_and_what_meets_it_exactly_is_named() -> No
     plan = plan_of(PLAIN, BASE_BYTES + 62 * ITEM_BYTES, target=257)
 
     assert (plan.after.training.micro_batch_size, plan.after.training.gradient_accumulation_steps) == (52, 5)
-    assert any("1 × 257 = 257 would meet the target exactly, in 257 steps: `--target-tolerance 0%`" in reason for reason in plan.reasons)
+    assert any("1 × 257 = 257 would meet the target exactly, in 257 steps: `target_tolerance=0`" in reason for reason in plan.reasons)
     assert any("257 is not met exactly: 260 is 3 (1.2%) above it" in warning for warning in plan.warnings)
 
 
@@ -327,7 +327,7 @@ def test_what_would_take_fewer_steps_is_named() -> None:
     plan = plan_of(PLAIN, BASE_BYTES + 3 * ITEM_BYTES, target=256)
 
     assert (plan.after.training.micro_batch_size, plan.after.training.gradient_accumulation_steps) == (2, 128)
-    offered = "3 × 86 = 258 would take a third fewer steps (86 instead of 128): `--target-tolerance 5%`"
+    offered = "3 × 86 = 258 would take a third fewer steps (86 instead of 128): `target_tolerance=0.05`"
     assert any(offered in reason for reason in plan.reasons)
     assert plan_of(PLAIN, BASE_BYTES + 3 * ITEM_BYTES, target=256, tolerance=0.05).effective_batch_size == 258
 
@@ -356,7 +356,7 @@ def test_a_quick_estimate_never_decides_that_the_whole_target_does_not_fit(targe
     plan = make_plan(PLAIN, gpu, Misjudged(), target=target, margin=0.0)
 
     assert (plan.after.training.micro_batch_size, plan.after.training.gradient_accumulation_steps) == (target, 1)
-    assert f"The whole target of {target} fits at once" in plan.reasons[0]
+    assert f"the whole target of {target} fits at once" in plan.reasons[0]
 
 
 @pytest.mark.parametrize("field", ["gradient_accumulation_steps", "micro_batch_size"])
@@ -388,7 +388,7 @@ def test_present_values_that_do_not_fit_are_said() -> None:
     plan = plan_of(STAGED, BASE_BYTES + 60 * ITEM_BYTES)
 
     assert [stage.present_fits for stage in plan.stages] == [False, True]
-    assert any("the present values are not safe on this card: hard takes" in warning for warning in plan.warnings)
+    assert any("the present values do not fit safely: hard takes" in warning for warning in plan.warnings)
 
 
 def test_a_file_outside_the_curriculum_that_would_not_fit_is_said() -> None:
@@ -398,7 +398,7 @@ def test_a_file_outside_the_curriculum_that_would_not_fit_is_said() -> None:
     warnings = warn_of_other_stages(plan, [Stage(name="default", n_negatives=32), Stage(name="small", n_negatives=1)], estimator=ByHand())
 
     assert len(warnings) == 1
-    assert "default is no stage of the curriculum" in warnings[0]
+    assert "default is not a stage of the curriculum" in warnings[0]
 
 
 def test_checkpointing_without_effect_is_said_with_what_it_costs(built_in: Workload) -> None:
@@ -433,7 +433,7 @@ def test_levers_of_a_transformer_that_does_not_fit(built_in: Workload) -> None:
     assert {"turn activation checkpointing on", "use an 8-bit Adam", "halve the sequence length to 1024"} <= {
         lever.change for lever in plan.levers
     }
-    assert plan.levers[-1].change.startswith("use a card like")
+    assert plan.levers[-1].change.startswith("use a GPU like")
 
 
 def test_levers_of_a_large_model_whose_optimizer_step_is_the_peak(a100: GpuSpec) -> None:

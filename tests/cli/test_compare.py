@@ -58,7 +58,7 @@ def test_markdown_is_a_table(run_memplan: Run) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"), [(["nocard"], "no card of the catalogue"), (["t4", "--margin", "nan"], "nan is no number to use here")]
+    ("arguments", "message"), [(["nocard"], "no card of the catalogue"), (["t4", "--margin", "nan"], "nan is not a valid number")]
 )
 def test_mistakes_are_told(run_memplan: Run, arguments: list[str], message: str) -> None:
     result = run_memplan("compare", *arguments)

@@ -21,8 +21,8 @@ def test_curves_are_shown_and_told(run_memplan: Run) -> None:
     shown = run_memplan("--gpu", "rtx4090", "--curves")
     told = json.loads(run_memplan("--gpu", "rtx4090", "--curves", "--format", "json").stdout)
 
-    assert "memory of 01_stage against its micro-batch" in shown.stdout
-    assert "against its negatives" in shown.stdout
+    assert "memory of 01_stage by micro-batch" in shown.stdout
+    assert "by negatives" in shown.stdout
     assert "planned" in shown.stdout
     assert "over the budget" in shown.stdout
     assert [curve["variable"] for curve in told["curves"]] == ["micro_batch_size", "n_negatives"]
@@ -35,7 +35,7 @@ def test_a_report_of_formulas_has_no_time(run_memplan: Run, tmp_path: Path) -> N
 
     page = (tmp_path / "plan.html").read_text(encoding="utf-8")
     assert f"Wrote {tmp_path / 'plan.html'}." in result.stderr
-    assert "memory against micro-batch" in page
+    assert "memory by micro-batch" in page
     assert "Memory over time" not in page
 
 
@@ -55,7 +55,7 @@ def test_a_rehearsed_plan_is_drawn_whole(run_memplan: Run, torch_build: TorchBui
     ("arguments", "code", "message"),
     [
         (["--snapshot", "step.pickle"], 3, "only a rehearsed step has a snapshot"),
-        (["--report", "no/such/folder.html"], 2, "there is no such folder"),
+        (["--report", "no/such/folder.html"], 2, "no such folder"),
         (["--method", "guide", "--curves"], 2, "the guide's numbers are not drawn"),
         (["--method", "guide", "--levers"], 2, "knows no levers"),
         (["--curves=speed"], 2, "there is no curve of 'speed'"),

@@ -79,7 +79,7 @@ def test_a_plan_is_compared_with(run_memplan: Run, torch_build: TorchBuild, driv
 
     assert f"{13 * GIB / planned:.0%} of the plan" in result.stdout
     assert "more than planned" in result.stderr
-    assert (wrong.returncode, "none.json: is no plan" in wrong.stderr) == (2, True)
+    assert (wrong.returncode, "none.json: not a memplan plan" in wrong.stderr) == (2, True)
 
 
 def test_samples_are_logged_and_drawn(run_memplan: Run, torch_build: TorchBuild, driver: Driver, tmp_path: Path) -> None:
@@ -208,7 +208,7 @@ def test_without_a_gpu_there_is_nothing_to_watch(run_memplan: Run, tmp_path: Pat
     ("arguments", "problem"),
     [
         (["--plot", "run.gif"], "neither a page nor a picture"),
-        (["--log", "nowhere/run.jsonl"], "there is no such folder"),
+        (["--log", "nowhere/run.jsonl"], "no such folder"),
         (["--log", "."], "s a directory"),
         (["--log", "/proc/run.jsonl"], "/proc/run.jsonl: "),
         (["--plot", "/proc/run.html"], "/proc/run.html: "),

@@ -110,7 +110,7 @@ def test_a_user_without_a_home_rehearses_too(torch_build: TorchBuild, tmp_path: 
     ("arguments", "problem"),
     [
         (["--gpu", "t4", "nowhere.py:build"], "nowhere.py does not exist"),
-        (["--gpu", "t9000", f"{STEPS}:mlp"], "is no card of the catalogue"),
+        (["--gpu", "t9000", f"{STEPS}:mlp"], "unknown GPU"),
         (["--gpu", "t4", f"{STEPS}:mlp", "--set", "batch"], "does not say NAME=VALUE"),
         (["--gpu", "t4", f"{STEPS}:mlp", "--steps", "0"], "0 is not in the range"),
         ([f"{STEPS}:mlp"], "say which card to stand in for"),

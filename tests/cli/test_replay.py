@@ -108,7 +108,7 @@ def test_odd_snapshots_are_refused_without_a_traceback(run_memplan: Run, snapsho
     result = run_memplan("replay", snapshot)
 
     assert result.returncode == 2
-    assert "is no memory snapshot" in result.stderr
+    assert "is not a memory snapshot" in result.stderr
 
 
 def test_sizes_that_no_card_has_run_out_of_memory(run_memplan: Run, snapshot: Path) -> None:

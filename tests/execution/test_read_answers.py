@@ -153,7 +153,7 @@ def test_a_step_is_taken_for_an_ordinary_one(run: Run) -> None:
     assert [found.answer for found in seen.reads] == ["true", "false"]
     assert seen.peak_allocated_bytes < 5 * MIB
     assert [finding.kind for finding in seen.findings] == ["device_values", "device_values"]
-    assert f"`--read findings_steps.py:{line_of('torch.isnan')}=true`" in seen.findings[1].message
+    assert f'`answers={{"findings_steps.py:{line_of("torch.isnan")}": "true"}}`' in seen.findings[1].message
 
 
 def test_checks_pass(run: Run) -> None:

@@ -60,7 +60,7 @@ def test_a_function_of_a_module_is_found_by_its_name() -> None:
 @pytest.mark.parametrize("build", [3, None, "train.py:build", odd_steps])
 def test_what_nobody_can_call_is_refused(build: Any) -> None:
     """Before anything is started."""
-    with pytest.raises(UsageError, match="is no function"):
+    with pytest.raises(UsageError, match="is not a function"):
         step_source_of(build)
 
 

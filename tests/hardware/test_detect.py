@@ -101,7 +101,7 @@ def test_a_card_that_nothing_is_known_of_is_an_error_with_the_reason(driver: Dri
     seen = driver.see("gpu NVIDIA Thor\ncapability 11 0\n")
 
     assert seen.error == "the driver lists 1 GPU(s) but tells no memory size (memory: Not Supported; UUID: Not Supported)"
-    assert "--gpu" in (seen.hint or "")
+    assert 'gpu="a100-80"' in (seen.hint or "")
 
 
 def test_one_card_that_tells_nothing_does_not_hide_the_other(driver: Driver):
@@ -204,7 +204,7 @@ def test_no_card_is_an_error_that_says_why(driver: Driver, machine: str, environ
     seen = driver.see(machine, **environment)
 
     assert (seen.gpus, seen.error) == ([], error)
-    assert "--gpu a100-80" in (seen.hint or "")
+    assert 'gpu="a100-80"' in (seen.hint or "")
 
 
 def test_a_card_set_to_instances_that_has_none_is_not_blamed_on_a_variable(driver: Driver):

@@ -167,7 +167,7 @@ def test_no_driver_is_said_with_what_else_to_plan_for(tmp_path: Path):
     seen = no_driver(tmp_path).see(T4)
 
     assert (seen.machine, seen.error) == (None, "no NVIDIA driver answers on this machine (NVML Shared Library Not Found)")
-    assert "--gpu-memory 24" in (seen.hint or "")
+    assert "gpu_memory=24" in (seen.hint or "")
 
 
 @pytest.mark.parametrize(
@@ -183,7 +183,7 @@ def test_a_driver_that_answers_nothing_is_an_error_with_its_reason(driver: Drive
     seen = driver.see(refusing(T4, call, code=code))
 
     assert seen.error == error
-    assert "--gpu-memory 24" in (seen.hint or "")
+    assert "gpu_memory=24" in (seen.hint or "")
 
 
 def test_a_machine_without_gpus_is_read_as_such(driver: Driver):

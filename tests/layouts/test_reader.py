@@ -95,7 +95,7 @@ def test_a_choice_that_names_no_file_is_a_warning_or_nothing(tree: Path, entry: 
     reading = read(tree)
 
     assert [stage.name for stage in reading.workload.stages] == ["01_stage", "02_stage", "03_stage"]
-    assert any("text_curriculum/nowhere.yaml is not there" in warning for warning in reading.warnings) == (entry == "curriculum: nowhere")
+    assert any("text_curriculum/nowhere.yaml does not exist" in warning for warning in reading.warnings) == (entry == "curriculum: nowhere")
 
 
 def test_a_duplicate_key_elsewhere_is_a_warning(tree: Path) -> None:

@@ -20,10 +20,10 @@ def test_accumulation_makes_up_the_effective_batch() -> None:
 @pytest.mark.parametrize(
     ("target", "largest", "chosen", "alternative"),
     [
-        (257, 62, (52, 5, 260), (1, 257, 257, "--target-tolerance 0%")),  # DESIGN, section 8
-        (256, 3, (2, 128, 256), (3, 86, 258, "--target-tolerance 5%")),  # DESIGN, section 8
+        (257, 62, (52, 5, 260), (1, 257, 257, "target_tolerance=0")),  # DESIGN, section 8
+        (256, 3, (2, 128, 256), (3, 86, 258, "target_tolerance=0.05")),  # DESIGN, section 8
         (37, 37, (37, 1, 37), None),
-        (7, 4, (1, 7, 7), (4, 2, 8, "--target-effective-batch 8")),  # nothing is within 5% of 7 but 7 itself
+        (7, 4, (1, 7, 7), (4, 2, 8, "target_effective_batch_size=8")),  # nothing is within 5% of 7 but 7 itself
         (256, 64, (64, 4, 256), None),
     ],
 )
@@ -93,14 +93,14 @@ def test_the_rule_against_every_micro_batch_that_fits(largest: int, target: int,
 
 @given(**sizes)
 def test_an_alternative_takes_fewer_steps_or_is_exact(largest: int, target: int, ranks: int) -> None:
-    """And its option leads to it."""
+    """And its argument leads to it."""
     choice = choose_batch(largest=largest, target=target, data_parallel_size=ranks)
     offered = choice.alternative
     if offered is None:
         return
-    option, _, value = offered.option.partition(" ")
-    if option == "--target-tolerance":
-        again = choose_batch(largest=largest, target=target, data_parallel_size=ranks, tolerance=int(value[:-1]) / 100)
+    option, _, value = offered.argument.partition("=")
+    if option == "target_tolerance":
+        again = choose_batch(largest=largest, target=target, data_parallel_size=ranks, tolerance=float(value))
     else:
         again = choose_batch(largest=largest, target=int(value), data_parallel_size=ranks)
 

@@ -75,8 +75,8 @@ def test_a_page_has_what_the_terminal_has_and_the_drawings(built_in: Workload, a
     assert all(reason in text for reason in plan.reasons)
     assert "a note" in text
     assert "Memory over time, step 2 of 01_stage" in text
-    assert "memory against micro-batch" in text
-    assert "memory against negatives" in text
+    assert "memory by micro-batch, upper bound" in text
+    assert "memory by negatives" in text
     assert all(category.replace("_", " ") in text for category in CATEGORIES)
     assert "forward" in page.text
     assert "optimizer" in page.text
@@ -85,7 +85,7 @@ def test_a_page_has_what_the_terminal_has_and_the_drawings(built_in: Workload, a
 def test_points_lie_where_their_figures_say(built_in: Workload, a100: GpuSpec) -> None:
     """More memory is higher up; what is over the budget lies above its line."""
     text = page_of(make_plan(built_in, a100, AnalyticEstimator()))
-    figure = text[text.index("memory against micro-batch") :]
+    figure = text[text.index("memory by micro-batch, upper bound") :]
     marks = re.findall(r'<circle cx="([\d.]+)" cy="([\d.]+)" r="\d" fill="var\((--\w+)\)">', figure[: figure.index("</figure>")])
     budget = re.findall(r'<line class="limit"[^>]* y1="([\d.]+)"', figure)[1]
 

@@ -7,7 +7,6 @@ import json
 from pathlib import Path
 
 import pytest
-from memplan.reports.view import view_plan
 
 from memplan.analysis.make_plan import make_guide_plan, make_plan
 from memplan.edits.apply import FileChange
@@ -17,6 +16,7 @@ from memplan.planner.pins import read_pins
 from memplan.planner.plan import Plan
 from memplan.reports.diff import diff_lines
 from memplan.reports.json import plan_as_json
+from memplan.reports.plan_view import MOST_LEVERS, MOST_NOTES, view_plan
 from memplan.reports.terminal import print_diff, print_plan, print_table
 from memplan.workload.parallelism import Parallelism
 from memplan.workload.workload import Workload
@@ -52,19 +52,21 @@ def test_stages_that_take_the_same_share_a_breakdown(built_in: Workload) -> None
     titles = [breakdown.title for breakdown in view_plan(plan, source="here").breakdowns]
 
     assert titles == [
-        "01_stage and 02_stage, at the peak (start of backward)",
-        "03_stage, 04_stage and 05_stage, at the peak (start of backward)",
+        "01_stage and 02_stage at the peak (start of backward)",
+        "03_stage, 04_stage and 05_stage at the peak (start of backward)",
     ]
 
 
 def test_changes_stand_beside_the_present_values(plan: Plan) -> None:
     """A value that stays is shown once, one that changes as before and after."""
-    row = dict(zip(view_plan(plan, source="here").columns, view_plan(plan, source="here").rows[1], strict=True))
+    view = view_plan(plan, source="here")
+    row = dict(zip(view.columns, view.rows[1], strict=True))
 
     assert row["n_positives"] == "16"
     assert row["micro-batch"] == "4 → 2"
     assert row["n_negatives"] == "8"
-    assert row["n_negatives that fit"] == "32 (3.4× items)"
+    assert view.columns.index("would fit") == view.columns.index("n_negatives") + 1
+    assert row["would fit"] == "35 (3.7× items)"
 
 
 def test_a_plan_that_does_not_fit_says_so_first(built_in: Workload) -> None:
@@ -72,9 +74,9 @@ def test_a_plan_that_does_not_fit_says_so_first(built_in: Workload) -> None:
     view = view_plan(make_plan(built_in, find_card("rtx4060"), AnalyticEstimator()), source="here")
 
     assert view.headline.startswith("Does not fit on NVIDIA GeForce RTX 4060: ")
-    assert view.headline.endswith("are missing")
-    assert any("fits then" in lever for lever in view.levers)
-    assert view.columns[6] == "minimum"
+    assert view.headline.endswith(" short")
+    assert any("would fit" in lever for lever in view.levers)
+    assert "minimum" in view.columns
     assert not any("→" in value for value in view.rows[0])
 
 
@@ -86,7 +88,7 @@ def test_several_gpus_and_others_memory_are_among_the_facts(built_in: Workload) 
     facts = dict(view_plan(make_plan(workload, busy, AnalyticEstimator()), source="here").facts)
 
     assert facts["GPUs"].startswith("2, data parallel")
-    assert "less 1.00 GiB that others hold" in facts["budget"]
+    assert "less 1.00 GiB that other processes hold" in facts["budget"]
 
 
 def test_the_guide_has_a_batch_for_each_stage(built_in: Workload, a100: object) -> None:
@@ -152,3 +154,44 @@ def test_a_table_has_a_head() -> None:
     print_table(("name", "size"), [("a", "10"), ("bcd", "5")], stream=stream)
 
     assert stream.getvalue().splitlines() == ["name  size", "a       10", "bcd      5"]
+
+
+def lines_of(plan: Plan, *, is_short: bool) -> list[str]:
+    """The report in a pipe."""
+    stream = io.StringIO()
+    print_plan(plan, source="here", is_short=is_short, more=" with --verbose", stream=stream)
+    return stream.getvalue().splitlines()
+
+
+@pytest.mark.parametrize("gpu", ["rtx4060", "t4", "rtx4090", "a100-80"])
+@pytest.mark.parametrize("precision", ["fp16-mixed", "bf16-mixed"])
+def test_a_short_report_is_thirty_lines(built_in: Workload, gpu: str, precision: str) -> None:
+    """Verdict, table, breakdown, the costliest reasons and warnings, of a tree with five stages; else also what would help."""
+    plan = make_plan(built_in.with_training(precision=precision), find_card(gpu), AnalyticEstimator())
+
+    lines = lines_of(plan, is_short=True)
+
+    assert len(lines) <= (30 if plan.fits else 40)
+    assert sum(line.startswith("  - ") for line in lines) <= MOST_NOTES + (0 if plan.fits else MOST_LEVERS)
+
+
+def test_what_a_short_report_leaves_out_is_counted_and_in_the_whole_one(plan: Plan) -> None:
+    """Each reason and warning that is not in it, and the breakdowns of the other stages."""
+    short, whole = view_plan(plan, source="here", is_short=True), view_plan(plan, source="here")
+
+    left_out = set(whole.reasons) | set(whole.warnings)
+    left_out -= set(short.reasons) | set(short.warnings)
+    assert short.num_left_out == len(left_out) + len(whole.breakdowns) - 1
+    assert f"warnings ({short.num_left_out} more with --verbose)" in lines_of(plan, is_short=True)
+    assert whole.num_left_out == 0
+    assert all(any(reason[:40] in line for line in lines_of(plan, is_short=False)) for reason in left_out)
+
+
+def test_a_short_breakdown_sums_what_it_joins(plan: Plan) -> None:
+    """Model states are parameters, gradients and optimizer state; the total is the same."""
+    short, whole = (view_plan(plan, source="here", is_short=is_short).breakdowns[0].rows for is_short in (True, False))
+
+    assert [name for name, _, _ in short] == ["model states", "activations", "other"]
+    shares = {name: share for name, _, share in whole}
+    assert short[0][2] == pytest.approx(shares["parameters"] + shares["gradients"] + shares["optimizer state"])
+    assert sum(share for _, _, share in short) == pytest.approx(shares["total"])

@@ -72,7 +72,7 @@ def test_nothing_of_a_pickle_is_run(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("content", [[], {}, {"segments": 1, "device_traces": [[{}]]}, {"segments": [], "device_traces": [[{"a": 1}]]}])
 def test_what_is_no_snapshot_is_refused(tmp_path: Path, content: object) -> None:
-    with pytest.raises(UsageError, match="no memory snapshot"):
+    with pytest.raises(UsageError, match="not a memory snapshot"):
         read_snapshot(dumped(tmp_path / "other.pickle", content))
 
 

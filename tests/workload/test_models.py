@@ -26,8 +26,8 @@ COUNTED = ParametersModel(num_parameters=10, activation_bytes_per_sample=1)
 @pytest.mark.parametrize(
     ("values", "problem"),
     [
-        ({"hidden_size": 66}, "no multiple of num_attention_heads"),
-        ({"num_key_value_heads": 3}, "no multiple of num_key_value_heads"),
+        ({"hidden_size": 66}, "not a multiple of num_attention_heads"),
+        ({"num_key_value_heads": 3}, "not a multiple of num_key_value_heads"),
         ({"num_layers": 0}, "greater than 0"),
         ({"num_layers": -2}, "greater than 0"),
         ({"dropout": 1.0}, "less than 1"),

@@ -6,24 +6,56 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from memplan.execution.rehearsal import Rehearsal
+from memplan.execution.rehearse import Rehearser
+from memplan.execution.step_source import step_source_from
+from memplan.hardware.catalog import find_card
 from memplan.hardware.gpu import GpuSpec
 from memplan.layouts.templates import template_data, templates_folder
+from memplan.standin.build import TorchBuild
 from memplan.workload.reader import workload_from
 from memplan.workload.workload import Workload
 from tests.hardware.nvml_driver import Driver, build_driver
+from tests.standin.conftest import torch_build
+
+__all__ = ["torch_build"]
 
 SHARED = Path(__file__).parents[2] / "shared"
 """Ground truth and real configurations; not on a user's machine."""
+
+ANY_PROGRAM = Path(__file__).parent / "child" / "any_program.py"
 
 OWN_TREE = Path(__file__).parent / "trees" / "contrastive"
 """A configuration tree of our own with the traps that real ones have."""
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+class SharedRehearser:
+    """
+    Rehearses one program as a Rehearser of its own would, in the process that rehearses all of them.
+
+    That process has imported PyTorch and nothing of any test; the program is loaded in the fork of its rehearsal.
+    """
+
+    def __init__(self, rehearser: Rehearser, program: str) -> None:
+        self._rehearser = rehearser
+        self._source = step_source_from(program)
+
+    def rehearse(self, *, gpu: GpuSpec | str, values: Mapping[str, Any] | None = None, **options: Any) -> Rehearsal:
+        """Rehearse the program with *values*; the rest is as for `Rehearser.rehearse`."""
+        card = find_card(gpu) if isinstance(gpu, str) else gpu
+        call = {"file": self._source.name, "function": self._source.function, "values": dict(values or {})}
+        return self._rehearser.rehearse(gpu=card, values=call, **options)
+
+
+RehearserOf = Callable[[str], SharedRehearser]
 
 
 @pytest.fixture
@@ -90,6 +122,14 @@ def run_memplan(tmp_path: Path) -> Run:
 def driver(tmp_path_factory: pytest.TempPathFactory) -> Driver:
     """A driver of today, compiled once for all who ask it."""
     return build_driver(tmp_path_factory.mktemp("driver"))
+
+
+@pytest.fixture(scope="session")
+def rehearser_of(torch_build: TorchBuild) -> Iterator[RehearserOf]:
+    """What rehearses a program, FILE.py:function, without a process of its own: importing PyTorch takes longer than most rehearsals."""
+    with Rehearser(step_source_from(f"{ANY_PROGRAM}:build")) as rehearser:
+        SharedRehearser(rehearser, f"{ANY_PROGRAM.with_name('steps.py')}:mlp").rehearse(gpu="t4", steps=1)  # in no test's own environment
+        yield lambda program: SharedRehearser(rehearser, program)
 
 
 @pytest.fixture(autouse=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from memplan.workload.reader import workload_from
 from memplan.workload.workload import Workload
 from tests.hardware.nvml_driver import Driver, build_driver
 from tests.standin.conftest import torch_build
+from tests.warm_python import WarmPython
 
 __all__ = ["torch_build"]
 
@@ -98,30 +99,28 @@ def real_tree(tmp_path: Path) -> Path:
     return copy / "conf"
 
 
+@pytest.fixture(scope="session")
+def warm_python() -> Iterator[WarmPython]:
+    """What runs commands as processes of their own, without the time that imports take."""
+    with closing(WarmPython()) as found:
+        yield found
+
+
 @pytest.fixture
-def run_memplan(tmp_path: Path) -> Run:
+def run_memplan(warm_python: WarmPython, tmp_path: Path) -> Run:
     """Run `memplan` as a user does, in an empty folder unless told otherwise."""
 
     def run(*arguments: str | Path, cwd: Path | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
-        folder = cwd or tmp_path
-        return subprocess.run(
-            [sys.executable, "-m", "memplan", *map(str, arguments)],
-            cwd=folder,
-            env=os.environ | {"PYTHONIOENCODING": "utf-8"} | environment,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            check=False,
-            timeout=120,
-        )
+        whole = os.environ | {"PYTHONIOENCODING": "utf-8"} | environment
+        return warm_python.run(["-m", "memplan", *map(str, arguments)], environment=whole, cwd=cwd or tmp_path)
 
     return run
 
 
 @pytest.fixture(scope="session")
-def driver(tmp_path_factory: pytest.TempPathFactory) -> Driver:
+def driver(tmp_path_factory: pytest.TempPathFactory, warm_python: WarmPython) -> Driver:
     """A driver of today, compiled once for all who ask it."""
-    return build_driver(tmp_path_factory.mktemp("driver"))
+    return build_driver(tmp_path_factory.mktemp("driver"), python=warm_python)
 
 
 @pytest.fixture(scope="session")

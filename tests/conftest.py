@@ -14,7 +14,7 @@ import pytest
 
 from memplan.execution.rehearsal import Rehearsal
 from memplan.execution.rehearse import Rehearser
-from memplan.execution.step_source import step_source_from
+from memplan.execution.step_source import TypedText, step_source_from
 from memplan.hardware.catalog import find_card
 from memplan.hardware.gpu import GpuSpec
 from memplan.layouts.templates import template_data, templates_folder
@@ -23,9 +23,10 @@ from memplan.workload.reader import workload_from
 from memplan.workload.workload import Workload
 from tests.hardware.nvml_driver import Driver, build_driver
 from tests.standin.conftest import torch_build
+from tests.training.processes import train
 from tests.warm_python import WarmPython
 
-__all__ = ["torch_build"]
+__all__ = ["torch_build", "train"]
 
 SHARED = Path(__file__).parents[2] / "shared"
 """Ground truth and real configurations; not on a user's machine."""
@@ -52,7 +53,9 @@ class SharedRehearser:
     def rehearse(self, *, gpu: GpuSpec | str, values: Mapping[str, Any] | None = None, **options: Any) -> Rehearsal:
         """Rehearse the program with *values*; the rest is as for `Rehearser.rehearse`."""
         card = find_card(gpu) if isinstance(gpu, str) else gpu
-        call = {"file": self._source.name, "function": self._source.function, "values": dict(values or {})}
+        typed = {name: value for name, value in (values or {}).items() if isinstance(value, TypedText)}
+        others = {name: value for name, value in (values or {}).items() if name not in typed}
+        call = {"file": self._source.name, "function": self._source.function, "values": others, "texts": typed}
         return self._rehearser.rehearse(gpu=card, values=call, **options)
 
 

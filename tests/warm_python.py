@@ -27,9 +27,10 @@ Finished = subprocess.CompletedProcess[str]
 
 
 class WarmPython:
-    """Runs Python with arguments, in an environment. To be closed."""
+    """Runs Python with arguments, in an environment. *imports*: modules that a fork has, besides memplan's. To be closed."""
 
-    def __init__(self) -> None:
+    def __init__(self, *imports: str) -> None:
+        self._imports = imports
         self._asked: set[frozenset[tuple[str, str]]] = set()
         self._servers: dict[frozenset[tuple[str, str]], subprocess.Popen[str]] = {}
 
@@ -48,7 +49,7 @@ class WarmPython:
             return started(arguments, environment=environment, cwd=cwd)
         if kind not in self._servers:
             self._servers[kind] = subprocess.Popen(
-                [sys.executable, str(SERVER)],
+                [sys.executable, str(SERVER), *self._imports],
                 env=dict(environment),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,

@@ -1,5 +1,5 @@
 """
-Runs Python programs in forks of itself: the process behind `warm_python.py`, which has imported memplan's command and not PyTorch.
+Runs Python programs in forks of itself: the process behind `warm_python.py`, which has imported memplan's command and its arguments.
 
 A request is a line of JSON on stdin: arguments (as Python takes them: `-c CODE …` or `-m MODULE …`), cwd, environment, and the files
 for the two outputs. Each fork runs its program to the end of the interpreter, as a process of its own would; the answer is its status.
@@ -29,7 +29,7 @@ def import_all() -> None:
     for module in pkgutil.walk_packages(memplan.__path__, "memplan.", onerror=lambda _: None):
         if not module.name.startswith(NOT_IMPORTED):
             importlib.import_module(module.name)
-    for name in ("pynvml", "rich.console", "rich.table", "ruamel.yaml"):
+    for name in ("pynvml", "rich.console", "rich.table", "ruamel.yaml", *sys.argv[1:]):
         importlib.import_module(name)
 
 

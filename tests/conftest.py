@@ -33,6 +33,18 @@ SHARED = Path(__file__).parents[2] / "shared"
 
 ANY_PROGRAM = Path(__file__).parent / "child" / "any_program.py"
 
+
+def shared_files(pattern: str) -> list[Path]:
+    """Return the shared files that match *pattern*; where there are none, one that is not there: `skip_without` then says why."""
+    return sorted(SHARED.glob(pattern)) or [SHARED / pattern]
+
+
+def skip_without(path: Path) -> None:
+    """Skip a test of a shared file on a machine that has none."""
+    if not path.exists():
+        pytest.skip(f"{path.relative_to(SHARED.parent)} is not on this machine")
+
+
 OWN_TREE = Path(__file__).parent / "trees" / "contrastive"
 """A configuration tree of our own with the traps that real ones have."""
 

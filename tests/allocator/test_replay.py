@@ -18,10 +18,10 @@ from memplan.traces.requests import Requests, requests_of
 from memplan.traces.snapshot import Segment, Snapshot
 from memplan.traces.trace import ACTIONS, MemoryTrace
 from memplan.units import GIB, MIB
-from tests.conftest import SHARED, RehearserOf, SharedRehearser
+from tests.conftest import SHARED, RehearserOf, SharedRehearser, shared_files, skip_without
 
 STEPS = Path(__file__).parents[1] / "child" / "steps.py"
-REAL = sorted((SHARED / "recordings" / "real").glob("*.csv.gz"))
+REAL = shared_files("recordings/real/*.csv.gz")
 
 
 def recorded(path: Path) -> Snapshot:
@@ -45,6 +45,7 @@ def recorded(path: Path) -> Snapshot:
 @pytest.mark.parametrize("path", REAL, ids=lambda path: path.name.removesuffix(".csv.gz"))
 def test_what_real_gpus_did_replays(path: Path) -> None:
     """Published snapshots: the same segments at the same addresses, in the same order: the same reserved bytes after every event."""
+    skip_without(path)
     recording = recorded(path)
     trace = recording.trace
     events = [
@@ -65,8 +66,7 @@ def test_what_real_gpus_did_replays(path: Path) -> None:
 def test_published_peaks_come_out(name: str) -> None:
     """The README of the recordings: 750 and 1326 MiB reserved."""
     path = SHARED / "recordings" / "real" / f"{name}.csv.gz"
-    if not path.exists():
-        pytest.skip("the shared recordings are not here")
+    skip_without(path)
     allocator = CachingAllocator(Card(UNLIMITED_BYTES, UNLIMITED_BYTES))
 
     seen = replay(requests_of(recorded(path).trace), allocator)

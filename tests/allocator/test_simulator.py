@@ -19,16 +19,17 @@ from memplan.standin.build import TorchBuild
 from memplan.traces.snapshot import Snapshot
 from memplan.traces.trace import ACTIONS
 from memplan.units import GIB, MIB
-from tests.conftest import SHARED, RehearserOf, SharedRehearser
+from tests.conftest import RehearserOf, SharedRehearser, shared_files, skip_without
 
 CHURN = f"{Path(__file__).parents[1] / 'child' / 'allocator_steps.py'}:churn"
 SEGMENT_ACTIONS = {letter: name for name, letter in ACTIONS.items() if name.startswith("segment") or name == "oom"}
-RECORDINGS = sorted((SHARED / "recordings" / "standin").glob("*.json.gz"))
+RECORDINGS = shared_files("recordings/standin/*.json.gz")
 
 
 @pytest.mark.parametrize("path", RECORDINGS, ids=lambda path: path.name.removesuffix(".json.gz"))
 def test_every_recording_replays(path: Path) -> None:
     """The shared recordings: the same segments in the same order, the same peaks, retries and failures."""
+    skip_without(path)
     record = json.loads(gzip.decompress(path.read_bytes()))
     allocator = CachingAllocator(
         Card(record["total_memory"], record["total_memory"]), read_settings(record["allocator_settings"]["PYTORCH_CUDA_ALLOC_CONF"] or "")

@@ -15,11 +15,15 @@ from memplan.hardware.catalog import find_card
 from memplan.hardware.gpu import GpuSpec
 from memplan.memory.cuda_context import CONTEXT_BYTES
 from memplan.standin.build import TorchBuild
-from tests.conftest import SHARED, RehearserOf
+from tests.conftest import SHARED, RehearserOf, shared_files, skip_without
 
 STEPS = Path(__file__).parents[1] / "child" / "steps.py"
 MIB = 2**20
-RECORDINGS = sorted((SHARED / "recordings" / "standin").glob("*.json.gz"))
+RECORDINGS = shared_files("recordings/standin/*.json.gz")
+
+
+def marks_of(recording: Path) -> list[pytest.MarkDecorator]:
+    return [] if name_of(recording) in RUN_ALWAYS or not recording.exists() else [pytest.mark.heavy]
 
 
 def name_of(recording: Path) -> str:
@@ -36,7 +40,7 @@ RUN_ALWAYS = ("contrastive-rtx6000", "gpt2-bf16-a100", "gpt2-expandable-t4", "gp
 
 @pytest.mark.parametrize(
     "path",
-    [pytest.param(path, id=name_of(path), marks=[] if name_of(path) in RUN_ALWAYS else pytest.mark.heavy) for path in RECORDINGS],
+    [pytest.param(path, id=name_of(path), marks=marks_of(path)) for path in RECORDINGS],
 )
 def test_every_recording_is_reproduced(torch_build: TorchBuild, rehearser_of: RehearserOf, path: Path) -> None:
     """
@@ -44,6 +48,7 @@ def test_every_recording_is_reproduced(torch_build: TorchBuild, rehearser_of: Re
 
     Rehearsed without what the recorder had turned off.
     """
+    skip_without(path)
     record = json.loads(gzip.decompress(path.read_bytes()))
     if record["torch"] != torch_build.version:
         pytest.skip(f"recorded with PyTorch {record['torch']}, this is {torch_build.version}")

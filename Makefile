@@ -1,6 +1,7 @@
 # make plan        set up everything and plan the built-in workload for a 24 GB GPU
 # make test        set up everything and run all checks: formatting, types, architecture, tests with coverage
-# make heavy       what takes longer: thirteen programs on three GPUs worked out and rehearsed, the README's rehearsed plan
+# make heavy       what takes longer: programs on three GPUs interpolated and rehearsed, the README's rehearsed plan, wheels,
+#                  and the rest of sweeps of which `make test` runs some
 # make gpu         on a machine with a GPU: run the accuracy suite on it, compare with rehearsals, record what was seen
 # All need python3 (3.10 or later) and make, nothing else. The environment is .venv, about 6 GB: PyTorch's CUDA build is part of it.
 

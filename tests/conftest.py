@@ -5,25 +5,73 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from memplan.execution.rehearsal import Rehearsal
+from memplan.execution.rehearse import Rehearser
+from memplan.execution.step_source import TypedText, step_source_from
+from memplan.hardware.catalog import find_card
 from memplan.hardware.gpu import GpuSpec
+from memplan.hardware.torch_install import TorchBuild
 from memplan.layouts.templates import template_data, templates_folder
 from memplan.workload.workload import Workload
 from memplan.workload.workload_file import workload_from
 from tests.hardware.nvml_driver import Driver, build_driver
+from tests.standin.conftest import torch_build
+from tests.training.processes import train
+from tests.warm_python import WarmPython
+
+__all__ = ["torch_build", "train"]
 
 SHARED = Path(__file__).parents[2] / "shared"
 """Ground truth and real configurations; not on a user's machine."""
+
+ANY_PROGRAM = Path(__file__).parent / "child" / "any_program.py"
+
+
+def shared_files(pattern: str) -> list[Path]:
+    """Return the shared files that match *pattern*; where there are none, one that is not there: `skip_without` then says why."""
+    return sorted(SHARED.glob(pattern)) or [SHARED / pattern]
+
+
+def skip_without(path: Path) -> None:
+    """Skip a test of a shared file on a machine that has none."""
+    if not path.exists():
+        pytest.skip(f"{path.relative_to(SHARED.parent)} is not on this machine")
+
 
 OWN_TREE = Path(__file__).parent / "trees" / "contrastive"
 """A configuration tree of our own with the traps that real ones have."""
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+class SharedRehearser:
+    """
+    Rehearses one program as a Rehearser of its own would, in the process that rehearses all of them.
+
+    That process has imported PyTorch and nothing of any test; the program is loaded in the fork of its rehearsal.
+    """
+
+    def __init__(self, rehearser: Rehearser, program: str) -> None:
+        self._rehearser = rehearser
+        self._source = step_source_from(program)
+
+    def rehearse(self, *, gpu: GpuSpec | str, values: Mapping[str, Any] | None = None, **options: Any) -> Rehearsal:
+        """Rehearse the program with *values*; the rest is as for `Rehearser.rehearse`."""
+        card = find_card(gpu) if isinstance(gpu, str) else gpu
+        typed = {name: value for name, value in (values or {}).items() if isinstance(value, TypedText)}
+        others = {name: value for name, value in (values or {}).items() if name not in typed}
+        call = {"file": self._source.name, "function": self._source.function, "values": others, "texts": typed}
+        return self._rehearser.rehearse(gpu=card, values=call, **options)
+
+
+RehearserOf = Callable[[str], SharedRehearser]
 
 
 @pytest.fixture
@@ -66,30 +114,36 @@ def real_tree(tmp_path: Path) -> Path:
     return copy / "conf"
 
 
+@pytest.fixture(scope="session")
+def warm_python() -> Iterator[WarmPython]:
+    """What runs commands as processes of their own, without the time that imports take."""
+    with closing(WarmPython()) as found:
+        yield found
+
+
 @pytest.fixture
-def run_memplan(tmp_path: Path) -> Run:
+def run_memplan(warm_python: WarmPython, tmp_path: Path) -> Run:
     """Run `memplan` as a user does, in an empty folder unless told otherwise."""
 
     def run(*arguments: str | Path, cwd: Path | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
-        folder = cwd or tmp_path
-        return subprocess.run(
-            [sys.executable, "-m", "memplan", *map(str, arguments)],
-            cwd=folder,
-            env=os.environ | {"PYTHONIOENCODING": "utf-8"} | environment,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            check=False,
-            timeout=120,
-        )
+        whole = os.environ | {"PYTHONIOENCODING": "utf-8"} | environment
+        return warm_python.run(["-m", "memplan", *map(str, arguments)], environment=whole, cwd=cwd or tmp_path)
 
     return run
 
 
 @pytest.fixture(scope="session")
-def driver(tmp_path_factory: pytest.TempPathFactory) -> Driver:
+def driver(tmp_path_factory: pytest.TempPathFactory, warm_python: WarmPython) -> Driver:
     """A driver of today, compiled once for all who ask it."""
-    return build_driver(tmp_path_factory.mktemp("driver"))
+    return build_driver(tmp_path_factory.mktemp("driver"), python=warm_python)
+
+
+@pytest.fixture(scope="session")
+def rehearser_of(torch_build: TorchBuild) -> Iterator[RehearserOf]:
+    """What rehearses a program, FILE.py:function, without a process of its own: importing PyTorch takes longer than most rehearsals."""
+    with Rehearser(step_source_from(f"{ANY_PROGRAM}:build")) as rehearser:
+        SharedRehearser(rehearser, f"{ANY_PROGRAM.with_name('steps.py')}:mlp").rehearse(gpu="t4", steps=1)  # in no test's own environment
+        yield lambda program: SharedRehearser(rehearser, program)
 
 
 @pytest.fixture(autouse=True)

@@ -14,13 +14,13 @@ from pathlib import Path
 
 import pytest
 
-from memplan.api.rehearsals import rehearse
 from memplan.execution.rehearsal import Rehearsal
+from memplan.execution.rehearse import Rehearser
+from memplan.execution.step_source import step_source_from
+from memplan.hardware.catalog import find_card
 from memplan.hardware.torch_install import TorchBuild
 from memplan.traces.trace import ALLOC, FREE
-from tests.standin.conftest import torch_build
-
-__all__ = ["torch_build"]
+from tests.conftest import RehearserOf, SharedRehearser
 
 MIB = 2**20
 PROGRAM = Path(__file__).with_name("small_language_model.py")
@@ -29,9 +29,9 @@ PUBLISHED_MIB = {100: (651.11, 750), 200: (1172.78, 1326)}
 """Context to the peaks of bytes asked for and of bytes reserved, on the real GPU."""
 
 
-def rehearsed(context: int) -> Rehearsal:
+def rehearsed(rehearser: Rehearser | SharedRehearser, context: int) -> Rehearsal:
     """Three steps on a card of capability 8.9."""
-    return rehearse(f"{PROGRAM}:build", gpu="rtx4090", values={"context": context}, steps=3, context_bytes=0)
+    return rehearser.rehearse(gpu=find_card("rtx4090"), values={"context": context}, steps=3, context_bytes=0)
 
 
 def requested_bytes(seen: Rehearsal) -> int:
@@ -60,24 +60,25 @@ def test_under_the_same_pytorch_both_peaks_are_within_one_percent(context: int) 
 
 
 @pytest.mark.parametrize("context", [100, 200])
-def test_the_recorded_rehearsals_are_made_again(torch_build: TorchBuild, context: int) -> None:
+def test_the_recorded_rehearsals_are_made_again(torch_build: TorchBuild, rehearser_of: RehearserOf, context: int) -> None:
     """Under whichever recorded PyTorch is installed, to the byte: 2.6 here is what the test above compares."""
     lines = [line for line in RECORDED if (line["torch"], line["context"]) == (torch_build.version, context)]
     if not lines:
         pytest.skip(f"no rehearsal was recorded with PyTorch {torch_build.version}")
 
-    seen = rehearsed(context)
+    seen = rehearsed(rehearser_of(f"{PROGRAM}:build"), context)
 
     assert (requested_bytes(seen), seen.peak_reserved_bytes) == (lines[0]["requested_bytes"], lines[0]["reserved_bytes"])
 
 
 if __name__ == "__main__":  # python -m tests.accuracy.test_published_snapshots >> tests/accuracy/published_rehearsals.jsonl
-    for length in PUBLISHED_MIB:
-        found = rehearsed(length)
-        line = {
-            "torch": found.torch,
-            "context": length,
-            "requested_bytes": requested_bytes(found),
-            "reserved_bytes": found.peak_reserved_bytes,
-        }
-        print(json.dumps(line))
+    with Rehearser(step_source_from(f"{PROGRAM}:build")) as program:
+        for length in PUBLISHED_MIB:
+            found = rehearsed(program, length)
+            line = {
+                "torch": found.torch,
+                "context": length,
+                "requested_bytes": requested_bytes(found),
+                "reserved_bytes": found.peak_reserved_bytes,
+            }
+            print(json.dumps(line))

@@ -12,13 +12,12 @@ import pytest
 
 from memplan.analysis.make_plan import make_plan
 from memplan.estimators.rehearsed import RehearsedEstimator, step_of
-from memplan.execution.rehearse import Rehearser
-from memplan.execution.step_source import StepSource
 from memplan.hardware.catalog import find_card
 from memplan.hardware.torch_install import TorchBuild
 from memplan.workload.workload import Workload
 from tests.accuracy.programs_to_plan import PROGRAMS
 from tests.accuracy.sweeps import CARDS, assess
+from tests.conftest import RehearserOf
 from tests.estimators.test_rehearsed import workload
 from tests.standin.conftest import torch_build
 
@@ -53,17 +52,17 @@ def test_a_program_is_worked_out_as_it_is_rehearsed(torch_build: TorchBuild, pro
     hold(program, "t4")
 
 
-def test_a_plan_reports_what_a_fresh_rehearsal_says(torch_build: TorchBuild, built_in: Workload) -> None:
-    """A decoder and a contrastive encoder (smaller than the one that is built in), each as planned, in a process of their own."""
+def test_a_plan_reports_what_a_fresh_rehearsal_says(rehearser_of: RehearserOf, built_in: Workload) -> None:
+    """A decoder and a contrastive encoder (smaller than the one that is built in), each as planned, in another process than the plan's."""
+    fresh = rehearser_of("memplan.child.models.built_in:build")
     encoder = built_in.model.encoder.model_copy(update={"num_layers": 2})  # type: ignore[union-attr]
     small = built_in.model_copy(update={"model": built_in.model.model_copy(update={"encoder": encoder, "num_channels": 1})})
     for planned, gpu in ((workload(), find_card("a100-40")), (small.with_training(sequence_length=128), find_card("t4"))):
         plan = make_plan(planned, gpu, RehearsedEstimator(), target=64)
         stages = plan.after.stages or (None,)
-        with Rehearser(StepSource("memplan.child.models.built_in", "build")) as fresh:
-            for stage, reported in zip(stages, plan.stages, strict=True):
-                step = step_of(plan.after, gpu, stage)
-                seen = fresh.rehearse(gpu=step.card, values={"workload": step.workload})
+        for stage, reported in zip(stages, plan.stages, strict=True):
+            step = step_of(plan.after, gpu, stage)
+            seen = fresh.rehearse(gpu=step.card, values={"workload": step.workload})
 
-                assert reported.estimate.peak_reserved_bytes == seen.peak_reserved_bytes
-                assert reported.estimate.peak_allocated_bytes == seen.peak_allocated_bytes
+            assert reported.estimate.peak_reserved_bytes == seen.peak_reserved_bytes
+            assert reported.estimate.peak_allocated_bytes == seen.peak_allocated_bytes

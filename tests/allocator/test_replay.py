@@ -12,22 +12,16 @@ import pytest
 from memplan.allocator.config import AllocatorSettings, read_settings
 from memplan.allocator.replay import replay, replay_recorded
 from memplan.allocator.simulator import CachingAllocator, Card
-from memplan.execution.rehearse import Rehearser
-from memplan.execution.step_source import step_source_from
 from memplan.hardware.catalog import find_card
 from memplan.hardware.gpu import UNLIMITED_BYTES
-from memplan.hardware.torch_install import TorchBuild
 from memplan.traces.requests import Requests, requests_of
 from memplan.traces.snapshot import Segment, Snapshot
 from memplan.traces.trace import ACTIONS, MemoryTrace
 from memplan.units import GIB, MIB
-from tests.conftest import SHARED
-from tests.standin.conftest import torch_build
-
-__all__ = ["torch_build"]
+from tests.conftest import SHARED, RehearserOf, SharedRehearser, shared_files, skip_without
 
 STEPS = Path(__file__).parents[1] / "child" / "steps.py"
-REAL = sorted((SHARED / "recordings" / "real").glob("*.csv.gz"))
+REAL = shared_files("recordings/real/*.csv.gz")
 
 
 def recorded(path: Path) -> Snapshot:
@@ -51,6 +45,7 @@ def recorded(path: Path) -> Snapshot:
 @pytest.mark.parametrize("path", REAL, ids=lambda path: path.name.removesuffix(".csv.gz"))
 def test_what_real_gpus_did_replays(path: Path) -> None:
     """Published snapshots: the same segments at the same addresses, in the same order: the same reserved bytes after every event."""
+    skip_without(path)
     recording = recorded(path)
     trace = recording.trace
     events = [
@@ -71,8 +66,7 @@ def test_what_real_gpus_did_replays(path: Path) -> None:
 def test_published_peaks_come_out(name: str) -> None:
     """The README of the recordings: 750 and 1326 MiB reserved."""
     path = SHARED / "recordings" / "real" / f"{name}.csv.gz"
-    if not path.exists():
-        pytest.skip("the shared recordings are not here")
+    skip_without(path)
     allocator = CachingAllocator(Card(UNLIMITED_BYTES, UNLIMITED_BYTES))
 
     seen = replay(requests_of(recorded(path).trace), allocator)
@@ -80,13 +74,12 @@ def test_published_peaks_come_out(name: str) -> None:
     assert seen.peak_reserved_bytes == {"niuhuang_fwdbwd_100": 750, "niuhuang_fwdbwd_200": 1326}[name] * MIB
 
 
-@pytest.fixture(scope="module")
-def rehearser(torch_build: TorchBuild) -> Rehearser:
-    with Rehearser(step_source_from(f"{STEPS}:mlp")) as rehearser:
-        yield rehearser
+@pytest.fixture
+def rehearser(rehearser_of: RehearserOf) -> SharedRehearser:
+    return rehearser_of(f"{STEPS}:mlp")
 
 
-def mlp_requests(rehearser: Rehearser) -> Requests:
+def mlp_requests(rehearser: SharedRehearser) -> Requests:
     endless = find_card("t4").model_copy(update={"total_memory_bytes": UNLIMITED_BYTES})
     trace = rehearser.rehearse(gpu=endless).trace
     assert trace is not None
@@ -94,7 +87,7 @@ def mlp_requests(rehearser: Rehearser) -> Requests:
 
 
 @pytest.mark.parametrize("text", ["", "expandable_segments:True", "roundup_power2_divisions:2", "max_split_size_mb:20"])
-def test_other_settings_and_cards_are_answered_without_another_rehearsal(rehearser: Rehearser, text: str) -> None:
+def test_other_settings_and_cards_are_answered_without_another_rehearsal(rehearser: SharedRehearser, text: str) -> None:
     """One rehearsal on a card without end says what the same step does on any other: the real allocator says the same."""
     requests = mlp_requests(rehearser)
     for total_mib in (4096, 100, 84, 72, 60):

@@ -14,26 +14,22 @@ from hypothesis import strategies as st
 from memplan.allocator.config import AllocatorSettings, read_settings
 from memplan.allocator.replay import replay_recorded
 from memplan.allocator.simulator import CachingAllocator, Card, OutOfMemoryError
-from memplan.execution.rehearse import Rehearser
-from memplan.execution.step_source import step_source_from
 from memplan.hardware.catalog import find_card
 from memplan.hardware.torch_install import TorchBuild
 from memplan.traces.snapshot import Snapshot
 from memplan.traces.trace import ACTIONS
 from memplan.units import GIB, MIB
-from tests.conftest import SHARED
-from tests.standin.conftest import torch_build
-
-__all__ = ["torch_build"]
+from tests.conftest import RehearserOf, SharedRehearser, shared_files, skip_without
 
 CHURN = f"{Path(__file__).parents[1] / 'child' / 'allocator_steps.py'}:churn"
 SEGMENT_ACTIONS = {letter: name for name, letter in ACTIONS.items() if name.startswith("segment") or name == "oom"}
-RECORDINGS = sorted((SHARED / "recordings" / "standin").glob("*.json.gz"))
+RECORDINGS = shared_files("recordings/standin/*.json.gz")
 
 
 @pytest.mark.parametrize("path", RECORDINGS, ids=lambda path: path.name.removesuffix(".json.gz"))
 def test_every_recording_replays(path: Path) -> None:
     """The shared recordings: the same segments in the same order, the same peaks, retries and failures."""
+    skip_without(path)
     record = json.loads(gzip.decompress(path.read_bytes()))
     allocator = CachingAllocator(
         Card(record["total_memory"], record["total_memory"]), read_settings(record["allocator_settings"]["PYTORCH_CUDA_ALLOC_CONF"] or "")
@@ -74,14 +70,13 @@ SETTINGS = [
 ]
 
 
-@pytest.fixture(scope="module")
-def churning(torch_build: TorchBuild) -> Rehearser:
-    with Rehearser(step_source_from(CHURN)) as rehearser:
-        yield rehearser
+@pytest.fixture
+def churning(rehearser_of: RehearserOf) -> SharedRehearser:
+    return rehearser_of(CHURN)
 
 
 @pytest.mark.parametrize("text", SETTINGS)
-def test_random_requests_are_answered_as_pytorch_answers_them(churning: Rehearser, torch_build: TorchBuild, text: str) -> None:
+def test_random_requests_are_answered_as_pytorch_answers_them(churning: SharedRehearser, torch_build: TorchBuild, text: str) -> None:
     """
     The real allocator is asked for random blocks on cards of several sizes, some of which overflow; the simulated one gives the same
     addresses, segments, retries and failures.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,17 +11,12 @@ import pytest
 from memplan.analysis.would_fit import MOST_CARDS, what_would_fit
 from memplan.errors import UsageError
 from memplan.execution.rehearsal import Rehearsal
-from memplan.execution.rehearse import Rehearser
-from memplan.execution.step_source import step_source_from
 from memplan.hardware.catalog import cards, find_card
 from memplan.hardware.gpu import UNLIMITED_BYTES, GpuSpec
-from memplan.hardware.torch_install import TorchBuild
 from memplan.memory.breakdown import MemoryBreakdown
 from memplan.memory.estimate import MemoryRange
 from memplan.units import GIB
-from tests.standin.conftest import torch_build
-
-__all__ = ["torch_build"]
+from tests.conftest import RehearserOf
 
 STEPS = Path(__file__).parents[1] / "child" / "odd_steps.py"
 MIB = 2**20
@@ -159,15 +154,9 @@ def test_the_cards_told_of_offer_so_much_and_are_the_smallest(needed_gib: float)
     assert [offered[name] for name in found.cards] == enough[:MOST_CARDS]
 
 
-@pytest.fixture(scope="module")
-def rehearser(torch_build: TorchBuild) -> Iterator[Rehearser]:
-    """A program of one MiB a sample."""
-    with Rehearser(step_source_from(f"{STEPS}:allocates")) as found:
-        yield found
-
-
-def test_what_is_told_of_a_real_program_is_true(rehearser: Rehearser) -> None:
-    """It fits, one sample more does not, and it runs on the cards that are named."""
+def test_what_is_told_of_a_real_program_is_true(rehearser_of: RehearserOf) -> None:
+    """It fits, one sample more does not, and it runs on the cards that are named: a program of one MiB a sample."""
+    rehearser = rehearser_of(f"{STEPS}:allocates")
 
     def run(gpu: GpuSpec, values: Mapping[str, Any]) -> Rehearsal:
         return rehearser.rehearse(gpu=gpu, values=values, steps=1)

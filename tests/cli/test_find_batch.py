@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from memplan.hardware.torch_install import TorchBuild
-from tests.cli.test_profile import CALLS
+from tests.cli.test_profile import CALLS, some_always
 from tests.conftest import Run
 from tests.estimators.test_rehearsed import small_workload
 from tests.hardware.nvml_driver import GIB, MIB, Driver, no_driver
@@ -66,7 +66,7 @@ def test_of_two_unlike_cards_the_smaller_is_searched(run_memplan: Run, torch_bui
     assert (smaller["card"], chosen["card"]) == ("Tesla T4", "NVIDIA A100-SXM4-80GB")
 
 
-@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("call", some_always(CALLS, "nvmlDeviceGetUUID", "nvmlDeviceGetMemoryInfo_v2"))
 def test_a_batch_is_found_whatever_nvml_refuses(run_memplan: Run, torch_build: TorchBuild, driver: Driver, call: str) -> None:
     """Where it does not tell what others hold, a trial runs out of memory, and that is an answer."""
     here = machine(torch_build, driver, "t4", busy={0: T4_BYTES - GIB}, refused=f"refuse {call} 4\n")
@@ -223,7 +223,7 @@ def build(device, batch=16, unit=1):
 """
 
 
-@pytest.mark.parametrize("unit", [1, 8])
+@pytest.mark.parametrize("unit", [1, pytest.param(8, marks=pytest.mark.heavy)])
 def test_a_program_with_a_maximum_is_found_at_it(
     run_memplan: Run, torch_build: TorchBuild, driver: Driver, tmp_path: Path, unit: int
 ) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from _pytest.mark.structures import ParameterSet
 
 from memplan.hardware.torch_install import TorchBuild
 from tests.conftest import Run, content
@@ -105,7 +106,12 @@ CALLS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("call", CALLS)
+def some_always(calls: list[str], *always: str) -> list[ParameterSet]:
+    """*calls* as parameters, of which only *always* are in every run of the tests: each takes two processes that import PyTorch."""
+    return [pytest.param(call, marks=[] if call in always else pytest.mark.heavy) for call in calls]
+
+
+@pytest.mark.parametrize("call", some_always(CALLS, "nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetHandleByUUID"))
 def test_a_card_is_profiled_whatever_nvml_refuses(
     run_memplan: Run, torch_build: TorchBuild, driver: Driver, small_workload: Path, call: str
 ) -> None:

@@ -10,22 +10,17 @@ from typing import Any
 
 import pytest
 
-from memplan.api.rehearsals import rehearse
 from memplan.execution.rehearsal import Rehearsal
 from memplan.hardware.catalog import find_card
-from memplan.hardware.torch_install import TorchBuild
 from memplan.traces.snapshot import write_snapshot
-from tests.conftest import Run
-from tests.standin.conftest import torch_build
-
-__all__ = ["torch_build"]
+from tests.conftest import RehearserOf, Run
 
 STEPS = Path(__file__).parents[1] / "child" / "steps.py"
 
 
 @pytest.fixture(scope="module")
-def rehearsal(torch_build: TorchBuild) -> Rehearsal:
-    return rehearse(f"{STEPS}:mlp", gpu=find_card("t4").endless())
+def rehearsal(rehearser_of: RehearserOf) -> Rehearsal:
+    return rehearser_of(f"{STEPS}:mlp").rehearse(gpu=find_card("t4").endless())
 
 
 @pytest.fixture
@@ -35,7 +30,9 @@ def snapshot(rehearsal: Rehearsal, tmp_path: Path) -> Path:
     return tmp_path / "step.pickle"
 
 
-def test_a_snapshot_is_replayed_with_other_settings(run_memplan: Run, rehearsal: Rehearsal, snapshot: Path) -> None:
+def test_a_snapshot_is_replayed_with_other_settings(
+    run_memplan: Run, rehearser_of: RehearserOf, rehearsal: Rehearsal, snapshot: Path
+) -> None:
     """As it was recorded it reserves what was reserved; with others what the real allocator would."""
     answer = json.loads(run_memplan("replay", snapshot, "--format", "json").stdout)
 
@@ -43,7 +40,7 @@ def test_a_snapshot_is_replayed_with_other_settings(run_memplan: Run, rehearsal:
     assert answer["begins_empty"]
     reserved = {row["settings"]: row["peak_reserved_bytes"] for row in answer["replays"]}
     assert reserved[""] == rehearsal.peak_reserved_bytes
-    real = rehearse(f"{STEPS}:mlp", gpu=find_card("t4"), environment={"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"})
+    real = rehearser_of(f"{STEPS}:mlp").rehearse(gpu="t4", environment={"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"})
     assert reserved["expandable_segments:True"] == real.peak_reserved_bytes
 
 

@@ -10,25 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from memplan.api.rehearsals import rehearse
-from memplan.errors import MissingError
 from memplan.estimators.rehearsal_cache import RehearsalCache, write_whole
 from memplan.execution.rehearsal import Rehearsal
-from memplan.hardware.catalog import find_card
-from tests.standin.conftest import torch_build
-
-__all__ = ["torch_build"]
+from tests.conftest import RehearserOf
 
 STEPS = Path(__file__).parents[1] / "child" / "steps.py"
 
 
 @pytest.fixture(scope="module")
-def rehearsal(torch_build: object) -> Rehearsal:
+def rehearsal(rehearser_of: RehearserOf) -> Rehearsal:
     """A real one, with its trace."""
-    try:
-        return rehearse(f"{STEPS}:mlp", gpu=find_card("t4"))
-    except MissingError as error:
-        pytest.skip(error.message)
+    return rehearser_of(f"{STEPS}:mlp").rehearse(gpu="t4")
 
 
 def bytes_of(path: Path) -> int:
@@ -101,6 +93,7 @@ SEVERAL = """
 import random, sys
 from pathlib import Path
 from memplan.estimators import rehearsal_cache
+from tests.conftest import RehearserOf
 
 folder, most_bytes, seed = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
 source = rehearsal_cache.RehearsalCache(folder / "source")

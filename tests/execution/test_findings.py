@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
@@ -10,13 +10,8 @@ import pytest
 
 from memplan.errors import MissingError
 from memplan.execution.rehearsal import Rehearsal
-from memplan.execution.rehearse import Rehearser
-from memplan.execution.step_source import step_source_from
 from memplan.hardware.catalog import find_card
-from memplan.hardware.torch_install import TorchBuild
-from tests.standin.conftest import torch_build
-
-__all__ = ["torch_build"]
+from tests.conftest import RehearserOf, SharedRehearser
 
 STEPS = Path(__file__).parents[1] / "child" / "findings_steps.py"
 MIB = 2**20
@@ -24,15 +19,14 @@ MIB = 2**20
 Run = Callable[..., Rehearsal]
 
 
-@pytest.fixture(scope="module")
-def rehearser(torch_build: TorchBuild) -> Iterator[Rehearser]:
+@pytest.fixture
+def rehearser(rehearser_of: RehearserOf) -> SharedRehearser:
     """One process for all of the programs."""
-    with Rehearser(step_source_from(f"{STEPS}:build")) as found:
-        yield found
+    return rehearser_of(f"{STEPS}:build")
 
 
 @pytest.fixture
-def run(rehearser: Rehearser) -> Run:
+def run(rehearser: SharedRehearser) -> Run:
     """Rehearse a program by its name."""
 
     def rehearse(name: str, *, steps: int | None = None, **values: object) -> Rehearsal:
@@ -188,7 +182,7 @@ def test_the_phase_of_the_peak_is_told(run: Run, name: str, values: dict[str, ob
     assert run(name, **values).peak_phase.split()[0] == phase
 
 
-def test_memory_that_runs_out_in_the_first_step_has_categories_too(rehearser: Rehearser) -> None:
+def test_memory_that_runs_out_in_the_first_step_has_categories_too(rehearser: SharedRehearser) -> None:
     """4 MiB of weights lie there when the forward asks for more than the card has."""
     card = find_card("t4").model_copy(update={"total_memory_bytes": 64 * MIB})
 
@@ -239,7 +233,7 @@ def test_many_steps_are_recorded_to_their_end(run: Run) -> None:
     assert long.peak_phase.endswith("of step 1")
 
 
-def test_what_the_closer_look_asks_of_the_allocator_counts_for_nothing(rehearser: Rehearser) -> None:
+def test_what_the_closer_look_asks_of_the_allocator_counts_for_nothing(rehearser: SharedRehearser) -> None:
     """48 MiB beside 24 MiB of cache do not fit into 64: a retry, of a step that is not the program's."""
     card = find_card("t4").model_copy(update={"total_memory_bytes": 64 * MIB})
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,13 +11,7 @@ import pytest
 from memplan.errors import UsageError
 from memplan.execution.read_answers import REMEMBERED, Answers, read_answers, remember
 from memplan.execution.rehearsal import DeviceRead, Rehearsal
-from memplan.execution.rehearse import Rehearser
-from memplan.execution.step_source import step_source_from
-from memplan.hardware.catalog import find_card
-from memplan.hardware.torch_install import TorchBuild
-from tests.standin.conftest import torch_build
-
-__all__ = ["torch_build"]
+from tests.conftest import RehearserOf
 
 STEPS = Path(__file__).parents[1] / "child" / "findings_steps.py"
 MIB = 2**20
@@ -112,20 +106,13 @@ def test_the_memory_is_json_that_a_person_reads(tmp_path: Path) -> None:
 # what programs get
 
 
-@pytest.fixture(scope="module")
-def rehearser(torch_build: TorchBuild) -> Iterator[Rehearser]:
-    """One process for all of the programs."""
-    with Rehearser(step_source_from(f"{STEPS}:build")) as found:
-        yield found
-
-
 @pytest.fixture
-def run(rehearser: Rehearser) -> Run:
+def run(rehearser_of: RehearserOf) -> Run:
     """Rehearse a program by its name, with answers by a part of the line."""
 
     def rehearse(name: str, answers: dict[str, str] | None = None, *, line: str | None = None) -> Rehearsal:
         given = {f"findings_steps.py:{line_of(text)}": (answer, line) for text, answer in (answers or {}).items()}
-        return rehearser.rehearse(gpu=find_card("t4"), values={"name": name}, answers=given)
+        return rehearser_of(f"{STEPS}:build").rehearse(gpu="t4", values={"name": name}, answers=given)
 
     return rehearse
 

@@ -11,47 +11,60 @@ import pytest
 
 from memplan.api.rehearsals import rehearse
 from memplan.errors import MissingError, UsageError
-from memplan.execution.rehearse import Rehearser
-from memplan.execution.step_source import step_source_from
 from memplan.hardware.catalog import find_card
 from memplan.hardware.gpu import GpuSpec
 from memplan.hardware.torch_install import TorchBuild
 from memplan.memory.cuda_context import CONTEXT_BYTES
-from tests.conftest import SHARED
-from tests.standin.conftest import torch_build
-
-__all__ = ["torch_build"]
+from tests.conftest import SHARED, RehearserOf, shared_files, skip_without
 
 STEPS = Path(__file__).parents[1] / "child" / "steps.py"
 MIB = 2**20
-RECORDINGS = sorted((SHARED / "recordings" / "standin").glob("*.json.gz"))
+RECORDINGS = shared_files("recordings/standin/*.json.gz")
+
+
+def marks_of(recording: Path) -> list[pytest.MarkDecorator]:
+    return [] if name_of(recording) in RUN_ALWAYS or not recording.exists() else [pytest.mark.heavy]
+
+
+def name_of(recording: Path) -> str:
+    return recording.name.removesuffix(".json.gz")
 
 
 def card(memory_bytes: int, name: str = "t4") -> GpuSpec:
     return find_card(name).model_copy(update={"total_memory_bytes": memory_bytes})
 
 
-WORKLOADS = sorted({path.name.split("-")[0] for path in RECORDINGS})
+RUN_ALWAYS = ("contrastive-rtx6000", "gpt2-bf16-a100", "gpt2-expandable-t4", "gpt2-oom-t4", "mlp-t4", "resnet-t4")
+"""One of each workload, a card that is too small, and other settings; the rest takes a minute: `make heavy`."""
 
 
-@pytest.mark.parametrize("workload", WORKLOADS)
-def test_every_recording_is_reproduced(torch_build: TorchBuild, workload: str) -> None:
-    """Same workload, same PyTorch, same card: the peaks of each step, retries and failure are equal, to the byte, one after the other."""
-    with Rehearser(step_source_from(f"{SHARED}/standin/workloads/{workload}.py:build")) as rehearser:
-        for path in RECORDINGS:
-            if path.name.startswith(workload):
-                reproduce(rehearser, json.loads(gzip.decompress(path.read_bytes())), torch_build)
+@pytest.mark.parametrize(
+    "path",
+    [pytest.param(path, id=name_of(path), marks=marks_of(path)) for path in RECORDINGS],
+)
+def test_every_recording_is_reproduced(torch_build: TorchBuild, rehearser_of: RehearserOf, path: Path) -> None:
+    """
+    Same workload, same PyTorch, same card: the peaks of each step, retries and failure are equal, to the byte.
 
-
-def reproduce(rehearser: Rehearser, record: dict[str, Any], torch_build: TorchBuild) -> None:
-    """Rehearse what *record* recorded, without what the recorder had turned off, and compare."""
+    Rehearsed without what the recorder had turned off.
+    """
+    skip_without(path)
+    record = json.loads(gzip.decompress(path.read_bytes()))
     if record["torch"] != torch_build.version:
         pytest.skip(f"recorded with PyTorch {record['torch']}, this is {torch_build.version}")
-    gpu = card(record["total_memory"], record["device"])
-    settings = record["allocator_settings"]["PYTORCH_CUDA_ALLOC_CONF"]
-    environment = {"PYTORCH_CUDA_ALLOC_CONF": settings, "TORCH_CUDNN_SDPA_ENABLED": "0"}
+    environment = {
+        "PYTORCH_CUDA_ALLOC_CONF": record["allocator_settings"]["PYTORCH_CUDA_ALLOC_CONF"],
+        "TORCH_CUDNN_SDPA_ENABLED": "0",
+    }
 
-    seen = rehearser.rehearse(gpu=gpu, values=record["values"], steps=3, context_bytes=0, library_workspaces=False, environment=environment)
+    seen = rehearser_of(f"{SHARED}/standin/workloads/{record['workload']}:build").rehearse(
+        gpu=card(record["total_memory"], record["device"]),
+        values=record["values"],
+        steps=3,
+        context_bytes=0,
+        library_workspaces=False,
+        environment=environment,
+    )
 
     steps = [(step.peak_allocated_bytes, step.peak_reserved_bytes, step.allocated_bytes, step.reserved_bytes) for step in seen.steps]
     assert steps == [(step["peak_allocated"], step["peak_reserved"], step["allocated"], step["reserved"]) for step in record["steps"]]
@@ -60,9 +73,9 @@ def reproduce(rehearser: Rehearser, record: dict[str, Any], torch_build: TorchBu
 
 
 @pytest.mark.parametrize("name", ["t4", "a100-40", "a100-80", "h100", "h200", "rtx4090"])
-def test_categories_are_those_of_the_program(torch_build: TorchBuild, name: str) -> None:
+def test_categories_are_those_of_the_program(rehearser_of: RehearserOf, name: str) -> None:
     """On six cards: 16 MiB of weights, as much of gradients, twice that of Adam's moments, and the context beside them."""
-    seen = rehearse(f"{STEPS}:mlp", gpu=find_card(name))
+    seen = rehearser_of(f"{STEPS}:mlp").rehearse(gpu=name, checks_tensor_types=True)
 
     breakdown = seen.breakdown
     assert (breakdown.parameters_bytes, breakdown.gradients_bytes, breakdown.optimizer_state_bytes) == (16 * MIB, 16 * MIB, 32 * MIB)
@@ -88,9 +101,9 @@ def test_two_rehearsals_see_the_same(torch_build: TorchBuild) -> None:
     ],
     ids=["build", "forward", "backward", "optimizer"],
 )
-def test_out_of_memory_is_an_answer(torch_build: TorchBuild, values: dict[str, Any], memory_mib: int, step: int, phase: str) -> None:
+def test_out_of_memory_is_an_answer(rehearser_of: RehearserOf, values: dict[str, Any], memory_mib: int, step: int, phase: str) -> None:
     """Wherever it happens: which allocation, in which phase, at which line of the user's file."""
-    seen = rehearse(f"{STEPS}:mlp", gpu=card(memory_mib * MIB), values=values, context_bytes=0)
+    seen = rehearser_of(f"{STEPS}:mlp").rehearse(gpu=card(memory_mib * MIB), values=values, context_bytes=0, checks_tensor_types=True)
 
     assert not seen.fits
     assert seen.out_of_memory is not None
@@ -101,19 +114,19 @@ def test_out_of_memory_is_an_answer(torch_build: TorchBuild, values: dict[str, A
     assert seen.peak_reserved_bytes <= memory_mib * MIB
 
 
-def test_memory_that_grows_is_noticed(torch_build: TorchBuild) -> None:
+def test_memory_that_grows_is_noticed(rehearser_of: RehearserOf) -> None:
     """The last step's peak is above the one before."""
-    assert rehearse(f"{STEPS}:grows", gpu=find_card("t4")).grows
+    assert rehearser_of(f"{STEPS}:grows").rehearse(gpu="t4", checks_tensor_types=True).grows
 
 
-def test_values_that_went_to_the_device_come_back_until_a_kernel_ran(torch_build: TorchBuild) -> None:
+def test_values_that_went_to_the_device_come_back_until_a_kernel_ran(rehearser_of: RehearserOf) -> None:
     """The step itself asserts it; one step is enough."""
-    assert rehearse(f"{STEPS}:reads_values", gpu=find_card("t4"), steps=1).fits
+    assert rehearser_of(f"{STEPS}:reads_values").rehearse(gpu="t4", steps=1).fits
 
 
-def test_nvml_tells_the_same_card(torch_build: TorchBuild) -> None:
+def test_nvml_tells_the_same_card(rehearser_of: RehearserOf) -> None:
     """nvidia-ml-py sees the card's name, its total, and what the program holds."""
-    assert rehearse(f"{STEPS}:asks_nvml", gpu=find_card("h200"), steps=1).fits
+    assert rehearser_of(f"{STEPS}:asks_nvml").rehearse(gpu="h200", steps=1).fits
 
 
 @pytest.mark.parametrize(
@@ -125,10 +138,10 @@ def test_nvml_tells_the_same_card(torch_build: TorchBuild) -> None:
         ("not_a_function", "has no function 'not_a_function'"),
     ],
 )
-def test_a_program_that_fails_leaves_its_last_words(torch_build: TorchBuild, function: str, problem: str) -> None:
+def test_a_program_that_fails_leaves_its_last_words(rehearser_of: RehearserOf, function: str, problem: str) -> None:
     """An exception, a flood of output, a wrong name."""
     with pytest.raises(UsageError, match=problem) as caught:
-        rehearse(f"{STEPS}:{function}", gpu=find_card("t4"))
+        rehearser_of(f"{STEPS}:{function}").rehearse(gpu="t4")
 
     assert len(caught.value.message) < 20_000
 
@@ -139,10 +152,10 @@ def test_a_program_that_hangs_is_ended(torch_build: TorchBuild) -> None:
         rehearse(f"{STEPS}:hangs", gpu=find_card("t4"), timeout_seconds=15)
 
 
-def test_what_is_not_served_is_named_and_gives_no_number(torch_build: TorchBuild) -> None:
+def test_what_is_not_served_is_named_and_gives_no_number(rehearser_of: RehearserOf) -> None:
     """cuSOLVER's QR asks for the size of a workspace: the call is named."""
     with pytest.raises((MissingError, UsageError), match=r"cusolver|QR|geqrf"):
-        rehearse(f"{STEPS}:solves", gpu=find_card("a100-80"), steps=1)
+        rehearser_of(f"{STEPS}:solves").rehearse(gpu="a100-80", steps=1)
 
 
 @pytest.mark.parametrize(

@@ -231,7 +231,7 @@ def test_json_leaves_standard_output_to_the_report(script: Script) -> None:
     assert "trained" not in result.stderr
 
 
-@pytest.mark.parametrize("attempt", range(3))
+@pytest.mark.parametrize("attempt", [0, *(pytest.param(number, marks=pytest.mark.heavy) for number in range(1, 5))])
 def test_a_script_whose_last_act_is_a_backward_ends_in_peace(script: Script, attempt: int) -> None:
     """A thread of autograd may still let go of its graph then."""
     last = "for _ in range(5):\n    model(batch()).square().mean().backward()\n"
@@ -309,7 +309,7 @@ for number in range(1, 100):
     ("text", "printed"),
     [
         (ACCUMULATION, [4, 8]),
-        (SCALED, [1, 2]),
+        pytest.param(SCALED, [1, 2], marks=pytest.mark.heavy),
         (ADVERSARIAL, [1, 1, 2, 2]),
         (UNUSED, [1, 2]),
     ],

@@ -16,6 +16,7 @@ from uuid import uuid4
 import pytest
 
 from memplan.hardware.gpu import GpuSpec
+from tests.warm_python import WarmPython, started
 
 MIB, GIB = 2**20, 2**30
 
@@ -91,6 +92,8 @@ class Driver:
     """A folder with a libnvidia-ml.so.1."""
 
     folder: Path
+    python: WarmPython | None = None
+    """What runs Python here; None: each time a new process."""
 
     def environment(self, machine: str = "") -> dict[str, str]:
         """Return what a process needs to find this driver, and no other, on *machine*."""
@@ -112,17 +115,11 @@ class Driver:
 
     def run(self, *arguments: str, machine: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
         """Run Python where this driver is on *machine*."""
-        return subprocess.run(
-            [sys.executable, *arguments],
-            env=os.environ | self.environment(machine) | environment,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=120,
-        )
+        whole = os.environ | self.environment(machine) | environment
+        return (self.python.run if self.python else started)(arguments, environment=whole, cwd=Path.cwd())
 
 
-def build_driver(folder: Path, *, without: Sequence[str] = ()) -> Driver:
+def build_driver(folder: Path, *, without: Sequence[str] = (), python: WarmPython | None = None) -> Driver:
     """Compile the driver's library into *folder*, without some of its symbols; skip the test where nothing can compile it."""
     compiler = shutil.which("cc")
     if compiler is None or sys.platform != "linux":
@@ -130,7 +127,7 @@ def build_driver(folder: Path, *, without: Sequence[str] = ()) -> Driver:
     left_out = [f"-D{symbol}=absent_{symbol}" for symbol in without]
     source, library = Path(__file__).with_name("nvml_library.c"), folder / "libnvidia-ml.so.1"
     subprocess.run([compiler, "-shared", "-fPIC", *left_out, "-o", str(library), str(source)], check=True, timeout=120)
-    return Driver(folder)
+    return Driver(folder, python)
 
 
 def no_driver(folder: Path) -> Driver:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from memplan.errors import UsageError
 from memplan.hardware.catalog import CatalogCard, card_of_size, cards, find_card
 from memplan.units import format_bytes, parse_size
-from tests.conftest import SHARED
+from tests.conftest import SHARED, skip_without
 
 MIB, GIB = 2**20, 2**30
 
@@ -86,8 +86,7 @@ SECOND_CARDS = {"PCIE-40GB": "a100-40-pcie", "80GB PCIe": "a100-80-pcie"}
 def test_the_catalogue_agrees_with_the_table_of_the_logs():
     """Every row is a card here, with its size on the box, its NVML total and a torch total that was seen."""
     table = SHARED / "gpu_memory.csv"
-    if not table.is_file():
-        pytest.skip("shared/gpu_memory.csv is not on this machine")
+    skip_without(table)
     rows = list(csv.DictReader(line for line in table.read_text(encoding="utf-8").splitlines() if not line.startswith("#")))
 
     wrong = [(name, flaw) for row in rows for name in row["name"].split(" / ") for flaw in flaws_against(row, name)]

@@ -13,7 +13,7 @@ from memplan.integrations.watch import Watch
 from tests.hardware.nvml_driver import GIB, Driver
 from tests.standin.conftest import torch_build
 from tests.standin.machine import machine
-from tests.training.processes import train
+from tests.training.processes import Train
 
 __all__ = ["torch_build"]
 
@@ -28,7 +28,7 @@ def saved_plan(folder: Path, *, micro: int, accumulation: int, reserved: int) ->
 
 
 @pytest.mark.parametrize("trainer", ["transformers_trainer", "lightning_trainer"])
-def test_a_training_is_held_to_its_plan(torch_build: TorchBuild, driver: Driver, tmp_path: Path, trainer: str) -> None:
+def test_a_training_is_held_to_its_plan(train: Train, torch_build: TorchBuild, driver: Driver, tmp_path: Path, trainer: str) -> None:
     """The peak beside the plan's after the first step and each epoch, samples and batches a second; another batch than planned is told."""
     plan = saved_plan(tmp_path, micro=8, accumulation=2, reserved=2 * GIB)
 
@@ -51,7 +51,7 @@ WITH_LOGGERS = [("transformers_trainer", True), ("transformers_trainer", False),
 
 @pytest.mark.parametrize(("trainer", "has_plan"), WITH_LOGGERS)
 def test_the_numbers_go_to_the_trainers_logger(
-    torch_build: TorchBuild, driver: Driver, tmp_path: Path, trainer: str, has_plan: bool
+    train: Train, torch_build: TorchBuild, driver: Driver, tmp_path: Path, trainer: str, has_plan: bool
 ) -> None:
     """Peaks after the first step, peaks and speed after each epoch; with the planned peak where there is a plan."""
     plan = saved_plan(tmp_path, micro=4, accumulation=2, reserved=2 * GIB) if has_plan else ""
@@ -70,7 +70,7 @@ def test_the_numbers_go_to_the_trainers_logger(
         assert told["metrics"][0]["memplan/planned_reserved_gib"] == 2.0
 
 
-def test_a_batch_size_that_changes_elsewhere_is_told(torch_build: TorchBuild, driver: Driver, tmp_path: Path) -> None:
+def test_a_batch_size_that_changes_elsewhere_is_told(train: Train, torch_build: TorchBuild, driver: Driver, tmp_path: Path) -> None:
     """Lightning's second epoch has a loader with twice the batch."""
     told, _ = train(machine(torch_build, driver, "t4"), "lightning_trainer", tmp_path / "out", "", 4)
 

@@ -138,7 +138,10 @@ def test_no_function_that_succeeds_gives_an_answer_to_the_host(torch_build: Torc
         pytest.skip("CUDA's headers are not here")
     stubs = (build(torch_build) / f"{RUNTIME}.stubs.c").read_text()
     made_up = re.findall(r"^int (\w+)\(void\) \{ (?:kernel_ran\(\); )?return 0; \}$", stubs, re.MULTILINE)
-    declared = {name: found[1] for name in made_up if (found := re.search(rf"\b{name} ?\(([^;{{]*?)\) ?[;{{]", text))}
+    first: dict[str, str] = {}
+    for found in re.finditer(r"\b(cu\w+|nvrtc\w+) ?\(([^;{]*?)\) ?[;{]", text):
+        first.setdefault(found[1], found[2])
+    declared = {name: first[name] for name in made_up if name in first}
 
     answering = {
         name: argument.strip()

@@ -17,10 +17,7 @@ from memplan.execution.rehearsal import Rehearsal
 from memplan.execution.rehearse import Rehearser
 from memplan.execution.step_source import step_source_from
 from memplan.hardware.catalog import find_card
-from memplan.hardware.torch_install import TorchBuild
-from tests.standin.conftest import torch_build
-
-__all__ = ["torch_build"]
+from tests.conftest import RehearserOf, SharedRehearser
 
 PROGRAMS = Path(__file__).parents[1] / "child" / "device_steps.py"
 MIB = 2**20
@@ -31,7 +28,7 @@ SIX_CARDS = ("t4", "a100-40", "a100-80", "h100", "h200", "rtx4090")
 class Device:
     """Programs of `device_steps.py` on one Rehearser: the first takes seconds, the others a fraction of one."""
 
-    def __init__(self, rehearser: Rehearser) -> None:
+    def __init__(self, rehearser: Rehearser | SharedRehearser) -> None:
         self._rehearser = rehearser
 
     def run(
@@ -59,10 +56,9 @@ class Device:
 
 
 @pytest.fixture(scope="module")
-def device(torch_build: TorchBuild) -> Iterator[Device]:
+def device(rehearser_of: RehearserOf) -> Device:
     """A device that serves one program after the other."""
-    with Rehearser(step_source_from(f"{PROGRAMS}:build")) as rehearser:
-        yield Device(rehearser)
+    return Device(rehearser_of(f"{PROGRAMS}:build"))
 
 
 @contextmanager

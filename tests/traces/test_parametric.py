@@ -10,16 +10,11 @@ from hypothesis import strategies as st
 
 from memplan.allocator.replay import replay
 from memplan.allocator.simulator import CachingAllocator, Card
-from memplan.execution.rehearse import Rehearser
-from memplan.execution.step_source import step_source_from
 from memplan.hardware.catalog import find_card
 from memplan.hardware.gpu import UNLIMITED_BYTES
-from memplan.hardware.torch_install import TorchBuild
 from memplan.traces.parametric import Sweep, fit
 from memplan.traces.requests import Requests, requests_of
-from tests.standin.conftest import torch_build
-
-__all__ = ["torch_build"]
+from tests.conftest import RehearserOf
 
 STEPS = Path(__file__).parents[1] / "child" / "steps.py"
 
@@ -138,22 +133,22 @@ def test_a_threshold_is_found_where_an_answer_depends_on_it() -> None:
 
 
 @pytest.mark.parametrize("name", ["t4", "a100-40"])
-def test_a_real_step_is_worked_out_to_the_byte(torch_build: TorchBuild, name: str) -> None:
+def test_a_real_step_is_worked_out_to_the_byte(rehearser_of: RehearserOf, name: str) -> None:
     """An MLP in its batch: three rehearsals say what five others reserve."""
     card = find_card(name).model_copy(update={"total_memory_bytes": UNLIMITED_BYTES})
-    with Rehearser(step_source_from(f"{STEPS}:mlp")) as rehearser:
+    rehearser = rehearser_of(f"{STEPS}:mlp")
 
-        def rehearse(batch: int) -> Requests:
-            trace = rehearser.rehearse(gpu=card, values={"batch": batch}).trace
-            assert trace is not None
-            return requests_of(trace)
+    def rehearse(batch: int) -> Requests:
+        trace = rehearser.rehearse(gpu=card, values={"batch": batch}).trace
+        assert trace is not None
+        return requests_of(trace)
 
-        sweep = Sweep(rehearse)
-        for batch in (1024, 1500, 2500, 3333, 4000):
-            requests, sizes = sweep.at(batch, low=1000, high=4096)
-            worked_out = replay(requests, CachingAllocator(Card(UNLIMITED_BYTES, UNLIMITED_BYTES)), sizes=sizes)
-            real = rehearser.rehearse(gpu=card, values={"batch": batch})
+    sweep = Sweep(rehearse)
+    for batch in (1024, 1500, 2500, 3333, 4000):
+        requests, sizes = sweep.at(batch, low=1000, high=4096)
+        worked_out = replay(requests, CachingAllocator(Card(UNLIMITED_BYTES, UNLIMITED_BYTES)), sizes=sizes)
+        real = rehearser.rehearse(gpu=card, values={"batch": batch})
 
-            assert worked_out.peak_reserved_bytes == real.peak_reserved_bytes
-            assert worked_out.peak_allocated_bytes == real.peak_allocated_bytes
-        assert len(sweep.rehearsed) <= 4
+        assert worked_out.peak_reserved_bytes == real.peak_reserved_bytes
+        assert worked_out.peak_allocated_bytes == real.peak_allocated_bytes
+    assert len(sweep.rehearsed) <= 4

@@ -9,16 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memplan.api.rehearsals import rehearse
 from memplan.errors import UsageError
-from memplan.hardware.catalog import find_card
-from memplan.hardware.torch_install import TorchBuild
 from memplan.traces.snapshot import Segment, Snapshot, read_snapshot, snapshot_of, write_snapshot
 from memplan.traces.trace import FREE_REQUESTED, MemoryTrace
 from memplan.units import MIB
-from tests.standin.conftest import torch_build
-
-__all__ = ["torch_build"]
+from tests.conftest import RehearserOf
 
 STEPS = Path(__file__).parents[1] / "child" / "steps.py"
 
@@ -113,9 +108,9 @@ def test_expandable_segments_that_were_there_before_cannot_be_known() -> None:
 
 
 @pytest.mark.parametrize("settings", ["", "expandable_segments:True"])
-def test_a_rehearsal_is_written_as_pytorch_would_dump_it(torch_build: TorchBuild, tmp_path: Path, settings: str) -> None:
+def test_a_rehearsal_is_written_as_pytorch_would_dump_it(rehearser_of: RehearserOf, tmp_path: Path, settings: str) -> None:
     """What is read back is what was written; the categories stand where PyTorch has the stack, innermost first."""
-    rehearsal = rehearse(f"{STEPS}:mlp", gpu=find_card("t4"), environment={"PYTORCH_CUDA_ALLOC_CONF": settings})
+    rehearsal = rehearser_of(f"{STEPS}:mlp").rehearse(gpu="t4", environment={"PYTORCH_CUDA_ALLOC_CONF": settings})
     trace = rehearsal.trace
     assert trace is not None
     path = tmp_path / "step.pickle"

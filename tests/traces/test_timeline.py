@@ -4,14 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from memplan.api.rehearsals import rehearse
-from memplan.hardware.catalog import find_card
-from memplan.hardware.torch_install import TorchBuild
 from memplan.traces.timeline import timeline
 from memplan.traces.trace import ACTIONS, CATEGORIES, Mark, MemoryTrace
-from tests.standin.conftest import torch_build
-
-__all__ = ["torch_build"]
+from tests.conftest import RehearserOf
 
 STEPS = Path(__file__).parents[1] / "child" / "steps.py"
 PARAMETERS, ACTIVATIONS = CATEGORIES.index("parameters"), CATEGORIES.index("activations")
@@ -39,9 +34,9 @@ def test_bytes_of_each_category_after_each_event() -> None:
     assert seen.phases == (Mark(2, 1, "forward"),)
 
 
-def test_the_step_shown_ends_where_the_next_begins(torch_build: TorchBuild) -> None:
+def test_the_step_shown_ends_where_the_next_begins(rehearser_of: RehearserOf) -> None:
     """Of three the second: behind the third everything is given back. Its highest moment is the peak, however few moments are kept."""
-    rehearsal = rehearse(f"{STEPS}:mlp", gpu=find_card("t4"))
+    rehearsal = rehearser_of(f"{STEPS}:mlp").rehearse(gpu="t4")
     assert rehearsal.trace is not None
 
     whole, short = timeline(rehearsal.trace), timeline(rehearsal.trace, most_samples=10)

@@ -20,7 +20,7 @@ from memplan.hardware.torch_install import TorchBuild
 from tests.hardware.nvml_driver import GIB, Driver
 from tests.standin.conftest import torch_build
 from tests.standin.machine import machine
-from tests.training.processes import train
+from tests.training.processes import Train
 
 __all__ = ["torch_build"]
 
@@ -48,7 +48,7 @@ def gradient_of(loss: Tensor, parameter: Tensor) -> Tensor:
     return torch.autograd.grad(loss, parameter)[0]
 
 
-def test_a_step_that_runs_out_of_memory_goes_on_smaller(torch_build: TorchBuild, driver: Driver) -> None:
+def test_a_step_that_runs_out_of_memory_goes_on_smaller(train: Train, torch_build: TorchBuild, driver: Driver) -> None:
     """A card of which others leave 1.5 GiB; the samples of each step stay as many, and the second step begins with what fitted."""
     busy = {0: 15_835_660_288 - 3 * GIB // 2}
 
@@ -63,7 +63,7 @@ def test_a_step_that_runs_out_of_memory_goes_on_smaller(torch_build: TorchBuild,
     assert f"continuing with {told['micro']}" in said
 
 
-def test_where_one_sample_does_not_fit_the_error_is_torchs_own(torch_build: TorchBuild, driver: Driver) -> None:
+def test_where_one_sample_does_not_fit_the_error_is_torchs_own(train: Train, torch_build: TorchBuild, driver: Driver) -> None:
     """After 4, 2 and 1."""
     told, _ = train(machine(torch_build, driver, "t4"), "one_does_not_fit")
 
@@ -585,7 +585,7 @@ def test_a_number_that_makes_no_sense_is_refused(arguments: dict[str, Any]) -> N
 # on the stand-in device
 
 
-def test_the_generator_of_the_gpu_is_restored_before_a_retry(torch_build: TorchBuild, driver: Driver) -> None:
+def test_the_generator_of_the_gpu_is_restored_before_a_retry(train: Train, torch_build: TorchBuild, driver: Driver) -> None:
     """Every try draws its dropout from the same state, and the next step goes on from another."""
     told, _ = train(machine(torch_build, driver, "t4", busy={0: 15_835_660_288 - 3 * GIB // 2}), "generators", 100_000)
 
@@ -596,14 +596,14 @@ def test_the_generator_of_the_gpu_is_restored_before_a_retry(torch_build: TorchB
     assert told["second_step"] != told["first_step"][:1]
 
 
-def test_a_clone_of_a_buffer_that_does_not_fit_counts_as_running_out(torch_build: TorchBuild, driver: Driver) -> None:
+def test_a_clone_of_a_buffer_that_does_not_fit_counts_as_running_out(train: Train, torch_build: TorchBuild, driver: Driver) -> None:
     """A buffer of 10 GiB on a card of 16 GB: tried with 4, 2 and 1, and no hook is left."""
     told, _ = train(machine(torch_build, driver, "t4"), "large_buffer")
 
     assert told == {"error": "OutOfMemoryError", "retries": 2, "hooks": 0}
 
 
-def test_a_decorated_function_on_a_gpu_begins_with_an_empty_one(torch_build: TorchBuild, driver: Driver) -> None:
+def test_a_decorated_function_on_a_gpu_begins_with_an_empty_one(train: Train, torch_build: TorchBuild, driver: Driver) -> None:
     """Of a failed call stays cuBLAS's workspace, 8.125 MiB in a segment of 20 MiB (torch 2.13), and its cache is given back."""
     told, _ = train(machine(torch_build, driver, "t4", busy={0: 15_835_660_288 - 3 * GIB // 2}), "decorated", 2**17)
 

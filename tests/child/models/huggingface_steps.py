@@ -1,16 +1,24 @@
-"""Steps of transformers' models written as their users write them, and checks of what experts get."""
+"""Steps of transformers' models: written as their users write them, as memplan builds them, and one that tells what its experts get."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 import transformers
 
+from memplan.child.models import built_in
 from memplan.child.models.huggingface import FromTransformers
 from memplan.workload.model import HuggingFaceModel
+
+
+def build(device: str, *, name: str, **values: Any) -> Callable[[], object]:
+    """The step called *name*; one process that has imported transformers serves all of them."""
+    builds: dict[str, Callable[..., Callable[[], object]]] = {"plain": plain, "routed": routed, "built_in": built_in.build}
+    return builds[name](device, **values)
 
 
 def plain(device: str, config: str, batch: int = 4, length: int = 64, checkpointing: bool = False) -> Callable[[], None]:

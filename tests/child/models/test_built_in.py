@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -13,18 +12,13 @@ import pytest
 from memplan.errors import UsageError
 from memplan.estimators.analytic.parameters import count, parameter_groups
 from memplan.execution.rehearsal import Rehearsal
-from memplan.execution.rehearse import Rehearser
-from memplan.execution.step_source import StepSource
 from memplan.hardware.catalog import find_card
-from memplan.hardware.torch_install import TorchBuild
 from memplan.layouts.templates import template_data, templates_folder
 from memplan.workload.model import Experts, Lora, TransformerModel
 from memplan.workload.workload import Workload
 from memplan.workload.workload_file import workload_from
 from tests.accuracy.test_analytic import Recorded, ours
-from tests.standin.conftest import torch_build
-
-__all__ = ["torch_build"]
+from tests.conftest import RehearserOf, SharedRehearser
 
 MIB = 2**20
 ON_A100 = [recorded for recorded in ours() if recorded.gpu.name.startswith("NVIDIA A100")]
@@ -34,14 +28,13 @@ SMALL = {
 }  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def rehearser(torch_build: TorchBuild) -> Iterator[Rehearser]:
+@pytest.fixture
+def rehearser(rehearser_of: RehearserOf) -> SharedRehearser:
     """One process for all."""
-    with Rehearser(StepSource("memplan.child.models.built_in", "build")) as found:
-        yield found
+    return rehearser_of("memplan.child.models.built_in:build")
 
 
-def run(rehearser: Rehearser, workload: Workload, *, gpu: str = "a100-80", **environment: str) -> Rehearsal:
+def run(rehearser: SharedRehearser, workload: Workload, *, gpu: str = "a100-80", **environment: str) -> Rehearsal:
     """One stage of the workload, the first, without context."""
     first = workload.model_copy(update={"stages": workload.stages[:1]})
     values = {"workload": first.model_dump(mode="json")}
@@ -67,7 +60,7 @@ def contrastive(**changes: Any) -> Workload:
 
 
 @pytest.mark.parametrize("recorded", ON_A100, ids=lambda recorded: recorded.name)
-def test_own_modules_allocate_what_those_of_transformers_do(rehearser: Rehearser, recorded: Recorded) -> None:
+def test_own_modules_allocate_what_those_of_transformers_do(rehearser: SharedRehearser, recorded: Recorded) -> None:
     """
     Peak allocated within 1% of the recordings of `tests/accuracy/reference_steps.py`, 2% with LoRA.
 
@@ -84,7 +77,7 @@ def test_own_modules_allocate_what_those_of_transformers_do(rehearser: Rehearser
 
 
 @pytest.mark.parametrize("name", ["gpt2-small-fp32", "bert-fp16-mixed", "llama-bf16-mixed-checkpoint", "qwen2-bf16-mixed"])
-def test_a_hugging_face_config_is_rehearsed_to_the_byte(rehearser: Rehearser, name: str) -> None:
+def test_a_hugging_face_config_is_rehearsed_to_the_byte(rehearser: SharedRehearser, name: str) -> None:
     """Built by transformers from its config alone, without weights: peak allocated and reserved equal the recordings."""
     recorded = next(recorded for recorded in ON_A100 if recorded.name.startswith(f"{name}@"))
 
@@ -106,7 +99,7 @@ def test_a_hugging_face_config_is_rehearsed_to_the_byte(rehearser: Rehearser, na
     ],
     ids=["decoder", "encoder", "headless", "llama", "grouped", "lora", "lora everywhere"],
 )
-def test_parameters_are_those_of_the_description(rehearser: Rehearser, model: dict[str, Any]) -> None:
+def test_parameters_are_those_of_the_description(rehearser: SharedRehearser, model: dict[str, Any]) -> None:
     """Tensor by tensor, each rounded to 512 bytes; Adam's two moments for the trained ones, and a step counter each on the host."""
     workload = small(model=model, optimizer={"name": "adam"})
     groups = parameter_groups(workload.model)
@@ -125,7 +118,7 @@ def test_parameters_are_those_of_the_description(rehearser: Rehearser, model: di
         ("adadelta", 2), ("lion", 1),
     ],
 )  # fmt: skip
-def test_every_optimizer_keeps_its_state(rehearser: Rehearser, name: str, states: int) -> None:
+def test_every_optimizer_keeps_its_state(rehearser: SharedRehearser, name: str, states: int) -> None:
     """As many copies of the trained parameters as its formula has moments."""
     workload = small(optimizer={"name": name})
 
@@ -134,14 +127,14 @@ def test_every_optimizer_keeps_its_state(rehearser: Rehearser, name: str, states
     assert seen.optimizer_state_bytes == pytest.approx(states * seen.parameters_bytes, rel=0.01, abs=MIB / 4)
 
 
-def test_a_factored_optimizer_keeps_rows_and_columns(rehearser: Rehearser) -> None:
+def test_a_factored_optimizer_keeps_rows_and_columns(rehearser: SharedRehearser) -> None:
     """transformers' Adafactor: far less than the parameters."""
     seen = run(rehearser, small(optimizer={"name": "adafactor"})).breakdown
 
     assert 0 < seen.optimizer_state_bytes < seen.parameters_bytes / 20
 
 
-def test_precision_decides_what_is_kept(rehearser: Rehearser) -> None:
+def test_precision_decides_what_is_kept(rehearser: SharedRehearser) -> None:
     """Weights in two bytes take half; autocast leaves them in four."""
     kept = {precision: run(rehearser, small({"precision": precision})).breakdown for precision in ("fp32", "bf16-mixed", "bf16")}
 
@@ -150,7 +143,7 @@ def test_precision_decides_what_is_kept(rehearser: Rehearser) -> None:
     assert kept["bf16"].optimizer_state_bytes == pytest.approx(kept["fp32"].optimizer_state_bytes / 2, rel=0.02)
 
 
-def test_checkpointing_saves_in_training_mode_only(rehearser: Rehearser) -> None:
+def test_checkpointing_saves_in_training_mode_only(rehearser: SharedRehearser) -> None:
     """Left in eval mode the switch has no effect, and the rehearsal finds that."""
     plain, on = run(rehearser, small()), run(rehearser, small({"activation_checkpointing": True}))
     left = run(rehearser, small({"activation_checkpointing": True}, model={"is_in_eval_mode": True}))
@@ -160,14 +153,14 @@ def test_checkpointing_saves_in_training_mode_only(rehearser: Rehearser) -> None
     assert not on.findings
 
 
-def test_accumulation_keeps_the_gradients_through_the_second_micro_batch(rehearser: Rehearser) -> None:
+def test_accumulation_keeps_the_gradients_through_the_second_micro_batch(rehearser: SharedRehearser) -> None:
     """They are there when its activations are."""
     once, twice = run(rehearser, small()), run(rehearser, small({"gradient_accumulation_steps": 2}))
 
     assert twice.peak_allocated_bytes > once.peak_allocated_bytes
 
 
-def test_data_parallel_training_has_buckets(rehearser: Rehearser) -> None:
+def test_data_parallel_training_has_buckets(rehearser: SharedRehearser) -> None:
     """As much again as the gradients, on every rank."""
     alone, both = run(rehearser, small()), run(rehearser, small(parallelism={"devices": 2}))
 
@@ -175,7 +168,7 @@ def test_data_parallel_training_has_buckets(rehearser: Rehearser) -> None:
     assert both.breakdown.workspaces_bytes - alone.breakdown.workspaces_bytes == pytest.approx(alone.breakdown.parameters_bytes, rel=0.05)
 
 
-def test_a_contrastive_step_grows_with_each_negative(rehearser: Rehearser) -> None:
+def test_a_contrastive_step_grows_with_each_negative(rehearser: SharedRehearser) -> None:
     """By about the same bytes for each: items are encoded alike, and what sorting and sums take on top is small."""
     peaks = [run(rehearser, contrastive(stage={"n_negatives": count})).peak_allocated_bytes for count in (2, 4, 6)]
 
@@ -194,7 +187,7 @@ def test_a_contrastive_step_grows_with_each_negative(rehearser: Rehearser) -> No
     ],
     ids=["group", "per positive", "in-batch", "gathered", "no negatives of its own"],
 )
-def test_every_way_to_sample_runs(rehearser: Rehearser, changes: dict[str, Any]) -> None:
+def test_every_way_to_sample_runs(rehearser: SharedRehearser, changes: dict[str, Any]) -> None:
     """Three steps to their end, with gradients for every adapter."""
     seen = run(rehearser, contrastive(**changes))
 
@@ -203,7 +196,7 @@ def test_every_way_to_sample_runs(rehearser: Rehearser, changes: dict[str, Any])
     assert "parameters_without_gradient" not in {finding.kind for finding in seen.findings}
 
 
-def test_a_cached_loss_holds_a_mini_batch_at_a_time(rehearser: Rehearser) -> None:
+def test_a_cached_loss_holds_a_mini_batch_at_a_time(rehearser: SharedRehearser) -> None:
     """The whole batch's activations are never there at once."""
     whole = run(rehearser, contrastive(training={"micro_batch_size": 16}))
     cached = run(rehearser, contrastive(training={"micro_batch_size": 16}, contrastive={"cached_loss_mini_batch_size": 8}))
@@ -211,7 +204,7 @@ def test_a_cached_loss_holds_a_mini_batch_at_a_time(rehearser: Rehearser) -> Non
     assert cached.breakdown.activations_bytes < whole.breakdown.activations_bytes / 3
 
 
-def test_a_model_by_counts_takes_what_was_counted(rehearser: Rehearser) -> None:
+def test_a_model_by_counts_takes_what_was_counted(rehearser: SharedRehearser) -> None:
     """10 million parameters, 8 of them trained; 3 MiB of activations a sample; overhead; SGD without state."""
     model = {
         "kind": "parameters",
@@ -228,7 +221,7 @@ def test_a_model_by_counts_takes_what_was_counted(rehearser: Rehearser) -> None:
     assert seen.breakdown.activations_bytes >= 24 * MIB
 
 
-def test_descriptions_of_adapters_and_experts_are_followed(rehearser: Rehearser) -> None:
+def test_descriptions_of_adapters_and_experts_are_followed(rehearser: SharedRehearser) -> None:
     """Wider adapters and more experts: more trained parameters."""
     workload = contrastive()
     encoder = workload.model.encoder.model_copy(update={"lora": Lora(rank=64)})  # type: ignore[union-attr]
@@ -241,7 +234,7 @@ def test_descriptions_of_adapters_and_experts_are_followed(rehearser: Rehearser)
         assert seen.breakdown.optimizer_state_bytes == pytest.approx(2 * 4 * trained, rel=0.02)
 
 
-def test_an_optimizer_that_is_not_installed_is_named(rehearser: Rehearser) -> None:
+def test_an_optimizer_that_is_not_installed_is_named(rehearser: SharedRehearser) -> None:
     """bitsandbytes is not among the packages that tests need."""
     if find_spec("bitsandbytes") is None:
         with pytest.raises(UsageError, match="bitsandbytes, which is not installed"):

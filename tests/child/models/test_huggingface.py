@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -13,16 +13,14 @@ import pytest
 from memplan.errors import NotEstimatedError, NotRehearsedError, UsageError
 from memplan.estimators.analytic.estimate import estimate
 from memplan.estimators.rehearsed import RehearsedEstimator
+from memplan.execution.rehearsal import Rehearsal
 from memplan.execution.rehearse import Rehearser
-from memplan.execution.step_source import StepSource, step_source_from
+from memplan.execution.step_source import step_source_from
 from memplan.hardware.catalog import find_card
 from memplan.hardware.torch_install import TorchBuild
 from memplan.workload.huggingface import ConfigJson, model_from_config
 from memplan.workload.workload import Workload
 from memplan.workload.workload_file import workload_from
-from tests.standin.conftest import torch_build
-
-__all__ = ["torch_build"]
 
 pytestmark = pytest.mark.skipif(find_spec("transformers") is None, reason="transformers is not installed")
 
@@ -56,16 +54,16 @@ CONFIGS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def built_in(torch_build: TorchBuild) -> Iterator[Rehearser]:
-    with Rehearser(StepSource("memplan.child.models.built_in", "build")) as found:
-        yield found
+RunStep = Callable[..., Rehearsal]
 
 
 @pytest.fixture(scope="module")
-def plain(torch_build: TorchBuild) -> Iterator[Rehearser]:
-    with Rehearser(step_source_from(f"{STEPS}:plain")) as found:
-        yield found
+def run(torch_build: TorchBuild) -> Iterator[RunStep]:
+    """Rehearse one of the steps by its name, in a process that has imported transformers: each fork anew would take seconds."""
+    with Rehearser(step_source_from(f"{STEPS}:build")) as rehearser:
+        yield lambda name, gpu="a100-80", steps=None, **values: rehearser.rehearse(
+            gpu=find_card(gpu), values={"name": name, **values}, steps=steps
+        )
 
 
 def workload_of(config: dict[str, Any], *, batch: int = 4, length: int = 64, **training: Any) -> Workload:
@@ -75,29 +73,27 @@ def workload_of(config: dict[str, Any], *, batch: int = 4, length: int = 64, **t
     return workload_from({"model": model_from_config(ConfigJson(config, path)), "training": training}, path)
 
 
-def values_of(workload: Workload) -> dict[str, Any]:
-    return {"workload": workload.model_dump(mode="json")}
+def json_of(workload: Workload) -> dict[str, Any]:
+    return workload.model_dump(mode="json")
 
 
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
-def test_a_config_takes_what_its_program_does(built_in: Rehearser, plain: Rehearser, config: dict[str, Any]) -> None:
+def test_a_config_takes_what_its_program_does(run: RunStep, config: dict[str, Any]) -> None:
     """The same weights and the same peak, to the byte, as a model that is made on the host and moved; the batch has the same shapes."""
-    gpu = find_card("a100-80")
-
-    ours = built_in.rehearse(gpu=gpu, values=values_of(workload_of(config)))
-    theirs = plain.rehearse(gpu=gpu, values={"config": json.dumps(config)})
+    ours = run("built_in", workload=json_of(workload_of(config)))
+    theirs = run("plain", config=json.dumps(config))
 
     assert ours.breakdown.parameters_bytes == theirs.breakdown.parameters_bytes
     assert ours.peak_allocated_bytes == theirs.peak_allocated_bytes
 
 
-def test_checkpointing_is_that_of_transformers(built_in: Rehearser, plain: Rehearser) -> None:
+def test_checkpointing_is_that_of_transformers(run: RunStep) -> None:
     """Of a model that no formula is for."""
-    gpu, config = find_card("a100-80"), CONFIGS["gemma"]
+    config = CONFIGS["gemma"]
 
-    with_it = built_in.rehearse(gpu=gpu, values=values_of(workload_of(config, activation_checkpointing=True)))
-    without = built_in.rehearse(gpu=gpu, values=values_of(workload_of(config)))
-    theirs = plain.rehearse(gpu=gpu, values={"config": json.dumps(config), "checkpointing": True})
+    with_it = run("built_in", workload=json_of(workload_of(config, activation_checkpointing=True)))
+    without = run("built_in", workload=json_of(workload_of(config)))
+    theirs = run("plain", config=json.dumps(config), checkpointing=True)
 
     assert with_it.peak_allocated_bytes == theirs.peak_allocated_bytes < without.peak_allocated_bytes
 
@@ -118,17 +114,15 @@ def test_checkpointing_is_that_of_transformers(built_in: Rehearser, plain: Rehea
     ],
     ids=["mixtral", "granite", "deepseek"],
 )  # fmt: skip
-def test_every_token_goes_to_its_experts(torch_build: TorchBuild, tmp_path: Path, config: dict[str, Any], checkpointing: bool) -> None:
+def test_every_token_goes_to_its_experts(run: RunStep, tmp_path: Path, config: dict[str, Any], checkpointing: bool) -> None:
     """
     The experts of a layer see together each of 128 tokens twice, in equal shares; with checkpointing they do so again in backward.
 
     granite splits its tokens where no hook sees it: that its step runs and learns says that the shares add up.
     """
     rows = tmp_path / "rows.json"
-    with Rehearser(step_source_from(f"{STEPS}:routed")) as rehearser:
-        rehearser.rehearse(
-            gpu=find_card("a100-80"), values={"config": json.dumps(config), "rows": str(rows), "checkpointing": checkpointing}, steps=1
-        )
+
+    run("routed", config=json.dumps(config), rows=str(rows), checkpointing=checkpointing, steps=1)
 
     seen = json.loads(rows.read_text())
     layers = 2 * (2 if checkpointing else 1)
@@ -159,9 +153,9 @@ def test_a_size_that_data_decide_is_not_taken_for_zero(torch_build: TorchBuild) 
         ({"model_type": "decision_transformer"}, "takes none of input_ids"),
     ],
 )
-def test_what_cannot_be_built_is_said(built_in: Rehearser, config: dict[str, Any], problem: str) -> None:
+def test_what_cannot_be_built_is_said(run: RunStep, config: dict[str, Any], problem: str) -> None:
     with pytest.raises(UsageError, match=problem):
-        built_in.rehearse(gpu=find_card("t4"), values=values_of(workload_of(config)))
+        run("built_in", gpu="t4", workload=json_of(workload_of(config)))
 
 
 def test_without_a_rehearsal_there_is_no_number() -> None:

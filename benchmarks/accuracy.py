@@ -3,7 +3,7 @@ How exact it is to work sizes out from a few rehearsals, beside rehearsals of th
 
     python benchmarks/accuracy.py [CARD ...]
 
-Thirteen programs (`tests/accuracy/programs_to_plan.py`) on three kinds of card, unless others are named: about ten minutes. For each: how
+Thirteen programs (`tests/accuracy/programs_to_plan.py`) on three kinds of GPU, unless others are named: about ten minutes. For each: how
 many rehearsals it took, the errors of the points that were worked out, and whether the largest batch called fitting fits and the next not.
 """
 
@@ -22,7 +22,7 @@ from tests.accuracy.sweeps import CARDS, assess
 
 PUBLISHED = """\
 published, against measured peaks: xMem 3.6% median error; DNNMem 13.8%; formulas and guides off by 2 to 10 times. These
-figures are against rehearsals; how those stand to real cards: README, and the recordings of `tests/accuracy`."""
+figures are against rehearsals; how those stand to real GPUs: README, and the recordings of `tests/accuracy`."""
 
 
 def main(cards: list[str]) -> None:

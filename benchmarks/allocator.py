@@ -3,7 +3,7 @@ How fast the simulated allocator is: requests a second, beside the rehearsal tha
 
     python benchmarks/allocator.py [ROUNDS]
 
-GPT-2's step (batch 8, sequence 512, three times) is rehearsed once on a card without end; its requests are then put to the simulated
+GPT-2's step (batch 8, sequence 512, three times) is rehearsed once on a GPU without end; its requests are then put to the simulated
 allocator with several settings, ROUNDS times each (5). The fastest and the median are shown.
 """
 
@@ -20,7 +20,7 @@ from memplan.allocator.replay import replay
 from memplan.allocator.simulator import CachingAllocator, Card
 from memplan.execution.rehearse import Rehearser
 from memplan.execution.step_source import step_source_from
-from memplan.hardware.catalog import find_card
+from memplan.hardware.catalog import find_gpu
 from memplan.hardware.gpu import UNLIMITED_BYTES
 from memplan.traces.requests import requests_of
 
@@ -30,7 +30,7 @@ SETTINGS = ["", "max_split_size_mb:128", "roundup_power2_divisions:4", "expandab
 
 def main(rounds: int = 5) -> None:
     """Print a table, and the same as one line of JSON."""
-    card = find_card("a100-80").model_copy(update={"total_memory_bytes": UNLIMITED_BYTES})
+    card = find_gpu("a100-80").model_copy(update={"total_memory_bytes": UNLIMITED_BYTES})
     with Rehearser(step_source_from(f"{STEPS}:gpt2")) as rehearser:
         rehearser.rehearse(gpu=card)
         start = time.perf_counter()

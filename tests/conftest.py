@@ -15,7 +15,7 @@ import pytest
 from memplan.execution.rehearsal import Rehearsal
 from memplan.execution.rehearse import Rehearser
 from memplan.execution.step_source import TypedText, step_source_from
-from memplan.hardware.catalog import find_card
+from memplan.hardware.catalog import find_gpu
 from memplan.hardware.gpu import GpuSpec
 from memplan.hardware.torch_install import TorchBuild
 from memplan.layouts.templates import template_data, templates_folder
@@ -64,7 +64,7 @@ class SharedRehearser:
 
     def rehearse(self, *, gpu: GpuSpec | str, values: Mapping[str, Any] | None = None, **options: Any) -> Rehearsal:
         """Rehearse the program with *values*; the rest is as for `Rehearser.rehearse`."""
-        card = find_card(gpu) if isinstance(gpu, str) else gpu
+        card = find_gpu(gpu) if isinstance(gpu, str) else gpu
         typed = {name: value for name, value in (values or {}).items() if isinstance(value, TypedText)}
         others = {name: value for name, value in (values or {}).items() if name not in typed}
         call = {"file": self._source.name, "function": self._source.function, "values": others, "texts": typed}
@@ -83,7 +83,7 @@ def built_in() -> Workload:
 
 @pytest.fixture
 def a100() -> GpuSpec:
-    """An A100 with 80 GB, as `find_card` gives it, without the catalogue."""
+    """An A100 with 80 GB, as `find_gpu` gives it, without the catalogue."""
     return GpuSpec(
         name="NVIDIA A100-SXM4-80GB",
         total_memory_bytes=85_095_874_560,

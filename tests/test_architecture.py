@@ -102,3 +102,11 @@ def test_the_core_does_not_speak_the_command_line(path: Path) -> None:
     named = {option for text in texts if isinstance(text, str) for option in re.findall(r"(?<![\w-])--[a-z][a-z-]+", text)}
 
     assert not named & options
+
+
+def test_no_named_tuple_is_generic() -> None:
+    """Python 3.10 refuses that when the class is defined, and later ones do not."""
+    for path in PACKAGE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            bases = [ast.unparse(base) for base in node.bases] if isinstance(node, ast.ClassDef) else []
+            assert not ("NamedTuple" in bases and any(base.startswith("Generic[") for base in bases)), path

@@ -61,7 +61,7 @@ def test_what_is_no_size_is_refused_with_an_example(text: str):
 
 @pytest.mark.parametrize("text", ["0", "0.0", "0GiB", "0.0000000001", "0.9B"])
 def test_less_than_one_byte_is_refused(text: str):
-    """A card without memory is a slip of the hand: 1e-10 GiB is 0.1 bytes."""
+    """A GPU without memory is a slip of the hand: 1e-10 GiB is 0.1 bytes."""
     with pytest.raises(UsageError, match="less than one byte"):
         parse_size(text)
 

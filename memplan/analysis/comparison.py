@@ -31,7 +31,7 @@ class ComparedStage(Description):
     """What that takes, CUDA context included."""
 
 
-class ComparedCard(Description):
+class ComparedGpu(Description):
     """One GPU of a comparison."""
 
     gpu: GpuSpec
@@ -56,14 +56,14 @@ class ComparedCard(Description):
 
 
 def compare(
-    workload: Workload, cards: Sequence[GpuSpec], estimator: Estimator, *, pins: Pins = NO_PINS, **options: Unpack[DecisionOptions]
-) -> Iterator[ComparedCard]:
+    workload: Workload, gpus: Sequence[GpuSpec], estimator: Estimator, *, pins: Pins = NO_PINS, **options: Unpack[DecisionOptions]
+) -> Iterator[ComparedGpu]:
     """Yield what is decided for *workload* on each of *gpus*, in their order; *options* are those of `decide`."""
-    for gpu in cards:
+    for gpu in gpus:
         decision = decide(workload, gpu, estimator, pins=pins, **options)
         planned = decision.after or smallest_try(decision, pins)
         used = [estimator(planned, gpu, stage).device_used for stage in stages_of(planned)]
-        yield ComparedCard(
+        yield ComparedGpu(
             gpu=gpu,
             budget_bytes=decision.budget.budget_bytes,
             fits=decision.after is not None,

@@ -65,7 +65,7 @@ class Curve(Description):
     budget_bytes: NonNegativeInt
     """What the plan may use."""
 
-    card_bytes: NonNegativeInt
+    gpu_bytes: NonNegativeInt
     """What programs can have of the GPU."""
 
     points: tuple[CurvePoint, ...]
@@ -170,6 +170,6 @@ def _curve(plan: Plan, estimator: Estimator, variable: Variable, stage_name: str
         stage=stage_name,
         planned=varied.planned,
         budget_bytes=plan.budget_bytes,
-        card_bytes=plan.gpu.total_memory_bytes,
+        gpu_bytes=plan.gpu.total_memory_bytes,
         points=points,
     )

@@ -182,6 +182,7 @@ def explain_guide(stages: Sequence[StagePlan]) -> tuple[str, ...]:
 def warn(plan: Plan, estimator: Estimator) -> tuple[str, ...]:
     """Return what the user should know before training, the costliest first."""
     return (
+        *_busy_gpu(plan),
         *_balanced_experts(plan),
         *_checkpointing_without_effect(plan, estimator),
         *_present_does_not_fit(plan),
@@ -189,7 +190,6 @@ def warn(plan: Plan, estimator: Estimator) -> tuple[str, ...]:
         *_positives_cost_nothing(plan),
         *_accumulation_adds_no_negatives(plan),
         *_slow_types(plan),
-        *_busy_card(plan),
         *_ddp(plan),
     )
 
@@ -275,7 +275,7 @@ def _slow_types(plan: Plan) -> Iterator[str]:
         yield f"{plan.gpu.name} has no bf16 kernels for attention: it keeps the matrix of all pairs in fp32; fp16-mixed takes less"
 
 
-def _busy_card(plan: Plan) -> Iterator[str]:
+def _busy_gpu(plan: Plan) -> Iterator[str]:
     if plan.budget.others_used_bytes:
         yield f"other processes hold {format_bytes(plan.budget.others_used_bytes)} of the GPU now; the plan uses what they leave"
 

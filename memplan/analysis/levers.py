@@ -8,7 +8,7 @@ from typing import NamedTuple
 from memplan.errors import NotRehearsedError
 from memplan.estimators.analytic.estimate import AnalyticEstimator
 from memplan.estimators.base import Estimator, ReplayingEstimator
-from memplan.hardware.catalog import cards
+from memplan.hardware.catalog import catalog_gpus
 from memplan.hardware.gpu import GpuSpec
 from memplan.memory.budget import MemoryBudget
 from memplan.memory.estimate import MemoryEstimate
@@ -57,7 +57,7 @@ def find_levers(
         if candidate.is_trade or lever.saving_bytes > LEAST_SHARE * (lever.device_used_bytes + lever.saving_bytes):
             found.append(lever)
     found.sort(key=lambda lever: -lever.saving_bytes)
-    return (*found, *(() if fits else _larger_card(workload, budget=budget, estimator=estimator)))
+    return (*found, *(() if fits else _larger_gpu(workload, budget=budget, estimator=estimator)))
 
 
 def _tried(candidate: Candidate, before: Workload, *, gpu: GpuSpec, budget: MemoryBudget, estimator: Estimator, most: int) -> Lever:
@@ -185,9 +185,9 @@ def _fewer_positives(workload: Workload) -> Iterator[Candidate]:
     yield Candidate(f"at most {most // 2} positives in every stage instead of {most}", workload.model_copy(update={"stages": stages}))
 
 
-def _larger_card(workload: Workload, *, budget: MemoryBudget, estimator: Estimator) -> Iterator[Lever]:
+def _larger_gpu(workload: Workload, *, budget: MemoryBudget, estimator: Estimator) -> Iterator[Lever]:
     """Yield the smallest whole GPU of the catalogue on which every stage fits; those that are far too small are not tried."""
-    whole = (card.spec for card in cards() if not card.is_mig and not card.spec.unified_memory)
+    whole = (card.spec for card in catalog_gpus() if not card.is_mig and not card.spec.unified_memory)
     larger = (spec for spec in whole if spec.total_memory_bytes > budget.total_bytes)
     for spec in sorted(larger, key=lambda spec: spec.total_memory_bytes):
         card_budget = MemoryBudget(total_bytes=spec.total_memory_bytes, margin=budget.margin)

@@ -12,11 +12,11 @@ from memplan.errors import UsageError
 from memplan.estimators.interpolation import PeakLine
 from memplan.execution.rehearsal import Rehearsal
 from memplan.execution.step_source import batch_name, count_of
-from memplan.hardware.catalog import cards
+from memplan.hardware.catalog import catalog_gpus
 from memplan.hardware.gpu import GpuSpec
 from memplan.planner.search import Outcome, largest_accepted
 
-MOST_CARDS = 4
+MOST_GPUS = 4
 
 
 class WouldFit(Description):
@@ -25,7 +25,7 @@ class WouldFit(Description):
     device_used_bytes: NonNegativeInt | None
     """A size of such a GPU with which the step ran, CUDA context included. None: it does not run with unlimited memory either."""
 
-    cards: tuple[str, ...]
+    gpus: tuple[str, ...]
     """The smallest GPUs of the catalogue that offer so much; another kind of GPU may take other kernels, and so other memory."""
 
     name: str | None = None
@@ -53,7 +53,7 @@ def what_would_fit(run: Callable[[GpuSpec, Mapping[str, Any]], Rehearsal], *, gp
         line.learn(tried, whole.device_used_bytes)
     return WouldFit(
         device_used_bytes=needed,
-        cards=_cards_with(needed) if needed else (),
+        gpus=_gpus_with(needed) if needed else (),
         name=name,
         value=_largest(lambda value: run(gpu, dict(values) | {name: value}), tried, line, gpu.total_memory_bytes) if name else None,
     )
@@ -88,6 +88,6 @@ def _largest(run: Callable[[int], Rehearsal], tried: int | None, line: PeakLine,
     return largest_accepted(ask, high=tried - 1, guess=guess).size
 
 
-def _cards_with(needed_bytes: int) -> tuple[str, ...]:
-    whole = sorted((card.spec for card in cards() if not card.is_mig), key=lambda spec: spec.total_memory_bytes)
-    return tuple(spec.name for spec in whole if spec.total_memory_bytes >= needed_bytes)[:MOST_CARDS]
+def _gpus_with(needed_bytes: int) -> tuple[str, ...]:
+    whole = sorted((card.spec for card in catalog_gpus() if not card.is_mig), key=lambda spec: spec.total_memory_bytes)
+    return tuple(spec.name for spec in whole if spec.total_memory_bytes >= needed_bytes)[:MOST_GPUS]

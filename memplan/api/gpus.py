@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from memplan.errors import MissingError, UsageError
 from memplan.estimators.calibration import calibrated
-from memplan.hardware.catalog import card_of_size, cards, find_card
+from memplan.hardware.catalog import catalog_gpus, find_gpu, gpu_of_size
 from memplan.hardware.gpu import GpuSpec
 from memplan.hardware.torch_install import find_torch
 from memplan.units import parse_size
@@ -18,7 +18,7 @@ def gpus() -> list[GpuSpec]:
     >>> memplan.gpus()[0].total_memory_bytes < memplan.gpus()[40].total_memory_bytes
     True
     """
-    return [card.spec for card in sorted(cards(), key=lambda card: (card.is_mig, card.spec.total_memory_bytes, card.spec.name))]
+    return [card.spec for card in sorted(catalog_gpus(), key=lambda card: (card.is_mig, card.spec.total_memory_bytes, card.spec.name))]
 
 
 def named_gpu(name: str | None, memory: str | None) -> GpuSpec:
@@ -30,11 +30,11 @@ def named_gpu(name: str | None, memory: str | None) -> GpuSpec:
     """
     if name is None and memory is None:
         raise UsageError("no GPU is named", hint="name one, as a100-80, or a size, as 24; `memplan gpus` lists the names")
-    sized = card_of_size(parse_size(memory)) if memory is not None else None
+    sized = gpu_of_size(parse_size(memory)) if memory is not None else None
     if name is None:
         assert sized is not None
         return sized
-    card = find_card(name)
+    card = find_gpu(name)
     if sized is None:
         return card
     resized = {

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Generic, Literal, NamedTuple, TypeAlias, TypeVar
+from dataclasses import dataclass
+from typing import Generic, Literal, TypeAlias, TypeVar
 
 from memplan.errors import MissingError, NotEstimatedError, NotRehearsedError
 from memplan.estimators.base import Estimator
@@ -14,7 +15,8 @@ T = TypeVar("T")
 Method: TypeAlias = Literal["auto", "analytic", "rehearsed"]
 
 
-class Answered(NamedTuple, Generic[T]):
+@dataclass(frozen=True)
+class Answered(Generic[T]):  # no NamedTuple: in Python 3.10 it cannot be generic
     """An answer, and why it is not by rehearsal where that was wished for."""
 
     answer: T

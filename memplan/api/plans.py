@@ -150,7 +150,7 @@ def plan(
     )
     meant = _gpu_of(gpu, gpu_memory)
     found = by_method(method, lambda estimator: plan_for(configuration, meant, estimator, request), on_rehearsal)
-    return found.answer.with_warnings(found.notes)
+    return found.answer.with_first_warnings(found.notes)
 
 
 def undo(path: str | Path = ".", *, files: Sequence[str | Path] = ()) -> tuple[Path, ...]:
@@ -186,7 +186,7 @@ class PlanRequest(NamedTuple):
             "target": self.target,
             "tolerance": self.tolerance,
             "margin": self.margin,
-            "fills_card": self.target is None and not configuration.has_batch,
+            "fills_gpu": self.target is None and not configuration.has_batch,
             "grows_negatives": self.grows_negatives,
         }
 

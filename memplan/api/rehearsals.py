@@ -13,7 +13,7 @@ from memplan.execution.rehearsal import Rehearsal as PlainRehearsal
 from memplan.execution.rehearse import Rehearser
 from memplan.execution.runner import DEFAULT_TIMEOUT_SECONDS, REHEARSING
 from memplan.execution.step_source import step_source_from, step_source_of
-from memplan.hardware.catalog import find_card
+from memplan.hardware.catalog import find_gpu
 from memplan.hardware.gpu import GpuSpec
 from memplan.memory.cuda_context import CONTEXT_BYTES
 
@@ -79,7 +79,7 @@ def rehearse(
             "a program that is being rehearsed asked for a rehearsal",
             hint='call memplan.rehearse under `if __name__ == "__main__":`, so that loading the file does not call it',
         )
-    spec = find_card(gpu) if isinstance(gpu, str) else gpu
+    spec = find_gpu(gpu) if isinstance(gpu, str) else gpu
     with Rehearser(step_source_from(program) if isinstance(program, str) else step_source_of(program)) as rehearser:
         found = rehearser.rehearse(
             gpu=spec,

@@ -70,7 +70,7 @@ def find_batch(
         )
     _check(start, margin, most_tries)
     target = step_source_from(program) if isinstance(program, str) else step_source_of(program)
-    card = calibrated(_card_of_this_machine(gpu), find_torch().version)
+    card = calibrated(_gpu_of_this_machine(gpu), find_torch().version)
     budget = budget_of(card, margin)
     given = dict(values or {})
     with foresight_of(target, card, budget, given, name=name, start=start) as foresight, Measurer(target, card) as measurer:
@@ -89,7 +89,7 @@ def _check(start: int | None, margin: float, most_tries: int) -> None:
             raise UsageError(f"{name}={value} makes no sense", hint="a start and tries from 1 on, a margin from 0 to below 1")
 
 
-def _card_of_this_machine(gpu: GpuSpec | None) -> GpuSpec:
+def _gpu_of_this_machine(gpu: GpuSpec | None) -> GpuSpec:
     """Return *gpu* where it is of this machine, or the one with least free. Raises UsageError for another's."""
     found = detect_gpus()
     if gpu is None:
@@ -174,7 +174,7 @@ class _Search:
             self._on_trial(trial)
         return trial
 
-    def found(self, card: GpuSpec, *, most_tries: int, most_seconds: float) -> FoundBatch:
+    def found(self, gpu: GpuSpec, *, most_tries: int, most_seconds: float) -> FoundBatch:
         """
         Run the trials; return what they found. What was learnt of the GPU is kept.
 
@@ -190,7 +190,7 @@ class _Search:
             most_tries=most_tries,
             most_seconds=most_seconds,
         )
-        keep_calibration(card, self._whole)
+        keep_calibration(gpu, self._whole)
         if self._refusals and len(self._refusals) == len(trials):
             raise self._refusals[0]
         return FoundBatch(
@@ -200,6 +200,6 @@ class _Search:
             start_is_from=foresight.origin,
             ended=ended,
             budget_bytes=self._budget.budget_bytes,
-            card=card.name,
+            gpu_name=gpu.name,
             trials=tuple(trials),
         )

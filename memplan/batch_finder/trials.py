@@ -79,7 +79,7 @@ class FoundBatch(Description):
     budget_bytes: NonNegativeInt
     """What the process may take of the GPU: what is free, less the margin."""
 
-    card: str
+    gpu_name: str
     """The GPU."""
 
     trials: tuple[Trial, ...]

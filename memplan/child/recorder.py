@@ -300,7 +300,7 @@ class Recorder:
         self.reads.detach()
         failure = failure and failure | {"phase": f"step {self._step}" if self._step else "build"}
         if not self.is_on:
-            return {"torch": torch.__version__, "card": None, "failure": failure}
+            return {"torch": torch.__version__, "gpu_name": None, "failure": failure}
         peaks = self.steps[-1] if self.types and self.steps else self._peaks()  # recording types keeps arguments alive for longer
         workspaces: set[tuple[int, int]] = set()
         was_stopped = not self._is_recording
@@ -313,7 +313,7 @@ class Recorder:
         free, reserved = torch.cuda.mem_get_info()[0], torch.cuda.memory_reserved()
         notes = {name: sorted(found) for name, found in self.notes.items()} | {"workspaces": sorted(workspaces | self.notes["workspaces"])}
         return {
-            "card": torch.cuda.get_device_properties(0).name,
+            "gpu_name": torch.cuda.get_device_properties(0).name,
             "torch": torch.__version__,
             "steps": self.steps,
             "peak_allocated_bytes": peaks["peak_allocated_bytes"],

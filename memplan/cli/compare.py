@@ -19,7 +19,7 @@ from memplan.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from memplan.analysis.comparison import ComparedCard
+    from memplan.analysis.comparison import ComparedGpu
     from memplan.api.configuration import Configuration
     from memplan.api.methods import Answered, Method
     from memplan.api.plans import PlanRequest
@@ -84,23 +84,23 @@ def compare(
     )
     found = _compare(configuration, _gpus(names, with_mig=with_mig), request, method)
     _show(configuration, found, output_format)
-    return 0 if any(card.fits for card in found.answer.cards) else 1
+    return 0 if any(card.fits for card in found.answer.gpus) else 1
 
 
 class _Compared(NamedTuple):
     """Each GPU with its settings, and how they were found out."""
 
-    cards: list[ComparedCard]
+    gpus: list[ComparedGpu]
     method: str
 
 
 def _gpus(names: Sequence[str], *, with_mig: bool) -> list[GpuSpec]:
     """Return the GPUs that were named, in that order and each once; else all, the smallest first."""
-    from memplan.hardware.catalog import cards, find_card
+    from memplan.hardware.catalog import catalog_gpus, find_gpu
 
     if names:
-        return list(dict.fromkeys(find_card(name) for name in names))
-    known = [card.spec for card in cards() if with_mig or not card.is_mig]
+        return list(dict.fromkeys(find_gpu(name) for name in names))
+    known = [card.spec for card in catalog_gpus() if with_mig or not card.is_mig]
     return sorted(known, key=lambda gpu: (gpu.total_memory_bytes, gpu.name))
 
 
@@ -124,9 +124,9 @@ def _show(configuration: Configuration, found: Answered[_Compared], output_forma
     if output_format == "json":
         from memplan.reports.json import comparison_as_json
 
-        click.echo(comparison_as_json(compared.cards, method=compared.method, source=configuration.source))
+        click.echo(comparison_as_json(compared.gpus, method=compared.method, source=configuration.source))
         return
-    view = view_comparison(compared.cards)
+    view = view_comparison(compared.gpus)
     if output_format == "markdown":
         from memplan.reports.markdown import markdown_table
 

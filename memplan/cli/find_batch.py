@@ -134,10 +134,10 @@ def _show(found: FoundBatch) -> None:
     if not found.trials:
         click.echo(f"No {found.name} was tried: the time limit was over before the first trial")
     elif found.size is None:
-        click.echo(f"No {found.name} fits on {found.card}: not even {min(trial.size for trial in found.trials)}")
+        click.echo(f"No {found.name} fits on {found.gpu_name}: not even {min(trial.size for trial in found.trials)}")
     else:
         of_budget = f"{format_bytes(used or 0)} of a budget of {format_bytes(found.budget_bytes)}"
-        click.echo(f"{found.name} {found.size} on {found.card}: {of_budget}")
+        click.echo(f"{found.name} {found.size} on {found.gpu_name}: {of_budget}")
     if found.ended in ("tries", "time"):
         more = f"Continue with `--start`, or allow more with `--{found.ended}`."
         click.echo(f"The search ran out of {found.ended}: a larger one may fit. {more}", err=True)

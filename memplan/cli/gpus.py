@@ -11,7 +11,7 @@ from memplan.cli.options import format_option
 from memplan.errors import MissingError
 
 if TYPE_CHECKING:
-    from memplan.hardware.catalog import CatalogCard
+    from memplan.hardware.catalog import CatalogGpu
     from memplan.hardware.gpu import GpuSpec
 
 EXAMPLES = """
@@ -28,10 +28,10 @@ Examples:
 @format_option
 def gpus(*, filter_text: str, output_format: str) -> int:
     """List the GPUs that memplan knows, and those of this machine; with TEXT those whose name or size contains it."""
-    from memplan.hardware.catalog import cards
+    from memplan.hardware.catalog import catalog_gpus
     from memplan.hardware.detect import detect_gpus
 
-    known = [card for card in cards() if _matches(card, filter_text)]
+    known = [card for card in catalog_gpus() if _matches(card, filter_text)]
     try:
         found, reason = detect_gpus(), ""
     except MissingError as error:
@@ -57,18 +57,18 @@ def _pytorch() -> dict[str, Any] | None:
     return {"version": torch.version, "cuda_major": torch.cuda_major, "cudnn": f"{major}.{rest // 100}.{rest % 100}"}
 
 
-def _matches(card: CatalogCard, text: str) -> bool:
+def _matches(card: CatalogGpu, text: str) -> bool:
     words = [card.spec.name, *card.short_names, f"{card.spec.marketing_gb or ''}"]
     return any(text.lower() in word.lower() for word in words)
 
 
-def _as_json(card: CatalogCard) -> dict[str, Any]:
+def _as_json(card: CatalogGpu) -> dict[str, Any]:
     return {"short_names": list(card.short_names), "is_mig": card.is_mig, "nvml_total_bytes": card.nvml_total_bytes} | card.spec.model_dump(
         mode="json"
     )
 
 
-def _print(known: list[CatalogCard], found: list[GpuSpec], reason: str) -> None:
+def _print(known: list[CatalogGpu], found: list[GpuSpec], reason: str) -> None:
     from memplan.reports.terminal import print_table
     from memplan.units import format_bytes
 

@@ -264,7 +264,7 @@ def _make(configuration: Configuration, gpus: Sequence[GpuSpec], asked: _Asked, 
     methods: dict[str, Method] = {"auto": "auto", "analytic": "analytic", "rehearsed": "rehearsed"}
     with rehearsal_progress() as on_rehearsal:
         found = by_method(methods[asked.method], ask, on_rehearsal)
-    return found.answer._replace(plans=[plan.with_warnings(found.notes) for plan in found.answer.plans])
+    return found.answer._replace(plans=[plan.with_first_warnings(found.notes) for plan in found.answer.plans])
 
 
 def _by_guide(configuration: Configuration, gpu: GpuSpec, asked: _Asked, output: Output) -> Plan:

@@ -109,8 +109,14 @@ def _report(configuration: Configuration, made: Made, changes: Sequence[FileChan
     from memplan.reports.terminal import print_curves, print_plan, print_profile
 
     plan = made.plans[0]
-    notes = in_options((*configuration.notes, *_alone(made.plans)))
-    print_plan(_typed(plan), source=configuration.source, notes=notes, is_short=not output.is_verbose, more=" with --verbose")
+    notes = in_options(configuration.notes)
+    print_plan(
+        _typed(plan.with_first_warnings(_alone(made.plans))),
+        source=configuration.source,
+        notes=notes,
+        is_short=not output.is_verbose,
+        more=" with --verbose",
+    )
     if made.profile is not None:
         print_profile(made.profile)
     if output.curves is not None:

@@ -41,4 +41,4 @@ def rehearsal_progress() -> Iterator[OnRehearsal | None]:
 def _described(step: Step) -> str:
     stages: Any = step.workload["stages"]
     negatives = f", {stages[0]['n_negatives']} negatives" if stages else ""
-    return f"micro-batch {step.micro_batch_size}{negatives} on {step.card.name}"
+    return f"micro-batch {step.micro_batch_size}{negatives} on {step.gpu.name}"

@@ -101,14 +101,14 @@ def rehearse(
         )
     if program and assignments:
         raise UsageError("--set gives values to a function, not to a script", hint="write the script's own arguments after it")
-    gpu = _card(gpu_name, gpu_memory)
+    gpu = _gpu_named(gpu_name, gpu_memory)
     if program:
         return _rehearse_script(program, gpu, steps=steps, reads=reads, timeout=timeout, output_format=output_format)
     assert target is not None
     return _rehearse_step(target, gpu, values_from(assignments), steps=steps, reads=reads, timeout=timeout, output_format=output_format)
 
 
-def _card(name: str | None, memory: str | None) -> GpuSpec:
+def _gpu_named(name: str | None, memory: str | None) -> GpuSpec:
     from memplan.api.gpus import named_gpu
     from memplan.hardware.catalog import of_some_kind
 

@@ -54,7 +54,7 @@ class Step(NamedTuple):
     """Equal for steps that differ in nothing but their micro-batch and the kind of GPU."""
     workload: Mapping[str, object]
     """Of one stage, as JSON."""
-    card: GpuSpec
+    gpu: GpuSpec
     """With unlimited memory."""
 
 
@@ -71,7 +71,7 @@ class RehearsedEstimator(ReplayingEstimator):
         self._cache = cache
         self._on_rehearsal = on_rehearsal
         self._estimates: dict[tuple[str, int], Rehearsal] = {}
-        self._cards: dict[str, dict[str, GpuSpec]] = {}
+        self._kinds: dict[str, dict[str, GpuSpec]] = {}
         self._requests: dict[tuple[str, int], Requests] = {}
         self._traces: dict[tuple[str, int], MemoryTrace] = {}
 
@@ -88,8 +88,8 @@ class RehearsedEstimator(ReplayingEstimator):
         if key not in self._estimates:
             found = self._cache.get(*key) if self._cache else None
             self._estimates[key] = found or self._rehearsed(step).model_copy(update={"trace": None})
-            self._cards.setdefault(step.likeness, {})[step.family] = step.card
-        return self._estimates[key].model_copy(update={"card": step.card.name})
+            self._kinds.setdefault(step.likeness, {})[step.family] = step.gpu
+        return self._estimates[key].model_copy(update={"gpu_name": step.gpu.name})
 
     def _rehearsed(self, step: Step) -> Rehearsal:
         """Run *step*, and keep what was seen."""
@@ -100,7 +100,7 @@ class RehearsedEstimator(ReplayingEstimator):
         assert isinstance(training, dict)
         settings = allocator_environment(training["allocator_settings"])
         try:
-            rehearsal = _rehearser().rehearse(gpu=step.card, values={"workload": step.workload}, environment=settings)
+            rehearsal = _rehearser().rehearse(gpu=step.gpu, values={"workload": step.workload}, environment=settings)
         except UsageError as error:
             from memplan.execution.runner import not_run  # noqa: PLC0415
 
@@ -159,10 +159,10 @@ class RehearsedEstimator(ReplayingEstimator):
 
     def _of_likest_card(self, step: Step) -> dict[int, Rehearsal]:
         """Return what was run of *step* here on the GPU with the nearest capability and number of multiprocessors, by size."""
-        cards = self._cards.get(step.likeness, {})
+        cards = self._kinds.get(step.likeness, {})
         if not cards:
             return {}
-        likest = min(cards, key=lambda family: _unlikeness(cards[family], step.card))
+        likest = min(cards, key=lambda family: _unlikeness(cards[family], step.gpu))
         return self._asked(likest)
 
     def replay_with_capacity(
@@ -323,15 +323,15 @@ def step_of(workload: Workload, gpu: GpuSpec, stage: Stage | None) -> Step:
     return Step(family, workload.training.micro_batch_size, likeness, json.loads(reduced.model_dump_json()), card)
 
 
-def _unlikeness(card: GpuSpec, other: GpuSpec) -> tuple[int, int]:
+def _unlikeness(gpu: GpuSpec, other: GpuSpec) -> tuple[int, int]:
     """Return how far two kinds of GPU are apart: by capability, then by multiprocessors."""
-    (major, minor), (other_major, other_minor) = (kind.compute_capability or (8, 0) for kind in (card, other))
-    return abs(10 * major + minor - 10 * other_major - other_minor), abs((card.multiprocessors or 0) - (other.multiprocessors or 0))
+    (major, minor), (other_major, other_minor) = (kind.compute_capability or (8, 0) for kind in (gpu, other))
+    return abs(10 * major + minor - 10 * other_major - other_minor), abs((gpu.multiprocessors or 0) - (other.multiprocessors or 0))
 
 
 @lru_cache(maxsize=4096)
-def _family(step: str, card: GpuSpec, packages: tuple[str, ...]) -> str:
-    kind = {name: getattr(card, name) for name in ("compute_capability", "multiprocessors")}
+def _family(step: str, gpu: GpuSpec, packages: tuple[str, ...]) -> str:
+    kind = {name: getattr(gpu, name) for name in ("compute_capability", "multiprocessors")}
     versions: dict[str, object] = {"torch": find_torch()[:3]}
     if packages:
         from importlib import metadata  # noqa: PLC0415

@@ -20,7 +20,7 @@ from memplan.execution.runner import DEFAULT_TIMEOUT_SECONDS, Closing, Runner
 from memplan.execution.step_source import StepSource
 from memplan.execution.summary import Run, rehearsal_of
 from memplan.hardware.gpu import GpuSpec
-from memplan.hardware.nvml import CardUse, watched_card
+from memplan.hardware.nvml import GpuUse, watched_gpu
 from memplan.hardware.torch_install import find_torch
 from memplan.memory.cuda_context import context_of
 
@@ -60,7 +60,7 @@ class Measurer(Closing):
         """
         until = self._runner.folder / "until"
         until.unlink(missing_ok=True)
-        with watched_card(self._gpu.uuid) as use, _seen_at_the_end(use, self._runner.result, until) as seen:
+        with watched_gpu(self._gpu.uuid) as use, _seen_at_the_end(use, self._runner.result, until) as seen:
             before = use()
             status = self._runner.run(
                 device=self._device,
@@ -81,9 +81,9 @@ class Measurer(Closing):
 
 
 @contextmanager
-def _seen_at_the_end(use: Any, result: Path, until: Path) -> Iterator[list[CardUse]]:
+def _seen_at_the_end(use: Any, result: Path, until: Path) -> Iterator[list[GpuUse]]:
     """Ask what the GPU holds when *result* is there, and let the run go on by making *until*."""
-    seen: list[CardUse] = []
+    seen: list[GpuUse] = []
     ends = threading.Event()
 
     def look() -> None:
@@ -102,7 +102,7 @@ def _seen_at_the_end(use: Any, result: Path, until: Path) -> Iterator[list[CardU
         watcher.join()
 
 
-def _held_bytes(pid: int, before: CardUse, seen: list[CardUse]) -> int | None:
+def _held_bytes(pid: int, before: GpuUse, seen: list[GpuUse]) -> int | None:
     """Return what the process held at its end, by its number, or else by what all hold more than before; None where nobody tells."""
     if not seen:
         return None

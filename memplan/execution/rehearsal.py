@@ -88,8 +88,8 @@ class Rehearsal(MemoryEstimate):
     schema_version: int = 1
     """Of this format."""
 
-    card: str
-    """The GPU that was stood in for."""
+    gpu_name: str
+    """The GPU that was simulated."""
 
     torch: str
     """The PyTorch that ran."""

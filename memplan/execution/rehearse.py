@@ -19,7 +19,7 @@ from memplan.hardware.gpu import GpuSpec
 from memplan.hardware.torch_install import find_torch
 from memplan.memory.cuda_context import CONTEXT_BYTES, assumed_range
 from memplan.standin.build import build
-from memplan.standin.launch import card_description, environment_for
+from memplan.standin.launch import environment_for, gpu_description
 
 
 class Rehearser(Closing):
@@ -63,7 +63,7 @@ class Rehearser(Closing):
                 device=lambda: environment_for(gpu, build(find_torch()), context_bytes=context_bytes),
                 environment={
                     **(environment or {}),
-                    "MEMPLAN_CARD": card_description(gpu, context_bytes),
+                    "MEMPLAN_CARD": gpu_description(gpu, context_bytes),
                     "MEMPLAN_LOG": str(log),
                     "MEMPLAN_WORKSPACES": str(int(with_workspaces)),
                 },

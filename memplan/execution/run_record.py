@@ -67,7 +67,7 @@ class RunRecord(Description):
     torch: str
     """The PyTorch that ran."""
 
-    card: str | None
+    gpu_name: str | None
     """The name of the GPU; None where the program never used one, and then nothing below was seen."""
 
     failure: Failure | None = None

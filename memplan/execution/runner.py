@@ -146,9 +146,9 @@ class Runner:
             where = f" at {failure.place}" if failure.place else ""
             problem = f"the program failed in its {failure.phase}{where}: {failure.message}; {said(self._process)}"
             raise UsageError(problem, hint=sizes_hint(record.reads))
-        if record.card is None and failure is not None:
+        if record.gpu_name is None and failure is not None:
             raise DoesNotFitError(f"memory ran out before the first tensor: {failure.message}", hint="see who holds it: `memplan gpus`")
-        if record.card is None:
+        if record.gpu_name is None:
             raise UsageError("the program never used the device", hint="it is the first argument: put the model and the batch there")
         return record
 

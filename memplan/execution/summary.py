@@ -31,7 +31,7 @@ def rehearsal_of(run: Run, *, without: RunRecord | None = None, context: MemoryR
     *without*: the same without the libraries' workspaces, where there were any. *context*: what CUDA takes beside PyTorch's allocator.
     """
     record = run.record
-    assert record.card is not None
+    assert record.gpu_name is not None
     trace = record.trace()
     position, blocks = trace.peak()
     allocated, reserved = record.peak_allocated_bytes, record.peak_reserved_bytes
@@ -50,7 +50,7 @@ def rehearsal_of(run: Run, *, without: RunRecord | None = None, context: MemoryR
             high_bytes=reserved + context.high_bytes,
         ),
         peak_phase="a step behind those recorded" if behind else where,
-        card=record.card,
+        gpu_name=record.gpu_name,
         torch=record.torch,
         fits=record.out_of_memory is None,
         out_of_memory=_out_of_memory(record, exit_code),

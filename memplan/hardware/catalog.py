@@ -16,7 +16,7 @@ from memplan.hardware.gpu import GpuSpec
 from memplan.units import Size, format_bytes
 
 
-class CatalogCard(NamedTuple):
+class CatalogGpu(NamedTuple):
     """One entry of `gpus.json`."""
 
     spec: GpuSpec
@@ -27,13 +27,13 @@ class CatalogCard(NamedTuple):
 
 
 @lru_cache(maxsize=1)
-def cards() -> tuple[CatalogCard, ...]:
+def catalog_gpus() -> tuple[CatalogGpu, ...]:
     """Return every GPU of the catalogue, in its order: data centre, workstation, GeForce, then MIG profiles."""
     entries = json.loads(Path(__file__).with_name("gpus.json").read_text(encoding="utf-8"))["cards"]
     return tuple(_read_card(entry) for entry in entries)
 
 
-def _read_card(entry: dict) -> CatalogCard:  # type: ignore[type-arg]
+def _read_card(entry: dict) -> CatalogGpu:  # type: ignore[type-arg]
     major, _, minor = entry["compute_capability"].partition(".")
     spec = GpuSpec(
         name=entry["name"],
@@ -44,21 +44,21 @@ def _read_card(entry: dict) -> CatalogCard:  # type: ignore[type-arg]
         origin=f"catalogue: {entry['memory_source']}",
         marketing_gb=entry["marketing_gb"],
     )
-    return CatalogCard(spec, tuple(entry["short_names"]), entry["nvml_total_bytes"], entry["mig"], entry["memory_source"])
+    return CatalogGpu(spec, tuple(entry["short_names"]), entry["nvml_total_bytes"], entry["mig"], entry["memory_source"])
 
 
-def find_card(name: str) -> GpuSpec:
+def find_gpu(name: str) -> GpuSpec:
     """
     Return the GPU that *name* means: a short name ("t4", "4090", "a100 80"), or the driver's name, however spaced.
 
     Raises UsageError when no GPU answers to it, or several of unlike memory do.
     """
     wanted = _squeeze(name)
-    exact = [card.spec for card in cards() if wanted in {_squeeze(known) for known in (*card.short_names, card.spec.name)}]
+    exact = [card.spec for card in catalog_gpus() if wanted in {_squeeze(known) for known in (*card.short_names, card.spec.name)}]
     if exact and wanted:
         return exact[0]
     words = _words(name)
-    loose = [card for card in cards() if words and words <= _card_words(card)]
+    loose = [card for card in catalog_gpus() if words and words <= _gpu_words(card)]
     whole = [card for card in loose if not card.is_mig] or loose
     if len({(card.spec.total_memory_bytes, card.spec.compute_capability, card.spec.multiprocessors) for card in whole}) == 1:
         return whole[0].spec
@@ -69,7 +69,7 @@ def find_card(name: str) -> GpuSpec:
 
 
 def _suggest(name: str) -> str:
-    known = [short for card in cards() for short in card.short_names]
+    known = [short for card in catalog_gpus() for short in card.short_names]
     near = difflib.get_close_matches(name.lower().replace(" ", ""), known, n=4, cutoff=0.5)
     listing = '`memplan.gpus()` lists them; `gpu_memory="24GiB"` plans for a size alone'
     return f"did you mean {', '.join(near)}? {listing}" if near else listing
@@ -85,12 +85,12 @@ def _words(name: str) -> set[str]:
     return {word for word in re.split(r"[^a-z0-9.]+", spaced) if word and word not in {"nvidia", "geforce", "tesla"}}
 
 
-def _card_words(card: CatalogCard) -> set[str]:
+def _gpu_words(card: CatalogGpu) -> set[str]:
     size = {str(card.spec.marketing_gb)} if card.spec.marketing_gb else set()
     return size.union(*(_words(known) for known in (*card.short_names, card.spec.name)))
 
 
-def card_of_size(size: Size) -> GpuSpec:
+def gpu_of_size(size: Size) -> GpuSpec:
     """
     Return the GPU that a typed memory size stands for.
 
@@ -98,7 +98,7 @@ def card_of_size(size: Size) -> GpuSpec:
     on each of them (though a size says nothing of the capability). Any other size, and one that no GPU is sold with, is taken as it is.
     """
     marketing_gb = size.marketing_gb
-    sold = [card.spec for card in cards() if marketing_gb and card.spec.marketing_gb == marketing_gb and not card.is_mig]
+    sold = [card.spec for card in catalog_gpus() if marketing_gb and card.spec.marketing_gb == marketing_gb and not card.is_mig]
     if not sold:
         note = "as typed" if marketing_gb is None else "as typed: no GPU of the catalogue is sold with that size"
         return GpuSpec(name=f"a GPU of {format_bytes(size.size_bytes)}", total_memory_bytes=size.size_bytes, origin=note)
@@ -119,7 +119,7 @@ def of_some_kind(card: GpuSpec) -> GpuSpec:
     """Return *card* with a kind: one of which only the size is known is taken for the catalogue's GPU that is nearest in size."""
     if card.compute_capability is not None:
         return card
-    whole = [known.spec for known in cards() if not known.is_mig]
+    whole = [known.spec for known in catalog_gpus() if not known.is_mig]
     nearest = min(whole, key=lambda spec: abs(spec.total_memory_bytes - card.total_memory_bytes))
     kind = {name: getattr(nearest, name) for name in ("compute_capability", "multiprocessors", "unified_memory")}
     return card.model_copy(update={**kind, "name": f"{card.name}, as {nearest.name}"})

@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from memplan.errors import MissingError
-from memplan.hardware.catalog import CatalogCard, cards
+from memplan.hardware.catalog import CatalogGpu, catalog_gpus
 from memplan.hardware.cuda_order import cuda_uuids, digits_of
 from memplan.hardware.gpu import GpuSpec
 from memplan.hardware.nvml import NvmlDevice, NvmlMachine, read_machine
@@ -143,9 +143,9 @@ def _holders(device: NvmlDevice) -> str:
     return f": {told}" if told else ""
 
 
-def _catalog_card(device: NvmlDevice) -> CatalogCard | None:
+def _catalog_card(device: NvmlDevice) -> CatalogGpu | None:
     """Return the catalogue's entry of the same name and nearly the same total: one name can stand for two sizes."""
-    for card in cards():
+    for card in catalog_gpus():
         same_name = device.name is not None and card.spec.name == device.name
         if same_name and (
             device.total_memory_bytes is None
@@ -156,7 +156,7 @@ def _catalog_card(device: NvmlDevice) -> CatalogCard | None:
     return None
 
 
-def _memory_of(device: NvmlDevice, known: CatalogCard | None, meminfo: Path) -> tuple[int | None, int, list[str]]:
+def _memory_of(device: NvmlDevice, known: CatalogGpu | None, meminfo: Path) -> tuple[int | None, int, list[str]]:
     """Return what programs can have of the device, what others hold of it, and what to say of that."""
     used_bytes = device.used_memory_bytes or 0
     if device.total_memory_bytes is not None:

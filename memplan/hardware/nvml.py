@@ -82,7 +82,7 @@ def read_machine() -> NvmlMachine:
     return NvmlMachine(driver, tuple(devices), f"{cuda // 1000}.{cuda % 1000 // 10}" if cuda else None)
 
 
-class CardUse(NamedTuple):
+class GpuUse(NamedTuple):
     """What is used of one GPU at one moment. None where the driver does not tell."""
 
     used_bytes: int | None
@@ -92,7 +92,7 @@ class CardUse(NamedTuple):
 
 
 @contextmanager
-def watched_card(uuid: str | None) -> Iterator[Callable[[], CardUse]]:
+def watched_gpu(uuid: str | None) -> Iterator[Callable[[], GpuUse]]:
     """
     Give a function that says what is used of the GPU now, as often as asked.
 
@@ -103,16 +103,16 @@ def watched_card(uuid: str | None) -> Iterator[Callable[[], CardUse]]:
     try:
         pynvml.nvmlInit()
     except (pynvml.NVMLError, OSError):
-        yield lambda: CardUse(None, None)
+        yield lambda: GpuUse(None, None)
         return
 
-    def use() -> CardUse:
+    def use() -> GpuUse:
         handle = _ask([], "handle", lambda: pynvml.nvmlDeviceGetHandleByUUID(uuid)) if uuid else None
         if handle is None:
-            return CardUse(None, None)
+            return GpuUse(None, None)
         listed = _read_processes(pynvml, handle, [])
         told = {each.pid: each.used_memory_bytes for each in listed or () if each.used_memory_bytes is not None}
-        return CardUse(_read_memory(pynvml, handle, [])[1], None if listed is None else told)
+        return GpuUse(_read_memory(pynvml, handle, [])[1], None if listed is None else told)
 
     try:
         yield use

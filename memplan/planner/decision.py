@@ -31,7 +31,7 @@ class DecisionOptions(TypedDict, total=False):
     target: int | None
     tolerance: float | None
     margin: float
-    fills_card: bool
+    fills_gpu: bool
     grows_negatives: bool
 
 
@@ -67,13 +67,13 @@ def decide(
     tolerance: float | None = None,
     margin: float = DEFAULT_MARGIN,
     pins: Pins = NO_PINS,
-    fills_card: bool = False,
+    fills_gpu: bool = False,
     grows_negatives: bool = False,
 ) -> Decision:
     """
     Return what to use for *workload* on *gpu*.
 
-    *target*: the effective batch to reach; else the workload's own, else the one it has now; with *fills_card* the largest micro-batch that
+    *target*: the effective batch to reach; else the workload's own, else the one it has now; with *fills_gpu* the largest micro-batch that
     fits, without accumulation. *tolerance*: share of the target by which the effective batch may be above it (`choose_batch`).
     *grows_negatives*: give each stage as many negatives as fit beside the micro-batch. Raises UsageError for pins or allocator settings
     that make no sense, or a target below one micro-batch on each rank.
@@ -84,7 +84,7 @@ def decide(
     ranks = pinned.parallelism.data_parallel_size
     least = ranks * (pinned.training.micro_batch_size if pins.pins("micro_batch_size") else 1)
     budget = budget_of(gpu, margin, pinned.training.allocator_settings)
-    if fills_card and not pinned.training.target_effective_batch_size and not pins.pins("micro_batch_size"):
+    if fills_gpu and not pinned.training.target_effective_batch_size and not pins.pins("micro_batch_size"):
         target = ranks * (_filling(pinned, gpu, estimator, budget) or 1)
     target = target or pinned.training.target_effective_batch_size or max(least, _present_batch(workload, pinned))
     if target < least:

@@ -179,6 +179,10 @@ class Plan(Description):
         """Return a copy with *warnings* behind its own."""
         return self.model_copy(update={"warnings": (*self.warnings, *warnings)})
 
+    def with_first_warnings(self, warnings: Iterable[str]) -> Self:
+        """Return a copy with *warnings* before its own: what the whole plan rests on."""
+        return self.model_copy(update={"warnings": (*warnings, *self.warnings)})
+
     @property
     def tried(self) -> Workload:
         """Return the workload as planned; where nothing fits, with the smallest batch that was tried."""

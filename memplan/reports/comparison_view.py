@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from memplan.analysis.comparison import ComparedCard
+from memplan.analysis.comparison import ComparedGpu
 from memplan.units import format_bytes
 
 
@@ -16,9 +16,9 @@ class ComparisonView(NamedTuple):
     rows: tuple[tuple[str, ...], ...]
 
 
-def view_comparison(cards: Sequence[ComparedCard]) -> ComparisonView:
+def view_comparison(gpus: Sequence[ComparedGpu]) -> ComparisonView:
     """Return the table of *gpus*. Values that are not the same in all stages are listed in their order, "24, 8"."""
-    is_contrastive = any(stage.planned.n_negatives is not None for card in cards for stage in card.stages)
+    is_contrastive = any(stage.planned.n_negatives is not None for gpu in gpus for stage in gpu.stages)
     columns = (
         "GPU",
         "for programs",
@@ -29,10 +29,10 @@ def view_comparison(cards: Sequence[ComparedCard]) -> ComparisonView:
         "memory",
         "% of GPU",
     )
-    return ComparisonView(columns, tuple(tuple(_compared_row(card, is_contrastive=is_contrastive)) for card in cards))
+    return ComparisonView(columns, tuple(tuple(_compared_row(gpu, is_contrastive=is_contrastive)) for gpu in gpus))
 
 
-def _compared_row(card: ComparedCard, *, is_contrastive: bool) -> Iterator[str]:
+def _compared_row(card: ComparedGpu, *, is_contrastive: bool) -> Iterator[str]:
     yield card.gpu.name.removeprefix("NVIDIA ")
     yield format_bytes(card.gpu.total_memory_bytes)
     planned = card.stages[0].planned

@@ -38,11 +38,11 @@ def view_curve(curve: Curve) -> CurveView:
     variable = CURVE_WORDS[curve.variable]
     return CurveView(
         title=f"upper bound of the memory of {curve.stage} by {variable}, on the scale of the GPU (│ is the budget)",
-        budget_share=curve.budget_bytes / curve.card_bytes,
+        budget_share=curve.budget_bytes / curve.gpu_bytes,
         rows=tuple(
             CurveRow(
                 label=f"{variable} {point.value}",
-                share=point.high_bytes / curve.card_bytes,
+                share=point.high_bytes / curve.gpu_bytes,
                 size=format_bytes(point.high_bytes),
                 fits=point.fits,
                 remark=", ".join(_curve_remarks(curve, point)),

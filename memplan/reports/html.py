@@ -262,7 +262,7 @@ def _phase_at(timeline: Timeline, event: int) -> str:
 def _curve(curve: Curve) -> Iterator[str]:
     """Yield the line of a curve with its points, the limits, and its figures."""
     name = CURVE_WORDS[curve.variable]
-    top = max(curve.card_bytes, *(point.high_bytes for point in curve.points)) * 1.08
+    top = max(curve.gpu_bytes, *(point.high_bytes for point in curve.points)) * 1.08
     axes = Axes(curve.points[0].value, curve.points[-1].value, top)
     line = " ".join(f"{axes.x(point.value):.1f},{axes.y(point.high_bytes):.1f}" for point in curve.points)
     marks = "".join(
@@ -272,7 +272,7 @@ def _curve(curve: Curve) -> Iterator[str]:
         f"{'' if point.fits else ', over the budget'}</title></circle>"
         for point in curve.points
     )
-    limits = limit_line(axes, curve.card_bytes, "GPU") + limit_line(axes, curve.budget_bytes, "budget", is_below=True)
+    limits = limit_line(axes, curve.gpu_bytes, "GPU") + limit_line(axes, curve.budget_bytes, "budget", is_below=True)
     ticks = [(point.value, str(point.value)) for point in curve.points]
     yield f"<h2>{escape(curve.stage)}: memory by {name}, upper bound</h2>"
     yield figure(

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from memplan.analysis.comparison import ComparedCard
+from memplan.analysis.comparison import ComparedGpu
 from memplan.analysis.would_fit import WouldFit
 from memplan.errors import NothingSeenError
 from memplan.execution.rehearsal import Rehearsal
@@ -27,11 +27,11 @@ def rehearsal_as_json(rehearsal: Rehearsal, would_fit: WouldFit | None, notes: S
 
 def nothing_seen_as_json(error: NothingSeenError, gpu: GpuSpec) -> str:
     """Return why a rehearsal on *gpu* has no figures as one JSON object; `fits` is null: there is no verdict."""
-    told = {"schema_version": 1, "fits": None, "card": gpu.name, "error": error.message, "exit_code": error.program_exit_code}
+    told = {"schema_version": 1, "fits": None, "gpu_name": gpu.name, "error": error.message, "exit_code": error.program_exit_code}
     return json.dumps(told, indent=2)
 
 
-def comparison_as_json(cards: Sequence[ComparedCard], *, method: str, source: str) -> str:
+def comparison_as_json(gpus: Sequence[ComparedGpu], *, method: str, source: str) -> str:
     """Return the settings for each of *gpus* as one JSON object."""
-    answer = {"schema_version": 1, "source": source, "method": method, "cards": [card.model_dump(mode="json") for card in cards]}
+    answer = {"schema_version": 1, "source": source, "method": method, "gpus": [gpu.model_dump(mode="json") for gpu in gpus]}
     return json.dumps(answer, indent=2)

@@ -26,7 +26,7 @@ def view_profile(stage: StageProfile, *, num_ranks: int) -> ProfileView:
     until = "" if measured.fits else ", until memory ran out"
     which = f", the largest of {count(num_ranks, 'rank')}: rank {stage.rank}" if num_ranks > 1 else ""
     return ProfileView(
-        title=f"{joined(stage.stages)} on the GPU itself, {measured.card}, and as planned ({stage.estimate.method}){until}{which}",
+        title=f"{joined(stage.stages)} on the GPU itself, {measured.gpu_name}, and as planned ({stage.estimate.method}){until}{which}",
         facts=tuple(_profile_facts(stage)),
         columns=("", "planned", "measured", "difference", ""),
         rows=tuple(

@@ -84,5 +84,5 @@ def _would_fit(found: WouldFit) -> Iterator[str]:
         yield "more memory alone does not help: the step fails with unlimited memory too"
     else:
         need = f"the step as it is on a GPU of this kind with {format_bytes(found.device_used_bytes)}"
-        offered = f"GPUs with that much: {', '.join(found.cards)} (rehearse on them to be sure)" if found.cards else "no GPU has that much"
+        offered = f"GPUs with that much: {', '.join(found.gpus)} (rehearse on them to be sure)" if found.gpus else "no GPU has that much"
         yield f"{need}; {offered}"

@@ -16,7 +16,7 @@ def environment_for(gpu: GpuSpec, libraries: Path, *, context_bytes: int = 0, in
     preload = [*_preloaded(libraries), *inherited.get("LD_PRELOAD", "").split(":")]
     path = [str(libraries), *inherited.get("LD_LIBRARY_PATH", "").split(":")]
     return dict(inherited) | {
-        "MEMPLAN_CARD": card_description(gpu, context_bytes),
+        "MEMPLAN_CARD": gpu_description(gpu, context_bytes),
         "LD_PRELOAD": ":".join(filter(None, preload)),
         "LD_LIBRARY_PATH": ":".join(filter(None, path)),
         # autocast's cache of casts is freed in the order of its hashes, which are addresses
@@ -48,7 +48,7 @@ def caches_in(folder: Path, *, inherited: Mapping[str, str] = os.environ) -> dic
     return {} if has_home or is_chosen else {"TRITON_CACHE_DIR": str(folder / "triton")}
 
 
-def card_description(gpu: GpuSpec, context_bytes: int) -> str:
+def gpu_description(gpu: GpuSpec, context_bytes: int) -> str:
     """Return *gpu* as the device reads it; a GPU of which only the size is known is taken for an A100."""
     major, minor = gpu.compute_capability or (8, 0)
     multiprocessors = gpu.multiprocessors or 108

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from memplan.estimators.analytic.estimate import estimate
 from memplan.estimators.rehearsed import RehearsedEstimator
-from memplan.hardware.catalog import find_card
+from memplan.hardware.catalog import find_gpu
 from memplan.hardware.gpu import GpuSpec
 from memplan.layouts.templates import template_data, templates_folder
 from memplan.workload.huggingface import ConfigJson, model_from_config
@@ -105,7 +105,7 @@ def point(number: int, *, micro_batch_size: int | None = None) -> Point | None:
     """
     chance = random.Random(number)
     name = list(MODELS)[number % len(MODELS)]
-    gpu = find_card(chance.choice(GPUS))
+    gpu = find_gpu(chance.choice(GPUS))
     head = chance.choice(["language", "language", *HEADS])  # large vocabularies are what is hard
     training = {
         "precision": chance.choice(["fp32", "fp16-mixed", "bf16-mixed", "bf16-mixed", "bf16"]),

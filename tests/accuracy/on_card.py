@@ -1,7 +1,7 @@
 """
-Programs run on a card of this machine, and held to rehearsals with the same PyTorch: what is written down of each run, and how it compares.
+Programs run on a GPU of this machine, and held to rehearsals with the same PyTorch: what is written down of each run, and how it compares.
 
-A recording is two files: NAME.json with the card, driver, versions, date and peaks, NAME.trace with the allocator's events.
+A recording is two files: NAME.json with the GPU, driver, versions, date and peaks, NAME.trace with the allocator's events.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ FILE = Path(__file__).with_name("programs_to_plan.py")
 RECORDINGS = Path(__file__).with_name("recordings")
 STEPS = 3
 RESERVED_ERROR = 0.005
-"""Of the reserved peak: how far a rehearsal may be from a card. Convolutions, whose workspaces cuDNN picks on the card, are told apart."""
+"""Of the reserved peak: how far a rehearsal may be from a GPU. Convolutions, whose workspaces cuDNN picks on the GPU, are told apart."""
 
 
 CONVOLVING = ("unet", "residual_network", "vision_transformer", "recurrent", "shared-resnet")
@@ -77,12 +77,12 @@ class Held(NamedTuple):
     program: str
     card: str
     allocated: tuple[int, int]
-    """Peak, on the card and rehearsed, in bytes."""
+    """Peak, on the GPU and rehearsed, in bytes."""
     reserved: tuple[int, int]
     same_requests: bool
     """The same allocations and frees in the same order."""
     convolves: bool
-    """cuDNN or cuFFT pick a workspace on the card."""
+    """cuDNN or cuFFT pick a workspace on the GPU."""
     context_bytes: int | None
 
     @property
@@ -97,7 +97,7 @@ class Held(NamedTuple):
 
 
 def hold(path: Path) -> Held:
-    """Rehearse what the recording at *path* recorded, on that kind of card, and compare."""
+    """Rehearse what the recording at *path* recorded, on that kind of GPU, and compare."""
     told = json.loads(path.read_text(encoding="utf-8"))
     measured = Measurement.model_validate(told["measured"])
     gpu = of_some_kind(GpuSpec.model_validate(told["gpu"]).model_copy(update={"others_used_bytes": 0}))

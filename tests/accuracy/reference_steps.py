@@ -3,7 +3,7 @@
     python reference_steps.py OUT.jsonl [NAME ...]
 
 runs every step of CASES (or those named) for three steps on the CUDA device at hand and appends one line of JSON a case:
-name, program, values, card, torch, peak_allocated_bytes, peak_reserved_bytes. The device may be a real card or the stand-in
+name, program, values, GPU, torch, peak_allocated_bytes, peak_reserved_bytes. The device may be a real GPU or the simulated GPU
 (`reference_peaks.jsonl` says which). transformers 4.57.6 supplies the models, built from their configuration without weights.
 """
 

@@ -11,7 +11,7 @@ from memplan.errors import UsageError
 from memplan.execution.rehearsal import Rehearsal
 from memplan.execution.rehearse import Rehearser
 from memplan.execution.step_source import step_source_from
-from memplan.hardware.catalog import find_card
+from memplan.hardware.catalog import find_gpu
 from memplan.hardware.gpu import UNLIMITED_BYTES, GpuSpec
 from memplan.planner.search import largest_fitting
 from memplan.traces.parametric import Sweep
@@ -26,7 +26,7 @@ POINTS = (3, 7, 13, 21, 27, 35, 43, 51, 59)
 
 @dataclass(frozen=True)
 class Assessment:
-    """One program on one kind of card."""
+    """One program on one kind of GPU."""
 
     program: str
     card: str
@@ -37,7 +37,7 @@ class Assessment:
     largest: int
     """The largest batch that was called fitting."""
     fits: bool
-    """Whether it ran on such a card without giving anything back."""
+    """Whether it ran on such a GPU without giving anything back."""
     next_fits: bool
     """Whether the next larger one did too."""
     reported_bytes: int
@@ -47,8 +47,8 @@ class Assessment:
 
 
 def assess(program: str, name: str) -> Assessment:
-    """Work out the batches of *program* on the card called *name*, of a size that is full in the middle, and hold it to rehearsals."""
-    kind = find_card(name)
+    """Work out the batches of *program* on the GPU called *name*, of a size that is full in the middle, and hold it to rehearsals."""
+    kind = find_gpu(name)
     with Rehearser(step_source_from(f"{FILE}:{program}")) as rehearser:
         sweep = Sweep(lambda batch: requests(run(rehearser, kind.endless(), batch)))
 

@@ -18,7 +18,7 @@ import pytest
 
 from memplan.estimators.analytic.estimate import estimate
 from memplan.estimators.analytic.fragmentation import HELD_OUT_COVERAGE
-from memplan.hardware.catalog import find_card
+from memplan.hardware.catalog import find_gpu
 from memplan.hardware.gpu import GpuSpec
 from memplan.layouts.templates import template_data, templates_folder
 from memplan.memory.cuda_context import CONTEXT_HIGH_BYTES
@@ -82,7 +82,7 @@ def ours() -> list[Recorded]:
         }
         others = {key: case[key] for key in ("n_negatives", "eval_mode", "attention") if key in case}
         workload = workload_of(case.get("config"), training, optimizer=OPTIMIZERS[case.get("optimizer", "AdamW")], **others)
-        gpu = find_card(peak["card"])
+        gpu = find_gpu(peak["card"])
         recordings.append(Recorded(f"{peak['name']}@{gpu.name}", workload, gpu, peak["peak_allocated_bytes"], peak["peak_reserved_bytes"]))
     return recordings
 
@@ -106,7 +106,7 @@ def shared() -> list[Recorded]:
         }
         workload = workload_of(GPT2 if is_gpt2 else None, training, n_negatives=values.get("n_negatives", 8))
         peaks = [max(step[f"peak_{kind}"] for step in record["steps"]) for kind in ("allocated", "reserved")]
-        recordings.append(Recorded(path.name.removesuffix(".json.gz"), workload, find_card(record["device"]), *peaks))
+        recordings.append(Recorded(path.name.removesuffix(".json.gz"), workload, find_gpu(record["device"]), *peaks))
     return recordings
 
 
@@ -120,13 +120,13 @@ def test_shared_recordings_are_within_ten_percent_and_none_is_under_by_more_than
     assert -0.05 <= recording.allocated_error <= 0.10
 
 
-# bf16 on a card without bf16 attention keeps the matrix of all pairs; with checkpointing the formulas are too careful there.
+# bf16 on a GPU without bf16 attention keeps the matrix of all pairs; with checkpointing the formulas are too careful there.
 CAREFUL = {"contrastive-checkpoint@Tesla T4"}
 
 
 @pytest.mark.parametrize("recording", ours(), ids=by_name)
 def test_own_recordings_are_within_ten_percent_and_none_is_under_by_more_than_five(recording: Recorded) -> None:
-    """Peak allocated of decoders, encoders, LoRA, eager attention, pure bf16, checkpointing on two to four kinds of card."""
+    """Peak allocated of decoders, encoders, LoRA, eager attention, pure bf16, checkpointing on two to four kinds of GPU."""
     assert -0.05 <= recording.allocated_error <= (0.15 if recording.name in CAREFUL else 0.10)
 
 
@@ -180,7 +180,7 @@ def test_a_large_vocabulary_under_autocast_is_not_called_fitting(name: str) -> N
     config = grid.MODELS[name]
     head = {"architectures": [f"{grid.PREFIXES[config['model_type']]}ForMaskedLM"]}
     training = {"micro_batch_size": CALLED_FITTING[name], "sequence_length": 512, "precision": "bf16-mixed"}
-    gpu = find_card("rtx4090")
+    gpu = find_gpu("rtx4090")
 
     used = estimate(workload_of(config | head, training), gpu, None).device_used
 

@@ -1,7 +1,7 @@
 """
-Rehearsals beside a card: `pytest -m gpu` on a machine with one, recordings of cards on every other.
+Rehearsals beside a GPU: `pytest -m gpu` on a machine with one, recordings of GPUs on every other.
 
-On a machine without a GPU the suite itself is tried on the stand-in device as the machine's own, where everything has to be equal.
+On a machine without a GPU the suite itself is tried on the simulated GPU as the machine's own, where everything has to be equal.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ RECORDED = sorted(RECORDINGS.glob("*.json"))
 
 @pytest.fixture(scope="module")
 def gpu() -> GpuSpec:
-    """A card of this machine."""
+    """A GPU of this machine."""
     try:
         return detect_gpus()[0]
     except MissingError as error:
@@ -61,7 +61,7 @@ def test_the_batch_that_a_rehearsal_foresees_runs_on_the_card(torch_build: Torch
 def test_recordings_of_cards_are_what_rehearsals_say(torch_build: TorchBuild, path: Path | None) -> None:
     """Each that was made with the PyTorch that is here."""
     if path is None:
-        pytest.skip("no card has been recorded yet: `python benchmarks/gpu_accuracy.py` does so")
+        pytest.skip("no GPU has been recorded yet: `python benchmarks/gpu_accuracy.py` does so")
     if torch_of(path) != torch_build.version:
         pytest.skip(f"recorded with PyTorch {torch_of(path)}, this is {torch_build.version}")
 
@@ -74,7 +74,7 @@ def test_recordings_of_cards_are_what_rehearsals_say(torch_build: TorchBuild, pa
 def suite(
     torch_build: TorchBuild, driver: Driver, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Path, subprocess.CompletedProcess[str]]:
-    """Two programs of the suite, run on the stand-in device: the folder with their recordings, and how that ended."""
+    """Two programs of the suite, run on the simulated GPU: the folder with their recordings, and how that ended."""
     folder = tmp_path_factory.mktemp("recordings")
     done = driver.run(str(BENCHMARK), "--to", str(folder), "--only", "lora-8", "--only", "unet-8", **machine(torch_build, driver, "t4"))
     assert done.returncode == 0, done.stderr
@@ -82,7 +82,7 @@ def suite(
 
 
 def test_the_suite_runs_and_writes_what_it_saw(suite: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
-    """On the stand-in device: a recording for each program, and all of it equal."""
+    """On the simulated GPU: a recording for each program, and all of it equal."""
     folder, done = suite
 
     recorded = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]

@@ -17,7 +17,7 @@ import pytest
 from memplan.execution.rehearsal import Rehearsal
 from memplan.execution.rehearse import Rehearser
 from memplan.execution.step_source import step_source_from
-from memplan.hardware.catalog import find_card
+from memplan.hardware.catalog import find_gpu
 from memplan.hardware.torch_install import TorchBuild
 from memplan.traces.trace import ALLOC, FREE
 from tests.conftest import RehearserOf, SharedRehearser
@@ -30,8 +30,8 @@ PUBLISHED_MIB = {100: (651.11, 750), 200: (1172.78, 1326)}
 
 
 def rehearsed(rehearser: Rehearser | SharedRehearser, context: int) -> Rehearsal:
-    """Three steps on a card of capability 8.9."""
-    return rehearser.rehearse(gpu=find_card("rtx4090"), values={"context": context}, steps=3, context_bytes=0)
+    """Three steps on a GPU of capability 8.9."""
+    return rehearser.rehearse(gpu=find_gpu("rtx4090"), values={"context": context}, steps=3, context_bytes=0)
 
 
 def requested_bytes(seen: Rehearsal) -> int:

@@ -1,5 +1,5 @@
 """
-What is planned from a few rehearsals is what rehearsals say: thirteen kinds of program, three kinds of card.
+What is planned from a few rehearsals is what rehearsals say: thirteen kinds of program, three kinds of GPU.
 
 `python benchmarks/accuracy.py` prints the figures.
 """
@@ -12,7 +12,7 @@ import pytest
 
 from memplan.analysis.make_plan import make_plan
 from memplan.estimators.rehearsed import RehearsedEstimator, step_of
-from memplan.hardware.catalog import find_card
+from memplan.hardware.catalog import find_gpu
 from memplan.hardware.torch_install import TorchBuild
 from memplan.workload.workload import Workload
 from tests.accuracy.programs_to_plan import PROGRAMS
@@ -57,12 +57,12 @@ def test_a_plan_reports_what_a_fresh_rehearsal_says(rehearser_of: RehearserOf, b
     fresh = rehearser_of("memplan.child.models.built_in:build")
     encoder = built_in.model.encoder.model_copy(update={"num_layers": 2})  # type: ignore[union-attr]
     small = built_in.model_copy(update={"model": built_in.model.model_copy(update={"encoder": encoder, "num_channels": 1})})
-    for planned, gpu in ((workload(), find_card("a100-40")), (small.with_training(sequence_length=128), find_card("t4"))):
+    for planned, gpu in ((workload(), find_gpu("a100-40")), (small.with_training(sequence_length=128), find_gpu("t4"))):
         plan = make_plan(planned, gpu, RehearsedEstimator(), target=64)
         stages = plan.after.stages or (None,)
         for stage, reported in zip(stages, plan.stages, strict=True):
             step = step_of(plan.after, gpu, stage)
-            seen = fresh.rehearse(gpu=step.card, values={"workload": step.workload})
+            seen = fresh.rehearse(gpu=step.gpu, values={"workload": step.workload})
 
             assert reported.estimate.peak_reserved_bytes == seen.peak_reserved_bytes
             assert reported.estimate.peak_allocated_bytes == seen.peak_allocated_bytes

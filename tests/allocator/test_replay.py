@@ -12,7 +12,7 @@ import pytest
 from memplan.allocator.config import AllocatorSettings, read_settings
 from memplan.allocator.replay import replay, replay_recorded
 from memplan.allocator.simulator import CachingAllocator, Card
-from memplan.hardware.catalog import find_card
+from memplan.hardware.catalog import find_gpu
 from memplan.hardware.gpu import UNLIMITED_BYTES
 from memplan.traces.requests import Requests, requests_of
 from memplan.traces.snapshot import Segment, Snapshot
@@ -80,7 +80,7 @@ def rehearser(rehearser_of: RehearserOf) -> SharedRehearser:
 
 
 def mlp_requests(rehearser: SharedRehearser) -> Requests:
-    endless = find_card("t4").model_copy(update={"total_memory_bytes": UNLIMITED_BYTES})
+    endless = find_gpu("t4").model_copy(update={"total_memory_bytes": UNLIMITED_BYTES})
     trace = rehearser.rehearse(gpu=endless).trace
     assert trace is not None
     return requests_of(trace)
@@ -88,10 +88,10 @@ def mlp_requests(rehearser: SharedRehearser) -> Requests:
 
 @pytest.mark.parametrize("text", ["", "expandable_segments:True", "roundup_power2_divisions:2", "max_split_size_mb:20"])
 def test_other_settings_and_cards_are_answered_without_another_rehearsal(rehearser: SharedRehearser, text: str) -> None:
-    """One rehearsal on a card without end says what the same step does on any other: the real allocator says the same."""
+    """One rehearsal on a GPU without end says what the same step does on any other: the real allocator says the same."""
     requests = mlp_requests(rehearser)
     for total_mib in (4096, 100, 84, 72, 60):
-        card = find_card("t4").model_copy(update={"total_memory_bytes": total_mib * MIB})
+        card = find_gpu("t4").model_copy(update={"total_memory_bytes": total_mib * MIB})
         real = rehearser.rehearse(gpu=card, context_bytes=0, environment={"PYTORCH_CUDA_ALLOC_CONF": text})
 
         simulated = replay(requests, CachingAllocator(Card(total_mib * MIB, total_mib * MIB), read_settings(text)))

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from memplan.allocator.config import AllocatorSettings, read_settings
 from memplan.allocator.replay import replay_recorded
 from memplan.allocator.simulator import CachingAllocator, Card, OutOfMemoryError
-from memplan.hardware.catalog import find_card
+from memplan.hardware.catalog import find_gpu
 from memplan.hardware.torch_install import TorchBuild
 from memplan.traces.snapshot import Snapshot
 from memplan.traces.trace import ACTIONS
@@ -78,13 +78,13 @@ def churning(rehearser_of: RehearserOf) -> SharedRehearser:
 @pytest.mark.parametrize("text", SETTINGS)
 def test_random_requests_are_answered_as_pytorch_answers_them(churning: SharedRehearser, torch_build: TorchBuild, text: str) -> None:
     """
-    The real allocator is asked for random blocks on cards of several sizes, some of which overflow; the simulated one gives the same
+    The real allocator is asked for random blocks on GPUs of several sizes, some of which overflow; the simulated one gives the same
     addresses, segments, retries and failures.
     """
     if tuple(map(int, torch_build.version.split(".")[:2])) < (2, 12) and ("large_segment" in text or "fraction" in text):
         pytest.skip(f"PyTorch {torch_build.version} does not know these settings")
     for seed, most_mib, streams, total_bytes in [(1, 64, 1, 256 * MIB), (2, 300, 3, 512 * MIB), (3, 16, 3, GIB), (4, 300, 1, 4 * GIB)]:
-        card = find_card("t4").model_copy(update={"total_memory_bytes": total_bytes})
+        card = find_gpu("t4").model_copy(update={"total_memory_bytes": total_bytes})
         values = {"seed": seed, "requests": 1000, "most_mib": most_mib, "streams": streams, "empties": total_bytes == 4 * GIB}
         seen = churning.rehearse(gpu=card, values=values, steps=2, context_bytes=0, environment={"PYTORCH_CUDA_ALLOC_CONF": text})
         trace = seen.trace
@@ -196,7 +196,7 @@ requests = st.lists(st.one_of(st.integers(1, 64 * MIB), st.integers(1, 4096), st
     card_mib=st.sampled_from([64, 256, 4096]),
 )
 def test_blocks_never_overlap_and_bytes_add_up(requests: list[int], choices: list[int], text: str, card_mib: int) -> None:
-    """Whatever is asked for: what is held lies apart, is large enough, and reserved is what the card has given."""
+    """Whatever is asked for: what is held lies apart, is large enough, and reserved is what the GPU has given."""
     allocator = CachingAllocator(Card(card_mib * MIB, card_mib * MIB), read_settings(text))
     held = []
     for request, choice in zip(requests, choices, strict=False):

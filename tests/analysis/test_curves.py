@@ -8,7 +8,7 @@ from memplan.analysis.curves import curves_of, heaviest_step
 from memplan.analysis.make_plan import make_plan
 from memplan.estimators.analytic.estimate import AnalyticEstimator
 from memplan.estimators.rehearsed import RehearsedEstimator, Step
-from memplan.hardware.catalog import find_card
+from memplan.hardware.catalog import find_gpu
 from memplan.hardware.gpu import GpuSpec
 from memplan.hardware.torch_install import TorchBuild
 from memplan.workload.workload import Workload
@@ -51,7 +51,7 @@ def test_positives_have_a_curve_where_they_cost_memory_and_lengths_where_they_ar
 
 def test_a_plan_that_does_not_fit_has_curves_too(built_in: Workload) -> None:
     """From the smallest try on."""
-    plan = make_plan(built_in, find_card("rtx4060"), AnalyticEstimator())
+    plan = make_plan(built_in, find_gpu("rtx4060"), AnalyticEstimator())
 
     micro, negatives = curves_of(plan, AnalyticEstimator())
 
@@ -64,7 +64,7 @@ def test_what_is_worked_out_is_what_a_rehearsal_says(torch_build: TorchBuild) ->
     """Fewer rehearsals than points; each point that was worked out is rehearsed here, and differs by less than 2%."""
     told: list[Step] = []
     rehearsals = RehearsedEstimator(on_rehearsal=told.append)
-    plan = make_plan(workload(), find_card("a100-40"), rehearsals, target=128)
+    plan = make_plan(workload(), find_gpu("a100-40"), rehearsals, target=128)
 
     (curve,) = curves_of(plan, rehearsals)
 

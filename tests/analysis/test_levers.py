@@ -8,7 +8,7 @@ from memplan.analysis.levers import find_levers, in_training_mode
 from memplan.analysis.make_plan import make_plan
 from memplan.estimators.analytic.estimate import AnalyticEstimator
 from memplan.estimators.rehearsed import RehearsedEstimator
-from memplan.hardware.catalog import find_card
+from memplan.hardware.catalog import find_gpu
 from memplan.hardware.gpu import GpuSpec
 from memplan.hardware.torch_install import TorchBuild
 from memplan.memory.budget import MemoryBudget
@@ -30,14 +30,14 @@ def rehearsals(torch_build: TorchBuild) -> RehearsedEstimator:
 def levers(rehearsals: RehearsedEstimator) -> dict[str, Lever]:
     """Of a small decoder on a T4, for a target of 64."""
     step = workload(micro_batch_size=16, gradient_accumulation_steps=4)
-    gpu = find_card("t4")
+    gpu = find_gpu("t4")
     budget = MemoryBudget(total_bytes=gpu.total_memory_bytes)
     return {lever.change: lever for lever in find_levers(step, gpu=gpu, budget=budget, estimator=rehearsals, most=64, fits=True)}
 
 
 def test_each_saving_is_that_of_a_rehearsal(rehearsals: RehearsedEstimator, levers: dict[str, Lever]) -> None:
     """Checkpointing on, Adafactor, half the sequence: what the step takes with the change, rehearsed here again."""
-    step, gpu = workload(micro_batch_size=16, gradient_accumulation_steps=4), find_card("t4")
+    step, gpu = workload(micro_batch_size=16, gradient_accumulation_steps=4), find_gpu("t4")
     before = rehearsals(step, gpu, None).device_used_bytes
     changed = {
         "turn activation checkpointing on": step.with_training(activation_checkpointing=True),
@@ -55,7 +55,7 @@ def test_each_saving_is_that_of_a_rehearsal(rehearsals: RehearsedEstimator, leve
 
 def test_what_cannot_be_rehearsed_is_told_by_formulas(levers: dict[str, Lever]) -> None:
     """8-bit optimizers need bitsandbytes; its saving is the difference of two formulas, not of a formula and a rehearsal."""
-    step, gpu = workload(micro_batch_size=16, gradient_accumulation_steps=4), find_card("t4")
+    step, gpu = workload(micro_batch_size=16, gradient_accumulation_steps=4), find_gpu("t4")
     lever = levers.get("use an 8-bit Adam")
     assert lever is not None
     if lever.method == "rehearsed":
@@ -69,7 +69,7 @@ def test_what_cannot_be_rehearsed_is_told_by_formulas(levers: dict[str, Lever]) 
 
 def test_allocator_settings_are_tried_without_another_rehearsal(rehearsals: RehearsedEstimator, levers: dict[str, Lever]) -> None:
     """By the simulated allocator, and as the real one says where the step is rehearsed with them."""
-    step, gpu = workload(micro_batch_size=16, gradient_accumulation_steps=4), find_card("t4")
+    step, gpu = workload(micro_batch_size=16, gradient_accumulation_steps=4), find_gpu("t4")
     for settings in ("expandable_segments:True", "roundup_power2_divisions:8"):
         simulated = rehearsals.with_allocator_settings(settings)(step, gpu, None)
 

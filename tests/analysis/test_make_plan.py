@@ -11,7 +11,7 @@ from memplan.analysis.make_plan import make_guide_plan, make_plan
 from memplan.errors import UsageError
 from memplan.estimators.analytic.estimate import AnalyticEstimator
 from memplan.estimators.base import Estimator
-from memplan.hardware.catalog import find_card
+from memplan.hardware.catalog import find_gpu
 from memplan.hardware.gpu import GpuSpec
 from memplan.memory.breakdown import MemoryBreakdown
 from memplan.memory.estimate import MemoryEstimate, MemoryRange
@@ -89,7 +89,7 @@ def plan_of(
 
 
 def test_the_present_effective_batch_is_the_target() -> None:
-    """A card with room for 8 samples keeps 16 = 8 x 2."""
+    """A GPU with room for 8 samples keeps 16 = 8 x 2."""
     plan = plan_of(PLAIN, BASE_BYTES + 8 * ITEM_BYTES)
 
     assert plan.fits
@@ -260,8 +260,8 @@ def test_a_pinned_accumulation_that_misses_the_target_is_said() -> None:
 
 def test_training_mode_can_be_planned(built_in: Workload) -> None:
     """What `.train()` would allow is what the pin plans."""
-    broken = make_plan(built_in, find_card("rtx4090"), AnalyticEstimator())
-    repaired = make_plan(built_in, find_card("rtx4090"), AnalyticEstimator(), pins=read_pins(["is_in_eval_mode=false"]))
+    broken = make_plan(built_in, find_gpu("rtx4090"), AnalyticEstimator())
+    repaired = make_plan(built_in, find_gpu("rtx4090"), AnalyticEstimator(), pins=read_pins(["is_in_eval_mode=false"]))
 
     micro, steps = repaired.after.training.micro_batch_size, repaired.after.training.gradient_accumulation_steps
     assert any(f"micro-batch {micro} with accumulation {steps} would fit" in warning for warning in broken.warnings)
@@ -297,7 +297,7 @@ def test_a_target_below_one_micro_batch_is_refused(ranks: int, pins: list[str], 
 def test_an_endless_target_ends() -> None:
     """Twenty million samples that take nothing: the search stops where nobody trains, and says so."""
     free = PLAIN.model_copy(update={"model": ParametersModel(num_parameters=1, activation_bytes_per_sample=0)})
-    plan = make_plan(free, find_card("t4"), AnalyticEstimator(), target=20_000_000)
+    plan = make_plan(free, find_gpu("t4"), AnalyticEstimator(), target=20_000_000)
 
     assert plan.fits
     assert plan.effective_batch_size == 20_000_000
@@ -403,7 +403,7 @@ def test_a_file_outside_the_curriculum_that_would_not_fit_is_said() -> None:
 
 def test_checkpointing_without_effect_is_said_with_what_it_costs(built_in: Workload) -> None:
     """The built-in trainer leaves its encoders in eval mode: the flag does nothing, and the report says what it would save."""
-    plan = make_plan(built_in, find_card("rtx4090"), AnalyticEstimator())
+    plan = make_plan(built_in, find_gpu("rtx4090"), AnalyticEstimator())
 
     assert plan.fits
     assert any("has no effect" in warning and "`.train()`" in warning and "would fit" in warning for warning in plan.warnings)
@@ -411,13 +411,13 @@ def test_checkpointing_without_effect_is_said_with_what_it_costs(built_in: Workl
 
 def test_bf16_on_a_card_without_it_is_said(built_in: Workload) -> None:
     """A T4 computes bf16 attention by hand."""
-    plan = make_plan(built_in, find_card("t4"), AnalyticEstimator(), pins=read_pins(["precision=bf16-mixed"]))
+    plan = make_plan(built_in, find_gpu("t4"), AnalyticEstimator(), pins=read_pins(["precision=bf16-mixed"]))
 
     assert any("no bf16 kernels for attention" in warning for warning in plan.warnings)
 
 
 def test_levers_of_a_transformer_that_does_not_fit(built_in: Workload) -> None:
-    """Checkpointing, precision, optimizer, LoRA, sequence, a larger card: each with its saving, the largest first."""
+    """Checkpointing, precision, optimizer, LoRA, sequence, a larger GPU: each with its saving, the largest first."""
     model = built_in.model
     assert isinstance(model, ContrastiveEncoderModel)
     encoder = model.encoder.model_copy(
@@ -425,7 +425,7 @@ def test_levers_of_a_transformer_that_does_not_fit(built_in: Workload) -> None:
     )
     workload = Workload(model=encoder, training=Training(sequence_length=2048))
 
-    plan = make_plan(workload, find_card("t4"), AnalyticEstimator())
+    plan = make_plan(workload, find_gpu("t4"), AnalyticEstimator())
 
     savings = [lever.saving_bytes for lever in plan.levers[:-1]]
     assert not plan.fits
@@ -455,7 +455,7 @@ def test_levers_of_a_large_model_whose_optimizer_step_is_the_peak(a100: GpuSpec)
 
 def test_the_encoder_of_a_misfit_can_be_put_in_training_mode(built_in: Workload) -> None:
     """On 8 GB the built-in workload does not fit; its first lever is what its trainer forgot."""
-    plan = make_plan(built_in, find_card("rtx4060"), AnalyticEstimator())
+    plan = make_plan(built_in, find_gpu("rtx4060"), AnalyticEstimator())
 
     assert not plan.fits
     assert plan.levers[0].change == "put the encoders in training mode with checkpointing"
@@ -481,7 +481,7 @@ def test_the_guide_says_where_it_does_not_fit_by_its_own_rule(built_in: Workload
 
 
 def test_a_share_of_the_card_is_all_that_a_plan_may_use(built_in: Workload, a100: GpuSpec) -> None:
-    """per_process_memory_fraction; other settings of the allocator leave the whole card."""
+    """per_process_memory_fraction; other settings of the allocator leave the whole GPU."""
     whole, half, other = (
         make_plan(built_in.with_training(allocator_settings=settings), a100, AnalyticEstimator())
         for settings in ("", "per_process_memory_fraction:0.5", "max_split_size_mb:128")

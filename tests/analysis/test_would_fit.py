@@ -1,4 +1,4 @@
-"""What would fit in place of a step that does not: the largest batch, and the cards that offer enough."""
+"""What would fit in place of a step that does not: the largest batch, and the GPUs that offer enough."""
 
 from __future__ import annotations
 
@@ -8,15 +8,17 @@ from typing import Any
 
 import pytest
 
-from memplan.analysis.would_fit import MOST_CARDS, what_would_fit
+from memplan.analysis.would_fit import MOST_GPUS, what_would_fit
 from memplan.errors import UsageError
 from memplan.execution.rehearsal import Rehearsal
-from memplan.hardware.catalog import cards, find_card
+from memplan.execution.rehearse import Rehearser
+from memplan.execution.step_source import step_source_from
+from memplan.hardware.catalog import catalog_gpus, find_gpu
 from memplan.hardware.gpu import UNLIMITED_BYTES, GpuSpec
+from memplan.hardware.torch_install import TorchBuild
 from memplan.memory.breakdown import MemoryBreakdown
 from memplan.memory.estimate import MemoryRange
 from memplan.units import GIB
-from tests.conftest import RehearserOf
 
 STEPS = Path(__file__).parents[1] / "child" / "odd_steps.py"
 MIB = 2**20
@@ -32,7 +34,7 @@ def rehearsal(used_bytes: int, *, fits: bool, values: Mapping[str, Any]) -> Rehe
         peak_reserved_bytes=used_bytes,
         device_used=MemoryRange(low_bytes=used_bytes, expected_bytes=used_bytes, high_bytes=used_bytes),
         peak_phase="forward of step 1",
-        card="a card",
+        gpu_name="a GPU",
         torch="2.13.0",
         fits=fits,
         num_alloc_retries=0,
@@ -64,7 +66,7 @@ def linear(batch: int) -> int:
 
 
 def small_card(memory_mib: int) -> GpuSpec:
-    return find_card("t4").model_copy(update={"total_memory_bytes": memory_mib * MIB})
+    return find_gpu("t4").model_copy(update={"total_memory_bytes": memory_mib * MIB})
 
 
 @pytest.mark.parametrize("name", ["micro_batch_size", "batch_size", "per_device_train_batch_size", "batch", "bs"])
@@ -86,7 +88,7 @@ def test_few_rehearsals_find_it() -> None:
 
 
 def test_not_even_one_fits() -> None:
-    """Tried are the whole on a card without end, the whole on one as large as it used, and from its share of the card down to one."""
+    """Tried are the whole on a GPU without end, the whole on one as large as it used, and from its share of the GPU down to one."""
     program = Program(linear)
 
     found = what_would_fit(program, gpu=small_card(100), values={})
@@ -97,11 +99,11 @@ def test_not_even_one_fits() -> None:
 
 @pytest.mark.parametrize("values", [{}, {"batch_size": None}, {"batch_size": "auto"}, {"batch_size": True}, {"batch_size": 2.5}])
 def test_without_a_number_of_samples_none_is_tried(values: dict[str, Any]) -> None:
-    """The cards are told all the same."""
+    """The GPUs are told all the same."""
     found = what_would_fit(Program(linear, name="width"), gpu=small_card(100), values=values)
 
     assert (found.name, found.value) == (None, None)
-    assert found.cards
+    assert found.gpus
 
 
 @pytest.mark.parametrize(("unit", "largest"), [(2, 30), (8, 24), (16, 16), (64, None)])
@@ -131,7 +133,7 @@ def test_a_program_that_fails_with_more_memory_keeps_its_report() -> None:
     """It was out of memory before it came to that; a smaller batch is told where it was given by hand."""
     found = what_would_fit(Program(linear, breaks=60), gpu=small_card(1000 + 319), values={"batch_size": 64})
 
-    assert (found.device_used_bytes, found.cards) == (None, ())
+    assert (found.device_used_bytes, found.gpus) == (None, ())
     assert (found.name, found.value) == ("batch_size", 31)
 
 
@@ -139,38 +141,38 @@ def test_memory_without_end_is_not_enough_for_everything() -> None:
     """More than anybody has addresses for."""
     found = what_would_fit(Program(lambda batch: UNLIMITED_BYTES * batch), gpu=small_card(100), values={})
 
-    assert (found.device_used_bytes, found.cards, found.value) == (None, (), None)
+    assert (found.device_used_bytes, found.gpus, found.value) == (None, (), None)
 
 
 @pytest.mark.parametrize("needed_gib", [1, 7.9, 14.6, 23, 40, 79, 100, 178, 1000])
 def test_the_cards_told_of_offer_so_much_and_are_the_smallest(needed_gib: float) -> None:
     """What they offer to programs, not what is on the box; none that is smaller does."""
     needed = int(needed_gib * GIB)
-    offered = {card.spec.name: card.spec.total_memory_bytes for card in cards() if not card.is_mig}
+    offered = {card.spec.name: card.spec.total_memory_bytes for card in catalog_gpus() if not card.is_mig}
 
     found = what_would_fit(Program(lambda _: needed), gpu=small_card(100), values={})
 
     enough = sorted(size for size in offered.values() if size >= needed)
-    assert [offered[name] for name in found.cards] == enough[:MOST_CARDS]
+    assert [offered[name] for name in found.gpus] == enough[:MOST_GPUS]
 
 
-def test_what_is_told_of_a_real_program_is_true(rehearser_of: RehearserOf) -> None:
-    """It fits, one sample more does not, and it runs on the cards that are named: a program of one MiB a sample."""
-    rehearser = rehearser_of(f"{STEPS}:allocates")
+def test_what_is_told_of_a_real_program_is_true(torch_build: TorchBuild) -> None:
+    """It fits, one sample more does not, and it runs on the GPUs that are named: a program of one MiB a sample."""
+    with Rehearser(step_source_from(f"{STEPS}:allocates")) as rehearser:
 
-    def run(gpu: GpuSpec, values: Mapping[str, Any]) -> Rehearsal:
-        return rehearser.rehearse(gpu=gpu, values=values, steps=1)
+        def run(gpu: GpuSpec, values: Mapping[str, Any]) -> Rehearsal:
+            return rehearser.rehearse(gpu=gpu, values=values, steps=1)
 
-    card, tried = small_card(700), {"batch": 15_000}  # 400 of it are the CUDA context's
-    assert not run(card, tried).fits
+        card, tried = small_card(700), {"batch": 15_000}  # 400 of it are the CUDA context's
+        assert not run(card, tried).fits
 
-    found = what_would_fit(run, gpu=card, values=tried)
+        found = what_would_fit(run, gpu=card, values=tried)
 
-    assert (found.name, found.value) == ("batch", 300)
-    assert run(card, {"batch": 300}).fits
-    assert not run(card, {"batch": 301}).fits
-    assert found.device_used_bytes == (15_000 + 400) * MIB
-    assert all(run(find_card(name), tried).fits for name in found.cards)
+        assert (found.name, found.value) == ("batch", 300)
+        assert run(card, {"batch": 300}).fits
+        assert not run(card, {"batch": 301}).fits
+        assert found.device_used_bytes == (15_000 + 400) * MIB
+        assert all(run(find_gpu(name), tried).fits for name in found.gpus)
 
 
 def test_the_size_that_is_told_was_tried() -> None:

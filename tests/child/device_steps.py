@@ -503,7 +503,7 @@ def sparse_gradients(device):
 
 
 def tells(device, name, capability, multiprocessors, total_memory):
-    """The card, as torch, the runtime and NVML see it."""
+    """The GPU, as torch, the runtime and NVML see it."""
 
     def step():
         import pynvml
@@ -533,7 +533,7 @@ def tells(device, name, capability, multiprocessors, total_memory):
 
 
 def monitors(device):
-    """What loggers of a training ask NVML of a card's load."""
+    """What loggers of a training ask NVML of a GPU's load."""
 
     def step():
         assert torch.cuda.utilization() == torch.cuda.memory_usage() == 0
@@ -545,7 +545,7 @@ def monitors(device):
 
 
 def takes(device, sizes, gives_back=False, lets_go=False):
-    """Takes blocks of *sizes* bytes and holds them; or lets go of each, which the allocator keeps; or gives each back to the card."""
+    """Takes blocks of *sizes* bytes and holds them; or lets go of each, which the allocator keeps; or gives each back to the GPU."""
     held = []
 
     def step():
@@ -563,7 +563,7 @@ def takes(device, sizes, gives_back=False, lets_go=False):
 
 
 def context_bytes():
-    """What the card's description says that the context takes."""
+    """What the GPU's description says that the context takes."""
     return int(os.environ["MEMPLAN_CARD"].split()[4])
 
 
@@ -608,7 +608,7 @@ def loads(device, start="fork", workers=2):
 
 
 def forks(device):
-    """A child that is forked off writes to the host's memory and leaves; it does not touch the card."""
+    """A child that is forked off writes to the host's memory and leaves; it does not touch the GPU."""
 
     def step():
         torch.ones(8, device=device)

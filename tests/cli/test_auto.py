@@ -10,7 +10,7 @@ from typing import Any
 import psutil
 import pytest
 
-from memplan.hardware.catalog import cards, find_card
+from memplan.hardware.catalog import catalog_gpus, find_gpu
 from memplan.hardware.torch_install import TorchBuild
 from tests.conftest import Run
 from tests.hardware.nvml_driver import A100, GIB, MIG, T4, Driver, no_driver
@@ -43,13 +43,13 @@ def plan_of(run: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("arguments", [["--auto"], ["--auto", "--format", "json"], ["--method", "analytic"]])
 def test_without_a_driver_auto_says_what_to_type_instead(run_memplan: Run, without_driver: dict[str, str], arguments: list[str]):
-    """Exit code 3, nothing for programs to read; a plan without any card means --auto."""
+    """Exit code 3, nothing for programs to read; a plan without any GPU means --auto."""
     run = run_memplan(*arguments, **without_driver)
 
     assert (run.returncode, run.stdout) == (3, "")
     error, hint = run.stderr.strip().split("\n\n")
     assert error == "Error: no NVIDIA driver answers on this machine (NVML Shared Library Not Found)"
-    assert hint == 'hint: plan for a card by name or size instead: `memplan --gpu "RTX 4090"`, `memplan --gpu-memory 24`'
+    assert hint == "hint: plan for a GPU by name or size instead: `--gpu rtx4090`, `--gpu-memory 24`"
 
 
 def test_hidden_cards_are_no_cards(run_memplan: Run, driver: Driver):
@@ -62,7 +62,7 @@ def test_hidden_cards_are_no_cards(run_memplan: Run, driver: Driver):
 
 
 def test_one_card_is_planned_for_by_name(run_memplan: Run, driver: Driver):
-    """The report says which card, and what programs can have of it."""
+    """The report says which GPU, and what programs can have of it."""
     run = run_memplan("--auto", **driver.environment(A100))
 
     assert run.returncode == 0
@@ -72,7 +72,7 @@ def test_one_card_is_planned_for_by_name(run_memplan: Run, driver: Driver):
 
 
 def test_the_plan_for_a_found_card_is_the_plan_for_its_name(run_memplan: Run, driver: Driver):
-    """An idle card of the catalogue: all that differs is where its figures are from, and which of all such cards it is."""
+    """An idle GPU of the catalogue: all that differs is where its figures are from, and which of all such GPUs it is."""
     found = plan_of(run_memplan("--auto", "--format", "json", **driver.environment(A100)))
     named = plan_of(run_memplan("--gpu", "a100-80", "--format", "json"))
 
@@ -98,7 +98,7 @@ def test_of_two_unlike_cards_the_smallest_is_planned_for(run_memplan: Run, drive
 
 
 def test_cards_come_in_cudas_order(run_memplan: Run, torch_build: TorchBuild, driver: Driver):
-    """The number in CUDA_VISIBLE_DEVICES is CUDA's, which counts the fastest card first: 0 is the A100 in the second slot."""
+    """The number in CUDA_VISIBLE_DEVICES is CUDA's, which counts the fastest GPU first: 0 is the A100 in the second slot."""
     cards_here = machine(torch_build, driver, "t4", "a100-80")
 
     plan = plan_of(run_memplan("--auto", "--format", "json", **cards_here | {"CUDA_VISIBLE_DEVICES": "0"}))
@@ -109,7 +109,7 @@ def test_cards_come_in_cudas_order(run_memplan: Run, torch_build: TorchBuild, dr
 
 
 def test_who_holds_memory_is_named(run_memplan: Run, torch_build: TorchBuild, driver: Driver):
-    """This test's own process holds three GiB of the card."""
+    """This test's own process holds three GiB of the GPU."""
     plan = plan_of(run_memplan("--auto", "--format", "json", **machine(torch_build, driver, "t4", busy={0: 3 * GIB})))
 
     name = psutil.Process().name()
@@ -141,13 +141,13 @@ def test_a_busy_card_is_planned_as_far_as_it_is_free(run_memplan: Run, driver: D
     machine = driver.environment(BUSY_A100)
     run, plan = run_memplan("--auto", **machine), plan_of(run_memplan("--auto", "--format", "json", **machine))
 
-    total = find_card("a100-80").total_memory_bytes
+    total = find_gpu("a100-80").total_memory_bytes
 
     assert plan["gpu"]["others_used_bytes"] == plan["budget"]["others_used_bytes"] == 30 * GIB
     assert plan["budget_bytes"] == int((total - 30 * GIB) * 0.95)
     assert plan["stages"][0]["estimate"]["device_used"]["high_bytes"] <= plan["budget_bytes"]
     assert run.returncode == 0
-    assert "others hold 30.00 GiB of the card now; the plan is for what they leave" in words(run.stdout)
+    assert "other processes hold 30.00 GiB of the GPU now; the plan uses what they leave" in words(run.stdout)
 
 
 def test_a_card_that_others_fill_fits_nothing(run_memplan: Run, driver: Driver):
@@ -155,7 +155,7 @@ def test_a_card_that_others_fill_fits_nothing(run_memplan: Run, driver: Driver):
     run = run_memplan("--auto", **driver.environment(T4.replace("106127360 0", f"106127360 {14 * GIB}")))
 
     assert run.returncode == 1
-    assert "others hold 14.00 GiB" in words(run.stdout + run.stderr)
+    assert "other processes hold 14.00 GiB" in words(run.stdout + run.stderr)
 
 
 def test_an_instance_is_planned_for_by_its_uuid(run_memplan: Run, driver: Driver):
@@ -165,7 +165,7 @@ def test_an_instance_is_planned_for_by_its_uuid(run_memplan: Run, driver: Driver
     plan = plan_of(run_memplan("--auto", "--format", "json", CUDA_VISIBLE_DEVICES="MIG-33334040-1111-2222-3333-444455556666", **machine))
 
     assert plan["gpu"]["name"] == "NVIDIA A100-SXM4-80GB MIG 3g.40gb"
-    assert 0 <= find_card("a100-80:3g.40gb").total_memory_bytes - plan["gpu"]["total_memory_bytes"] <= 38 * 2**20
+    assert 0 <= find_gpu("a100-80:3g.40gb").total_memory_bytes - plan["gpu"]["total_memory_bytes"] <= 38 * 2**20
     assert plan["other_gpus"] == []
 
 
@@ -182,7 +182,7 @@ def test_auto_with_another_card_is_a_contradiction(run_memplan: Run, driver: Dri
 
 @pytest.mark.parametrize("option", ["--gpu", "--gpu-memory"])
 def test_an_empty_name_is_not_this_machine(run_memplan: Run, driver: Driver, option: str):
-    """`--gpu "$GPU"` with a variable that nobody set must not plan for whatever card is here."""
+    """`--gpu "$GPU"` with a variable that nobody set must not plan for whatever GPU is here."""
     run = run_memplan(option, "", **driver.environment(A100))
 
     assert (run.returncode, run.stdout) == (2, "")
@@ -197,7 +197,7 @@ def test_the_cards_are_listed_without_a_driver(run_memplan: Run, without_driver:
     run = run_memplan("gpus", **without_driver)
 
     assert run.returncode == 0
-    assert all(card.short_names[0] in run.stdout for card in cards())
+    assert all(card.short_names[0] in run.stdout for card in catalog_gpus())
     assert run.stderr == "Found on this machine: none (no NVIDIA driver answers on this machine (NVML Shared Library Not Found)).\n"
 
 
@@ -205,7 +205,7 @@ def test_the_cards_of_this_machine_are_listed_first(run_memplan: Run, driver: Dr
     """With what programs can have and what is free of it: 81153.75 MiB less 30 GiB."""
     run = run_memplan("gpus", **driver.environment(BUSY_A100))
 
-    found, known = run.stdout.split("Known cards")
+    found, known = run.stdout.split("Known GPUs")
     assert (run.returncode, run.stderr) == (0, "")
     assert all(text in words(found) for text in ("0 NVIDIA A100-SXM4-80GB 79.25 GiB 49.25 GiB 8.0", "30.00 GiB in use by others now"))
     assert "rtx4090" in known
@@ -236,7 +236,7 @@ def test_a_text_keeps_the_cards_whose_name_or_size_has_it(run_memplan: Run, with
 
 
 def test_the_list_says_which_pytorch_would_train_here(run_memplan: Run, torch_build: TorchBuild, driver: Driver):
-    """With what it brings along, beside the driver of each card."""
+    """With what it brings along, beside the driver of each GPU."""
     here = machine(torch_build, driver, "t4")
     run, listed = run_memplan("gpus", "none", **here), plan_of(run_memplan("gpus", "none", "--format", "json", **here))
 
@@ -253,7 +253,7 @@ def test_a_text_shortens_the_table(run_memplan: Run, without_driver: dict[str, s
 
 
 def test_nothing_is_written_into_the_folder(run_memplan: Run, driver: Driver, tmp_path: Path):
-    """A plan for this machine's card writes nothing, and neither does the list."""
+    """A plan for this machine's GPU writes nothing, and neither does the list."""
     run_memplan("--auto", **driver.environment(A100))
     run_memplan("gpus", **driver.environment(A100))
 

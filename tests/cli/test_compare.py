@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from memplan.hardware.catalog import cards
+from memplan.hardware.catalog import catalog_gpus
 from memplan.hardware.torch_install import TorchBuild
 from tests.conftest import Run
 from tests.estimators.test_rehearsed import small_workload
@@ -22,17 +22,17 @@ def test_every_card_has_a_row(run_memplan: Run) -> None:
     answer = json.loads(run_memplan("compare", "--format", "json").stdout)
     with_mig = json.loads(run_memplan("compare", "--format", "json", "--mig").stdout)
 
-    whole = [card for card in cards() if not card.is_mig]
-    totals = [row["gpu"]["total_memory_bytes"] for row in answer["cards"]]
+    whole = [card for card in catalog_gpus() if not card.is_mig]
+    totals = [row["gpu"]["total_memory_bytes"] for row in answer["gpus"]]
     assert len(totals) == len(whole)
     assert totals == sorted(totals)
-    assert len(with_mig["cards"]) == len(cards())
+    assert len(with_mig["gpus"]) == len(catalog_gpus())
     assert answer["method"] == "analytic"
 
 
 def test_a_row_says_what_a_plan_says(run_memplan: Run) -> None:
-    """A card that is named twice, once by another name, has one row."""
-    (row,) = json.loads(run_memplan("compare", "rtx4090", "RTX 4090", "--format", "json").stdout)["cards"]
+    """A GPU that is named twice, once by another name, has one row."""
+    (row,) = json.loads(run_memplan("compare", "rtx4090", "RTX 4090", "--format", "json").stdout)["gpus"]
     plan = json.loads(run_memplan("--gpu", "rtx4090", "--format", "json").stdout)
 
     assert [stage["planned"] for stage in row["stages"]] == [stage["planned"] for stage in plan["stages"]]
@@ -41,24 +41,24 @@ def test_a_row_says_what_a_plan_says(run_memplan: Run) -> None:
 
 
 def test_where_nothing_fits_it_says_what_is_missing(run_memplan: Run) -> None:
-    """Exit code 1 only where no card will do."""
+    """Exit code 1 only where no GPU will do."""
     mixed, none = run_memplan("compare", "rtx4060", "a100-80"), run_memplan("compare", "rtx4060")
 
     assert re.search(r"GeForce RTX 4060 +7.89 GiB +none fits", mixed.stdout)
-    assert "missing" in mixed.stdout
+    assert " short" in mixed.stdout
     assert (mixed.returncode, none.returncode) == (0, 1)
 
 
 def test_markdown_is_a_table(run_memplan: Run) -> None:
     lines = run_memplan("compare", "t4", "h100", "--format", "markdown").stdout.splitlines()
 
-    assert lines[0] == "| card | for programs | micro-batch | accumulation | effective | n_negatives | memory | of card |"
+    assert lines[0] == "| GPU | for programs | micro-batch | accumulation | effective | n_negatives | memory | % of GPU |"
     assert lines[1] == "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |"
     assert [line.split(" | ")[0] for line in lines[2:]] == ["| Tesla T4", "| H100 80GB HBM3"]
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"), [(["nocard"], "no card of the catalogue"), (["t4", "--margin", "nan"], "nan is not a valid number")]
+    ("arguments", "message"), [(["nocard"], "unknown GPU: 'nocard'"), (["t4", "--margin", "nan"], "nan is not a valid number")]
 )
 def test_mistakes_are_told(run_memplan: Run, arguments: list[str], message: str) -> None:
     result = run_memplan("compare", *arguments)
@@ -74,7 +74,7 @@ def test_cards_are_compared_by_rehearsal(run_memplan: Run, torch_build: TorchBui
 
     answer = json.loads(first.stdout)
     assert answer["method"] == "rehearsed"
-    assert [row["fits"] for row in answer["cards"]] == [True, True]
+    assert [row["fits"] for row in answer["gpus"]] == [True, True]
     assert first.stdout == second.stdout
     assert len(list((tmp_path / "cache" / "memplan" / "rehearsals").iterdir())) <= 2
 
@@ -86,4 +86,4 @@ def test_formulas_are_taken_where_nothing_can_be_rehearsed(run_memplan: Run, tmp
     )
 
     assert result.returncode == 0
-    assert "by formulas, since nothing was rehearsed: there is no C compiler" in result.stderr
+    assert "by formulas, since nothing was rehearsed: no C compiler" in result.stderr

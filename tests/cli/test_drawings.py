@@ -56,8 +56,8 @@ def test_a_rehearsed_plan_is_drawn_whole(run_memplan: Run, torch_build: TorchBui
     [
         (["--snapshot", "step.pickle"], 3, "only a rehearsed step has a snapshot"),
         (["--report", "no/such/folder.html"], 2, "no such folder"),
-        (["--method", "guide", "--curves"], 2, "the guide's numbers are not drawn"),
-        (["--method", "guide", "--levers"], 2, "knows no levers"),
+        (["--method", "guide", "--curves"], 2, "there are no curves or reports of the guide's numbers"),
+        (["--method", "guide", "--levers"], 2, "neither pins nor levers"),
         (["--curves=speed"], 2, "there is no curve of 'speed'"),
     ],
 )

@@ -40,7 +40,7 @@ def test_the_rehearsal_is_right_at_once(run_memplan: Run, torch_build: TorchBuil
         (second["size"], True),
         (second["size"] + 1, False),
     ]
-    assert (first["name"], first["ended"], first["card"]) == ("batch", "found", "Tesla T4")
+    assert (first["name"], first["ended"], first["gpu_name"]) == ("batch", "found", "Tesla T4")
     fitting = second["trials"][0]["device_used_bytes"]
     assert fitting <= second["budget_bytes"] == int(GIB * 0.95)
     assert fitting > second["budget_bytes"] - 50 * MIB
@@ -53,7 +53,7 @@ def test_a_person_reads_how_each_trial_went(run_memplan: Run, torch_build: Torch
     assert result.returncode == 0, result.stderr
     assert result.stdout.startswith("batch 8 on Tesla T4: ")
     assert "  8: runs, " in result.stderr
-    assert "out of tries: a larger one may fit" in result.stderr
+    assert "ran out of tries: a larger one may fit" in result.stderr
 
 
 def test_of_two_unlike_cards_the_smaller_is_searched(run_memplan: Run, torch_build: TorchBuild, driver: Driver) -> None:
@@ -63,7 +63,7 @@ def test_of_two_unlike_cards_the_smaller_is_searched(run_memplan: Run, torch_bui
 
     smaller, chosen = found(run_memplan(*arguments, **here)), found(run_memplan(*arguments, **here, CUDA_VISIBLE_DEVICES="0"))
 
-    assert (smaller["card"], chosen["card"]) == ("Tesla T4", "NVIDIA A100-SXM4-80GB")
+    assert (smaller["gpu_name"], chosen["gpu_name"]) == ("Tesla T4", "NVIDIA A100-SXM4-80GB")
 
 
 @pytest.mark.parametrize("call", some_always(CALLS, "nvmlDeviceGetUUID", "nvmlDeviceGetMemoryInfo_v2"))
@@ -80,7 +80,7 @@ def test_a_batch_is_found_whatever_nvml_refuses(run_memplan: Run, torch_build: T
 
 
 def test_where_nothing_fits_the_exit_code_is_1(run_memplan: Run, torch_build: TorchBuild, driver: Driver) -> None:
-    """A card that somebody fills but for the context."""
+    """A GPU that somebody fills but for the context."""
     here = machine(torch_build, driver, "t4", busy={0: T4_BYTES - CONTEXT_BYTES - 8 * MIB})
 
     result = run_memplan("find-batch", f"{STEPS}:mlp", "--start", "2", **here)
@@ -165,7 +165,7 @@ def test_out_of_time_before_the_first_trial_is_said(run_memplan: Run, torch_buil
     result = run_memplan("find-batch", f"{STEPS}:mlp", "--start", "8", "--time", "0", **machine(torch_build, driver, "t4"))
 
     assert result.returncode == 1, result.stderr
-    assert "there was no time left for a trial" in result.stdout
+    assert "the time limit was over before the first trial" in result.stdout
 
 
 @pytest.mark.parametrize("option", ["--margin", "--time"])
@@ -176,10 +176,10 @@ def test_nan_is_no_number(run_memplan: Run, option: str) -> None:
     assert (result.returncode, "Traceback" in result.stderr) == (2, False)
 
 
-@pytest.mark.parametrize("wrong", ["start=0", "margin=2", "most_tries=0", "gpu=find_card('h100')"])
+@pytest.mark.parametrize("wrong", ["start=0", "margin=2", "most_tries=0", "gpu=find_gpu('h100')"])
 def test_what_makes_no_sense_is_said_before_anything_runs(torch_build: TorchBuild, driver: Driver, wrong: str) -> None:
-    """A card of another machine too."""
-    code = f"import memplan; from memplan.hardware.catalog import find_card; memplan.find_batch({str(STEPS) + ':mlp'!r}, {wrong})"
+    """A GPU of another machine too."""
+    code = f"import memplan; from memplan.hardware.catalog import find_gpu; memplan.find_batch({str(STEPS) + ':mlp'!r}, {wrong})"
 
     done = driver.run("-c", code, **machine(torch_build, driver, "t4"))
 
@@ -192,7 +192,7 @@ def test_values_without_a_function_make_no_sense(run_memplan: Run) -> None:
     result = run_memplan("find-batch", "--set", "a=1")
 
     assert result.returncode == 2
-    assert "--set and --value are for a function" in result.stderr
+    assert "--set and --value need a function" in result.stderr
 
 
 def test_a_program_finds_its_own_batch(torch_build: TorchBuild, driver: Driver, tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ sys.stdin.read()
 
 @contextmanager
 def a_program_that_holds(bytes_: int, environment: dict[str, str]) -> Iterator[int]:
-    """A program that holds memory of the card while the block runs; its number."""
+    """A program that holds memory of the GPU while the block runs; its number."""
     command = [sys.executable, "-c", HOLDS, str(bytes_)]
     with subprocess.Popen(command, env=os.environ | environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as program:
         assert program.stdout is not None
@@ -47,7 +47,7 @@ def a_program_that_holds(bytes_: int, environment: dict[str, str]) -> Iterator[i
 
 
 def test_one_look_tells_everything(run_memplan: Run, torch_build: TorchBuild, driver: Driver) -> None:
-    """What a running program holds, its context included, by number and name; what that is of the card; the host."""
+    """What a running program holds, its context included, by number and name; what that is of the GPU; the host."""
     here = machine(torch_build, driver, "t4", utilization=55)
     with a_program_that_holds(2 * GIB, here) as pid:
         line = run_memplan("monitor", "--once", **here)
@@ -159,7 +159,7 @@ ODD = {
 
 @pytest.mark.parametrize("kind", ODD)
 def test_odd_machines_are_watched_as_well(run_memplan: Run, driver: Driver, kind: str) -> None:
-    """Instances as cards, the host's memory where it is shared, processes without their bytes."""
+    """Instances as GPUs, the host's memory where it is shared, processes without their bytes."""
     text, shown = ODD[kind]
     result = run_memplan("monitor", "--once", **driver.environment(text))
 
@@ -207,13 +207,13 @@ def test_without_a_gpu_there_is_nothing_to_watch(run_memplan: Run, tmp_path: Pat
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
-        (["--plot", "run.gif"], "neither a page nor a picture"),
+        (["--plot", "run.gif"], "neither HTML nor PNG"),
         (["--log", "nowhere/run.jsonl"], "no such folder"),
         (["--log", "."], "s a directory"),
         (["--log", "/proc/run.jsonl"], "/proc/run.jsonl: "),
         (["--plot", "/proc/run.html"], "/proc/run.html: "),
         (["--samples", "2"], "leave one of them out"),
-        (["--interval", "inf"], "is no number"),
+        (["--interval", "inf"], "is not a valid number"),
         (["--plan", "nowhere.json"], "nowhere.json: No such file"),
     ],
 )
@@ -253,7 +253,7 @@ def test_a_training_watches_itself(torch_build: TorchBuild, driver: Driver, tmp_
 @pytest.mark.parametrize("interval", [0, -1, float("nan"), float("inf"), "a"])
 def test_an_interval_is_a_time(interval: float) -> None:
     """Else it would watch without a pause, or never."""
-    with pytest.raises(UsageError, match="is no time between two samples"):
+    with pytest.raises(UsageError, match="is not a time between two samples"):
         memplan.Monitor(interval=interval)
 
 

@@ -68,8 +68,8 @@ def test_apply_on_the_real_tree(run_memplan: Run, real_tree: Path) -> None:
     assert applied.returncode == 0, applied.stderr
     assert "Wrote 1 file" in applied.stderr
     assert "default" in applied.stdout  # the stage that training starts with, whose 32 negatives decide
-    assert written["config.yaml"] == before["config.yaml"].replace(b"batch_size: 4\n", b"batch_size: 1\n").replace(
-        b"accumulate_grad_batches: 4\n", b"accumulate_grad_batches: 16\n"
+    assert written["config.yaml"] == before["config.yaml"].replace(b"batch_size: 4\n", b"batch_size: 2\n").replace(
+        b"accumulate_grad_batches: 4\n", b"accumulate_grad_batches: 8\n"
     )
     assert {name: data for name, data in written.items() if name in before and name != "config.yaml"} == {
         name: data for name, data in before.items() if name != "config.yaml"

@@ -115,7 +115,7 @@ def test_a_user_without_a_home_rehearses_too(torch_build: TorchBuild, tmp_path: 
         (["--gpu", "t9000", f"{STEPS}:mlp"], "unknown GPU"),
         (["--gpu", "t4", f"{STEPS}:mlp", "--set", "batch"], "does not say NAME=VALUE"),
         (["--gpu", "t4", f"{STEPS}:mlp", "--steps", "0"], "0 is not in the range"),
-        ([f"{STEPS}:mlp"], "say which card to stand in for"),
+        ([f"{STEPS}:mlp"], "no GPU to simulate is named"),
     ],
 )
 def test_bad_input_gets_one_clear_line(run_memplan: Run, arguments: list[str], problem: str) -> None:
@@ -133,9 +133,9 @@ def test_bad_input_gets_one_clear_line(run_memplan: Run, arguments: list[str], p
         (["--", "nowhere.py"], "nowhere.py does not exist"),
         (["-m"], "-m names no module"),
         (["--", "-m"], "-m names no module"),
-        (["--"], "say what to rehearse"),
-        ([], "say what to rehearse"),
-        ([f"{STEPS}:mlp", "--", "train.py"], "say what to rehearse"),
+        (["--"], "nothing to rehearse is named"),
+        ([], "nothing to rehearse is named"),
+        ([f"{STEPS}:mlp", "--", "train.py"], "nothing to rehearse is named"),
         (["--set", "batch=3", "--", "train.py"], "--set gives values to a function, not to a script"),
         ([f"{STEPS}"], "run the whole script: `memplan rehearse --gpu t4 -- "),
         (["--timeout", "0", "--", "train.py"], "0.0 is not in the range"),
@@ -188,14 +188,14 @@ def test_an_answer_holds_until_its_line_changes(run_memplan: Run, torch_build: T
 
 
 def test_what_would_fit_is_told(run_memplan: Run, torch_build: TorchBuild) -> None:
-    """The batch by the name that the program gives it, and cards."""
+    """The batch by the name that the program gives it, and GPUs."""
     odd = STEPS.with_name("odd_steps.py")
 
     result = run_memplan("rehearse", "--gpu", "t4", "--gpu-memory", "1GiB", f"{odd}:allocates", "--set", "batch=20000")
 
     assert result.returncode == 1
-    assert "batch=624 on this card: the largest that ran to its end" in result.stdout  # and 400 MiB of context
-    assert "a card of this kind with 19.92 GiB; so much offer " in result.stdout
+    assert "batch=624 on this GPU: the largest that completed" in result.stdout  # and 400 MiB of context
+    assert "a GPU of this kind with 19.92 GiB; GPUs with that much: " in result.stdout
 
 
 def test_a_script_that_runs_out_of_memory_keeps_its_exit_code(run_memplan: Run, torch_build: TorchBuild, tmp_path: Path) -> None:
@@ -208,9 +208,9 @@ def test_a_script_that_runs_out_of_memory_keeps_its_exit_code(run_memplan: Run, 
 
     assert (failed.returncode, went_on.returncode) == (1, 0)
     assert "torch.OutOfMemoryError: CUDA out of memory" in failed.stderr
-    assert "the figures are of what ran before that" in failed.stdout
+    assert "the figures cover what ran before that" in failed.stdout
     assert went_on.stdout.startswith("smaller\nDoes not fit on Tesla T4: out of memory in step 1, forward, at")
-    assert "the program caught it and went on" in went_on.stdout
+    assert "the program caught the error and went on" in went_on.stdout
 
 
 def test_ctrl_c_ends_a_script_and_what_it_did_is_reported(torch_build: TorchBuild, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from memplan.execution.rehearsal import Rehearsal
-from memplan.hardware.catalog import find_card
+from memplan.hardware.catalog import find_gpu
 from memplan.traces.snapshot import write_snapshot
 from tests.conftest import RehearserOf, Run
 
@@ -20,7 +20,7 @@ STEPS = Path(__file__).parents[1] / "child" / "steps.py"
 
 @pytest.fixture(scope="module")
 def rehearsal(rehearser_of: RehearserOf) -> Rehearsal:
-    return rehearser_of(f"{STEPS}:mlp").rehearse(gpu=find_card("t4").endless())
+    return rehearser_of(f"{STEPS}:mlp").rehearse(gpu=find_gpu("t4").endless())
 
 
 @pytest.fixture
@@ -68,7 +68,7 @@ def test_what_the_simulated_allocator_would_not_do_is_said(run_memplan: Run, tmp
 
     assert result.returncode == 0, result.stderr
     assert "near, not exact" in result.stderr
-    assert "began with memory allocated" in result.stderr
+    assert "started with allocated memory" in result.stderr
 
 
 @pytest.mark.parametrize("arguments", [["missing.pickle"], ["--settings", "foo:1"], ["--gpu", "nocard"], ["--device", "3"]])
@@ -109,7 +109,7 @@ def test_odd_snapshots_are_refused_without_a_traceback(run_memplan: Run, snapsho
 
 
 def test_sizes_that_no_card_has_run_out_of_memory(run_memplan: Run, snapshot: Path) -> None:
-    """No traceback either, with a card of hardly any memory, and with requests beyond all."""
+    """No traceback either, with a GPU of hardly any memory, and with requests beyond all."""
     tiny = run_memplan("replay", snapshot, "--gpu-memory", "300MiB")
     content = pickle.loads(snapshot.read_bytes())
     for entry in content["device_traces"][0]:

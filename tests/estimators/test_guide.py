@@ -19,7 +19,7 @@ GRID = {
 
 @pytest.mark.parametrize("n_negatives", GRID)
 def test_the_grid(built_in: Workload, a100: GpuSpec, n_negatives: int) -> None:
-    """Batch and accumulation for every card of the guide's table."""
+    """Batch and accumulation for every GPU of the guide's table."""
     stage = Stage(name="stage", n_negatives=n_negatives)
 
     batches = {memory: guide.largest_batch(built_in, stage, memory_gib=memory) for memory in GRID[n_negatives]}
@@ -38,7 +38,7 @@ def test_the_parts_of_its_formula(built_in: Workload, a100: GpuSpec) -> None:
 
 
 def test_it_recommends_a_batch_of_one_where_nothing_fits(built_in: Workload, a100: GpuSpec) -> None:
-    """Its mistake is kept: on a card of 2 GiB it says 1."""
+    """Its mistake is kept: on a GPU of 2 GiB it says 1."""
     assert guide.largest_batch(built_in, Stage(name="stage", n_negatives=24), memory_gib=2) == 1
 
 

@@ -16,7 +16,7 @@ from memplan.estimators.analytic.estimate import estimate
 from memplan.estimators.base import Estimator
 from memplan.estimators.rehearsal_cache import RehearsalCache
 from memplan.estimators.rehearsed import RehearsedEstimator, Step
-from memplan.hardware.catalog import card_of_size, find_card
+from memplan.hardware.catalog import find_gpu, gpu_of_size
 from memplan.hardware.gpu import GpuSpec
 from memplan.hardware.torch_install import TorchBuild
 from memplan.memory.estimate import MemoryEstimate, MemoryRange
@@ -77,8 +77,8 @@ def told(shared: tuple[RehearsedEstimator, Told], rehearsals: RehearsedEstimator
 
 def test_a_plan_recommends_what_was_run_and_the_next_size_does_not_fit(rehearsals: RehearsedEstimator, told: Told) -> None:
     """The largest micro-batch within the budget, in a handful of rehearsals: the search begins at the formulas' answer and learns."""
-    gpu = find_card("t4")
-    plan = make_plan(workload(), gpu, rehearsals, fills_card=True)
+    gpu = find_gpu("t4")
+    plan = make_plan(workload(), gpu, rehearsals, fills_gpu=True)
 
     sizes, size = told.sizes, plan.after.training.micro_batch_size
     fits = [plan.budget.fits(rehearsals(workload(micro_batch_size=tried), gpu, None).device_used) for tried in (size, size + 1)]
@@ -91,15 +91,15 @@ def test_a_plan_recommends_what_was_run_and_the_next_size_does_not_fit(rehearsal
 
 def test_accumulation_is_run_as_two_micro_batches(rehearsals: RehearsedEstimator, told: Told) -> None:
     """All that follow are like the second; the same step is run once."""
-    few, many = (rehearsals(workload(gradient_accumulation_steps=count, micro_batch_size=3), find_card("t4"), None) for count in (2, 64))
+    few, many = (rehearsals(workload(gradient_accumulation_steps=count, micro_batch_size=3), find_gpu("t4"), None) for count in (2, 64))
 
     assert few == many
     assert told.sizes == [3]
 
 
 def test_a_size_that_no_card_has_is_measured_all_the_same(rehearsals: RehearsedEstimator) -> None:
-    """The card has memory without end, so that there is a peak to compare; one of which only the size is known gets a kind."""
-    size = card_of_size(parse_size("2GiB"))
+    """The GPU has unlimited memory, so that there is a peak to compare; one of which only the size is known gets a kind."""
+    size = gpu_of_size(parse_size("2GiB"))
 
     seen = rehearsals(workload(micro_batch_size=256), size, None)
 
@@ -108,18 +108,18 @@ def test_a_size_that_no_card_has_is_measured_all_the_same(rehearsals: RehearsedE
 
 
 def test_the_formulas_are_near(rehearsals: RehearsedEstimator) -> None:
-    """Peak allocated, by formula and by rehearsal, on two cards: within 5%."""
+    """Peak allocated, by formula and by rehearsal, on two GPUs: within 5%."""
     for name in ("t4", "a100-80"):
-        formula, seen = (by(workload(micro_batch_size=32), find_card(name), None) for by in (estimate, rehearsals))
+        formula, seen = (by(workload(micro_batch_size=32), find_gpu(name), None) for by in (estimate, rehearsals))
         assert formula.peak_allocated_bytes == pytest.approx(seen.peak_allocated_bytes, rel=0.05)
 
 
 def test_what_was_run_is_kept_for_the_next_command(torch_build: TorchBuild, tmp_path: Path) -> None:
-    """The second is told of no rehearsal, and says the same, with the same trace; another card's kind is another rehearsal."""
+    """The second is told of no rehearsal, and says the same, with the same trace; another GPU's kind is another rehearsal."""
     told: list[str] = []
     small, seen = workload(micro_batch_size=2), []
-    for gpu in (find_card("t4"), find_card("t4"), find_card("a100-40")):
-        rehearsals = RehearsedEstimator(RehearsalCache(tmp_path), on_rehearsal=lambda step: told.append(step.card.name))
+    for gpu in (find_gpu("t4"), find_gpu("t4"), find_gpu("a100-40")):
+        rehearsals = RehearsedEstimator(RehearsalCache(tmp_path), on_rehearsal=lambda step: told.append(step.gpu.name))
         seen.append((rehearsals(small, gpu, None), rehearsals.trace(small, gpu, None)))
 
     assert told == ["Tesla T4", "NVIDIA A100-SXM4-40GB"]
@@ -129,7 +129,7 @@ def test_what_was_run_is_kept_for_the_next_command(torch_build: TorchBuild, tmp_
 
 def test_two_cards_of_one_kind_share_a_rehearsal_and_keep_their_names(rehearsals: RehearsedEstimator, told: Told) -> None:
     """An A100 with 40 GB and one with 80 have the same multiprocessors."""
-    names = [rehearsals(workload(micro_batch_size=5), find_card(name), None).card for name in ("a100-40", "a100-80")]
+    names = [rehearsals(workload(micro_batch_size=5), find_gpu(name), None).gpu_name for name in ("a100-40", "a100-80")]
 
     assert names == ["NVIDIA A100-SXM4-40GB", "NVIDIA A100-SXM4-80GB"]
     assert told.sizes == [5]
@@ -142,12 +142,12 @@ def test_another_environment_is_another_rehearsal(
     """What PyTorch and CUDA read from the environment is part of what a rehearsal depends on."""
     told: list[int] = []
     kept = RehearsalCache(tmp_path)
-    RehearsedEstimator(kept)(workload(micro_batch_size=1), find_card("t4"), None)
+    RehearsedEstimator(kept)(workload(micro_batch_size=1), find_gpu("t4"), None)
     workload_rehearsal._family.cache_clear()
     monkeypatch.setenv(variable, ":16:8" if variable.startswith("CUBLAS") else "0")
 
     RehearsedEstimator(kept, on_rehearsal=lambda step: told.append(step.micro_batch_size))(
-        workload(micro_batch_size=1), find_card("t4"), None
+        workload(micro_batch_size=1), find_gpu("t4"), None
     )
 
     workload_rehearsal._family.cache_clear()
@@ -156,7 +156,7 @@ def test_another_environment_is_another_rehearsal(
 
 def test_files_that_are_broken_are_made_anew(torch_build: TorchBuild, tmp_path: Path) -> None:
     """Cut off, or somebody else's: as if they were not there."""
-    small, gpu = workload(micro_batch_size=1), find_card("t4")
+    small, gpu = workload(micro_batch_size=1), find_gpu("t4")
     first = RehearsedEstimator(RehearsalCache(tmp_path))
     expected, trace = first(small, gpu, None), first.trace(small, gpu, None)
     for path in tmp_path.rglob("1/*"):
@@ -173,8 +173,8 @@ def test_a_cache_that_cannot_be_written_is_done_without(torch_build: TorchBuild,
     (tmp_path / "rehearsals").write_text("")
     rehearsals = RehearsedEstimator(RehearsalCache(tmp_path))
 
-    assert rehearsals(workload(micro_batch_size=1), find_card("t4"), None).fits
-    assert len(rehearsals.trace(workload(micro_batch_size=1), find_card("t4"), None).actions) > 1000
+    assert rehearsals(workload(micro_batch_size=1), find_gpu("t4"), None).fits
+    assert len(rehearsals.trace(workload(micro_batch_size=1), find_gpu("t4"), None).actions) > 1000
 
 
 def test_what_does_not_run_says_so(torch_build: TorchBuild) -> None:
@@ -183,12 +183,12 @@ def test_what_does_not_run_says_so(torch_build: TorchBuild) -> None:
     model = workload().model.model_copy(update={"huggingface_config": config})
 
     with pytest.raises(NotRehearsedError, match="does not run"):
-        RehearsedEstimator()(workload().model_copy(update={"model": model}), find_card("t4"), None)
+        RehearsedEstimator()(workload().model_copy(update={"model": model}), find_gpu("t4"), None)
 
 
 def test_a_step_is_tight_where_it_runs_by_giving_cached_memory_back(rehearsals: RehearsedEstimator) -> None:
-    """Just below its peak it goes on with a retry; the real allocator on such a card says the same."""
-    gpu, step = find_card("t4"), workload(micro_batch_size=32)
+    """Just below its peak it goes on with a retry; the real allocator on such a GPU says the same."""
+    gpu, step = find_gpu("t4"), workload(micro_batch_size=32)
     peak = rehearsals(step, gpu, None).peak_reserved_bytes
     squeezed = [rehearsals.replay_with_capacity(step, gpu, None, capacity_bytes=capacity) for capacity in (peak, peak - 4 * MIB, peak // 2)]
 
@@ -197,14 +197,14 @@ def test_a_step_is_tight_where_it_runs_by_giving_cached_memory_back(rehearsals: 
 
 def quick_bytes(rehearsals: RehearsedEstimator, size: int, card: str) -> int:
     """The quick estimate of a micro-batch."""
-    quick = rehearsals.quick_estimate(workload(micro_batch_size=size), find_card(card), None)
+    quick = rehearsals.quick_estimate(workload(micro_batch_size=size), find_gpu(card), None)
     assert quick is not None
     return quick.high_bytes
 
 
 def test_a_quick_estimate_learns_from_what_was_run(torch_build: TorchBuild) -> None:
-    """From the formulas' figure to the line through the two nearest sizes: within a percent; another card begins with what this one had."""
-    gpu, rehearsals = find_card("rtx4090"), RehearsedEstimator()
+    """From the formulas' figure to the line through the two nearest sizes: within a percent; another GPU begins with what this one had."""
+    gpu, rehearsals = find_gpu("rtx4090"), RehearsedEstimator()
     formula = quick_bytes(rehearsals, 48, "rtx4090")
     for size in (32, 64):
         rehearsals(workload(micro_batch_size=size), gpu, None)
@@ -239,7 +239,7 @@ def taking(gib: float) -> MemoryRange:
 
 def test_sizes_beyond_the_first_that_does_not_fit_are_tried(built_in: Workload) -> None:
     """33 to 36 do not fit and 37 to 39 do: for a target of 74 the plan is 37, and what it says of 39 and 40 is true."""
-    card = card_of_size(parse_size("21GiB"))
+    card = gpu_of_size(parse_size("21GiB"))
     estimator = Bumpy(lambda size: 20.5 if 33 <= size <= 36 else size / 2 if size < 33 else 19 if size < 40 else 21)
 
     plan = make_plan(built_in, card, estimator, target=74)
@@ -250,7 +250,7 @@ def test_sizes_beyond_the_first_that_does_not_fit_are_tried(built_in: Workload) 
 
 def test_a_smaller_size_that_does_not_fit_is_not_recommended(built_in: Workload) -> None:
     """Up to 20 fits, but for 16, which the rule would take for 64: it takes 8."""
-    card = card_of_size(parse_size("21GiB"))
+    card = gpu_of_size(parse_size("21GiB"))
 
     plan = make_plan(built_in, card, Bumpy(lambda size: 20.5 if size in (16, 21) else 10 if size < 21 else 30), target=64)
 
@@ -259,7 +259,7 @@ def test_a_smaller_size_that_does_not_fit_is_not_recommended(built_in: Workload)
 
 def test_a_plan_is_the_same_whatever_was_kept(torch_build: TorchBuild, tmp_path: Path) -> None:
     """One with an empty cache, and one with a cache that holds other sizes: the same plan, word for word."""
-    gpu, kept = find_card("t4"), RehearsalCache(tmp_path)
+    gpu, kept = find_gpu("t4"), RehearsalCache(tmp_path)
     for size in (7, 50, 51, 300):
         RehearsedEstimator(kept)(workload(micro_batch_size=size, gradient_accumulation_steps=2), gpu, None)
 
@@ -275,7 +275,7 @@ def test_a_missing_package_is_named_at_once(torch_build: TorchBuild) -> None:
     step = workload().model_copy(update={"optimizer": Optimizer(name="adam8bit")})
 
     with pytest.raises(NotRehearsedError, match="bitsandbytes, which is not installed"):
-        RehearsedEstimator()(step, find_card("t4"), None)
+        RehearsedEstimator()(step, find_gpu("t4"), None)
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
@@ -286,7 +286,7 @@ def test_a_contrastive_encoder_in_a_short_type_runs(torch_build: TorchBuild, bui
     small = built_in.model_copy(update={"model": built_in.model.model_copy(update={"encoder": encoder})})
     step = small.with_training(precision=precision, micro_batch_size=1, sequence_length=64)
 
-    assert RehearsedEstimator()(step, find_card("a100-40"), step.stages[0]).fits
+    assert RehearsedEstimator()(step, find_gpu("a100-40"), step.stages[0]).fits
 
 
 @pytest.fixture
@@ -307,13 +307,13 @@ def test_auto_rehearses_where_it_can(run_memplan: Run, torch_build: TorchBuild, 
 
 
 def test_auto_takes_the_formulas_elsewhere_and_says_why(run_memplan: Run, tmp_path: Path, small_workload: Path) -> None:
-    """Without a compiler there is no stand-in device; without PyTorch for CUDA no rehearsal."""
+    """Without a compiler there is no simulated GPU; without PyTorch for CUDA no rehearsal."""
     arguments = ["--gpu", "t4", "--config-path", small_workload]
     result = run_memplan(*arguments, MEMPLAN_METHOD="auto", XDG_CACHE_HOME=str(tmp_path / "cache"), PATH="", CC="")
 
     assert result.returncode == 0, result.stderr
     assert "analytic" in result.stdout
-    assert "by formulas, since nothing was rehearsed: there is no C compiler" in " ".join(result.stdout.split())
+    assert "by formulas, since nothing was rehearsed: no C compiler" in " ".join(result.stdout.split())
 
 
 def test_the_command_says_how_it_found_out(run_memplan: Run, torch_build: TorchBuild, small_workload: Path) -> None:
@@ -322,7 +322,7 @@ def test_the_command_says_how_it_found_out(run_memplan: Run, torch_build: TorchB
 
     result, answer, wrong = (run_memplan(*arguments, *more) for more in ([], ["--format", "json"], ["--method", "analytic"]))
 
-    assert "rehearsed: the real PyTorch ran the step on a stand-in card" in result.stdout
+    assert "rehearsed: real PyTorch on a simulated GPU" in result.stdout
     assert "the step was rehearsed" in result.stdout
     plan = json.loads(answer.stdout)
     assert (plan["method"], plan["fits"], plan["effective_batch_size"]) == ("rehearsed", True, 64)

@@ -10,7 +10,7 @@ import pytest
 
 from memplan.errors import MissingError
 from memplan.execution.rehearsal import Rehearsal
-from memplan.hardware.catalog import find_card
+from memplan.hardware.catalog import find_gpu
 from tests.conftest import RehearserOf, SharedRehearser
 
 STEPS = Path(__file__).parents[1] / "child" / "findings_steps.py"
@@ -30,7 +30,7 @@ def run(rehearser: SharedRehearser) -> Run:
     """Rehearse a program by its name."""
 
     def rehearse(name: str, *, steps: int | None = None, **values: object) -> Rehearsal:
-        return rehearser.rehearse(gpu=find_card("t4"), values={"name": name, **values}, steps=steps, checks_tensor_types=True)
+        return rehearser.rehearse(gpu=find_gpu("t4"), values={"name": name, **values}, steps=steps, checks_tensor_types=True)
 
     return rehearse
 
@@ -183,8 +183,8 @@ def test_the_phase_of_the_peak_is_told(run: Run, name: str, values: dict[str, ob
 
 
 def test_memory_that_runs_out_in_the_first_step_has_categories_too(rehearser: SharedRehearser) -> None:
-    """4 MiB of weights lie there when the forward asks for more than the card has."""
-    card = find_card("t4").model_copy(update={"total_memory_bytes": 64 * MIB})
+    """4 MiB of weights lie there when the forward asks for more than the GPU has."""
+    card = find_gpu("t4").model_copy(update={"total_memory_bytes": 64 * MIB})
 
     seen = rehearser.rehearse(
         gpu=card, values={"name": "with_optimizer", "optimizer": "SGD", "batch": 2**16}, context_bytes=0, checks_tensor_types=True
@@ -235,7 +235,7 @@ def test_many_steps_are_recorded_to_their_end(run: Run) -> None:
 
 def test_what_the_closer_look_asks_of_the_allocator_counts_for_nothing(rehearser: SharedRehearser) -> None:
     """48 MiB beside 24 MiB of cache do not fit into 64: a retry, of a step that is not the program's."""
-    card = find_card("t4").model_copy(update={"total_memory_bytes": 64 * MIB})
+    card = find_gpu("t4").model_copy(update={"total_memory_bytes": 64 * MIB})
 
     seen = rehearser.rehearse(gpu=card, values={"name": "larger_when_types_are_checked"}, context_bytes=0, checks_tensor_types=True)
 

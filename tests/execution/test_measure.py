@@ -1,4 +1,4 @@
-"""Steps that are run on a card, here the stand-in device as the machine's own, with its NVML."""
+"""Steps that are run on a GPU, here the simulated GPU as the machine's own, with its NVML."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from memplan.estimators.calibration import calibrated, keep_calibration
 from memplan.execution.measure import Measurer
 from memplan.execution.measurement import Measurement, compare, contradiction
 from memplan.execution.step_source import StepSource
-from memplan.hardware.catalog import find_card
+from memplan.hardware.catalog import find_gpu
 from memplan.hardware.gpu import GpuSpec
 from memplan.hardware.torch_install import TorchBuild
 from memplan.memory.budget import MemoryBudget
@@ -29,8 +29,8 @@ MIB = 2**20
 
 
 def here(name: str, number: int = 0) -> GpuSpec:
-    """A card as it is found on the machine."""
-    return find_card(name).model_copy(update={"uuid": uuid_of(number), "driver_version": "580.95.05 (CUDA 13.0)"})
+    """A GPU as it is found on the machine."""
+    return find_gpu(name).model_copy(update={"uuid": uuid_of(number), "driver_version": "580.95.05 (CUDA 13.0)"})
 
 
 def measure(
@@ -44,22 +44,22 @@ def measure(
 
 
 def test_a_measurement_is_what_a_rehearsal_says(torch_build: TorchBuild, driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same program on the same kind of card: each peak of each step, each category but the context, which nobody knew."""
+    """The same program on the same kind of GPU: each peak of each step, each category but the context, which nobody knew."""
     seen = measure(monkeypatch, machine(torch_build, driver, "t4"), here("t4"))
     rehearsed = rehearse(f"{STEPS}:mlp", gpu="t4")
 
     differing = {row.name for row in compare(rehearsed, seen) if row.difference_bytes}
-    assert (seen.method, seen.steps, seen.card) == ("measured", rehearsed.steps, "Tesla T4")
+    assert (seen.method, seen.steps, seen.gpu_name) == ("measured", rehearsed.steps, "Tesla T4")
     assert differing <= {"CUDA context"}
 
 
 def test_another_program_on_the_card_is_not_counted(torch_build: TorchBuild, driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A card of which somebody holds two GiB; it runs on the second of two unlike cards, which it sees alone."""
+    """A GPU of which somebody holds two GiB; it runs on the second of two unlike GPUs, which it sees alone."""
     environment = machine(torch_build, driver, "a100-80", "t4", busy={1: 2 * GIB})
 
     seen = measure(monkeypatch, environment, here("t4", 1))
 
-    assert seen.card == "Tesla T4"
+    assert seen.gpu_name == "Tesla T4"
     # the usual context where this process's NVML answers for another machine
     assert seen.breakdown.cuda_context_bytes in (REAL_CONTEXT_BYTES, CONTEXT_BYTES)
 
@@ -120,14 +120,14 @@ def test_the_drivers_figures_are_those_of_the_process(torch_build: TorchBuild, d
 
 
 def test_what_was_learnt_is_kept_by_card_driver_and_pytorch(tmp_path: Path) -> None:
-    """Another driver, another PyTorch or another card knows nothing of it; nor does a card that is not of this machine."""
+    """Another driver, another PyTorch or another GPU knows nothing of it; nor does a GPU that is not of this machine."""
     gpu = here("t4")
     seen = Measurement.model_construct(fits=True, torch="2.13.0+cu130", context_bytes=300 * MIB, libraries_bytes=20 * MIB)
 
     assert keep_calibration(gpu, [seen], tmp_path)
 
     assert calibrated(gpu, "2.13.0+cu130", tmp_path).context_bytes == 320 * MIB
-    others = [gpu.model_copy(update={"driver_version": "590.1"}), here("a100-80"), find_card("t4")]
+    others = [gpu.model_copy(update={"driver_version": "590.1"}), here("a100-80"), find_gpu("t4")]
     assert [calibrated(other, "2.13.0+cu130", tmp_path).context_bytes for other in others] == [None, None, None]
     assert calibrated(gpu, "2.14.0+cu130", tmp_path).context_bytes is None
 

@@ -1,4 +1,4 @@
-"""Rehearsals of our own steps and of the recorded programs, on the stand-in device, in real processes."""
+"""Rehearsals of our own steps and of the recorded programs, on the simulated GPU, in real processes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from memplan.api.rehearsals import rehearse
 from memplan.errors import MissingError, UsageError
-from memplan.hardware.catalog import find_card
+from memplan.hardware.catalog import find_gpu
 from memplan.hardware.gpu import GpuSpec
 from memplan.hardware.torch_install import TorchBuild
 from memplan.memory.cuda_context import CONTEXT_BYTES
@@ -31,11 +31,11 @@ def name_of(recording: Path) -> str:
 
 
 def card(memory_bytes: int, name: str = "t4") -> GpuSpec:
-    return find_card(name).model_copy(update={"total_memory_bytes": memory_bytes})
+    return find_gpu(name).model_copy(update={"total_memory_bytes": memory_bytes})
 
 
 RUN_ALWAYS = ("contrastive-rtx6000", "gpt2-bf16-a100", "gpt2-expandable-t4", "gpt2-oom-t4", "mlp-t4", "resnet-t4")
-"""One of each workload, a card that is too small, and other settings; the rest takes a minute: `make heavy`."""
+"""One of each workload, a GPU that is too small, and other settings; the rest takes a minute: `make heavy`."""
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,7 @@ RUN_ALWAYS = ("contrastive-rtx6000", "gpt2-bf16-a100", "gpt2-expandable-t4", "gp
 )
 def test_every_recording_is_reproduced(torch_build: TorchBuild, rehearser_of: RehearserOf, path: Path) -> None:
     """
-    Same workload, same PyTorch, same card: the peaks of each step, retries and failure are equal, to the byte.
+    Same workload, same PyTorch, same GPU: the peaks of each step, retries and failure are equal, to the byte.
 
     Rehearsed without what the recorder had turned off.
     """
@@ -74,12 +74,12 @@ def test_every_recording_is_reproduced(torch_build: TorchBuild, rehearser_of: Re
 
 @pytest.mark.parametrize("name", ["t4", "a100-40", "a100-80", "h100", "h200", "rtx4090"])
 def test_categories_are_those_of_the_program(rehearser_of: RehearserOf, name: str) -> None:
-    """On six cards: 16 MiB of weights, as much of gradients, twice that of Adam's moments, and the context beside them."""
+    """On six GPUs: 16 MiB of weights, as much of gradients, twice that of Adam's moments, and the context beside them."""
     seen = rehearser_of(f"{STEPS}:mlp").rehearse(gpu=name, checks_tensor_types=True)
 
     breakdown = seen.breakdown
     assert (breakdown.parameters_bytes, breakdown.gradients_bytes, breakdown.optimizer_state_bytes) == (16 * MIB, 16 * MIB, 32 * MIB)
-    assert seen.card == find_card(name).name
+    assert seen.gpu_name == find_gpu(name).name
     assert seen.fits
     assert not seen.grows
     assert seen.device_used_bytes == seen.peak_reserved_bytes + CONTEXT_BYTES
@@ -88,7 +88,7 @@ def test_categories_are_those_of_the_program(rehearser_of: RehearserOf, name: st
 
 def test_two_rehearsals_see_the_same(torch_build: TorchBuild) -> None:
     """Nothing random decides an allocation."""
-    assert rehearse(f"{STEPS}:mlp", gpu=find_card("t4")) == rehearse(f"{STEPS}:mlp", gpu=find_card("t4"))
+    assert rehearse(f"{STEPS}:mlp", gpu=find_gpu("t4")) == rehearse(f"{STEPS}:mlp", gpu=find_gpu("t4"))
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ def test_values_that_went_to_the_device_come_back_until_a_kernel_ran(rehearser_o
 
 
 def test_nvml_tells_the_same_card(rehearser_of: RehearserOf) -> None:
-    """nvidia-ml-py sees the card's name, its total, and what the program holds."""
+    """nvidia-ml-py sees the GPU's name, its total, and what the program holds."""
     assert rehearser_of(f"{STEPS}:asks_nvml").rehearse(gpu="h200", steps=1).fits
 
 
@@ -149,7 +149,7 @@ def test_a_program_that_fails_leaves_its_last_words(rehearser_of: RehearserOf, f
 def test_a_program_that_hangs_is_ended(torch_build: TorchBuild) -> None:
     """After the time that it was given."""
     with pytest.raises(UsageError, match="did not end within 15 seconds"):
-        rehearse(f"{STEPS}:hangs", gpu=find_card("t4"), timeout_seconds=15)
+        rehearse(f"{STEPS}:hangs", gpu=find_gpu("t4"), timeout_seconds=15)
 
 
 def test_what_is_not_served_is_named_and_gives_no_number(rehearser_of: RehearserOf) -> None:

@@ -1,4 +1,4 @@
-"""Whole scripts on the stand-in device: Python runs them as ever, and what they did to memory is told at the end."""
+"""Whole scripts on the simulated GPU: Python runs them as ever, and what they did to memory is told at the end."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from memplan.api.rehearsals import rehearse
 from memplan.errors import NothingSeenError, UsageError
 from memplan.execution.rehearsal import Rehearsal
 from memplan.execution.rehearse_script import rehearse_script
-from memplan.hardware.catalog import find_card
+from memplan.hardware.catalog import find_gpu
 from memplan.hardware.torch_install import TorchBuild
 from tests.standin.conftest import torch_build
 
@@ -62,7 +62,7 @@ def script(torch_build: TorchBuild, tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
     def run(text: str, *arguments: str, steps: int | None = None, timeout_seconds: float | None = 100) -> Rehearsal:
         (tmp_path / "train.py").write_text(text)
-        return rehearse_script(["train.py", *arguments], gpu=find_card("t4"), steps=steps, timeout_seconds=timeout_seconds)
+        return rehearse_script(["train.py", *arguments], gpu=find_gpu("t4"), steps=steps, timeout_seconds=timeout_seconds)
 
     return run
 
@@ -185,7 +185,7 @@ def test_nothing_seen_is_exit_code_3_with_a_reason(torch_build: TorchBuild, tmp_
     assert "never used the GPU" in result.stderr
     if output_format == "json":
         answer = json.loads(result.stdout)
-        assert (answer["fits"], answer["exit_code"], answer["card"]) == (None, 0, "Tesla T4")
+        assert (answer["fits"], answer["exit_code"], answer["gpu_name"]) == (None, 0, "Tesla T4")
         assert "never used the GPU" in answer["error"]
 
 
@@ -400,7 +400,7 @@ def test_an_error_that_is_not_caught_ends_the_script(script: Script) -> None:
 
 
 def test_settings_that_a_script_makes_before_it_imports_torch_hold(script: Script, capfd: pytest.CaptureFixture[str]) -> None:
-    """Those of the allocator; the card is the one that was asked for, whichever it chooses."""
+    """Those of the allocator; the GPU is the one that was asked for, whichever it chooses."""
     settings = """
 import os
 os.environ |= {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True", "CUDA_VISIBLE_DEVICES": "3"}

@@ -16,7 +16,7 @@ from memplan.api.rehearsals import rehearse
 from memplan.errors import MissingError, UsageError
 from memplan.execution.rehearse import Rehearser
 from memplan.execution.step_source import StepSource, step_source_from, step_source_of
-from memplan.hardware.catalog import find_card
+from memplan.hardware.catalog import find_gpu
 from memplan.hardware.torch_install import TorchBuild
 from tests.child import odd_steps
 from tests.standin.conftest import torch_build
@@ -116,7 +116,7 @@ def test_a_file_that_cannot_be_forked_is_loaded_for_each_rehearsal(torch_build: 
     (tmp_path / "train.py").write_text(head + BUILD)
 
     with Rehearser(step_source_from(f"{tmp_path}/train.py:build")) as rehearser:
-        peaks = [rehearser.rehearse(gpu=find_card("t4"), values={"batch": batch}).peak_allocated_bytes for batch in (1, 2)]
+        peaks = [rehearser.rehearse(gpu=find_gpu("t4"), values={"batch": batch}).peak_allocated_bytes for batch in (1, 2)]
 
     assert peaks == [MIB + beside, 2 * MIB + beside]
 
@@ -159,22 +159,22 @@ def odd(torch_build: TorchBuild, tmp_path_factory: pytest.TempPathFactory) -> It
 def test_a_step_that_fails_says_how(odd: Rehearser, name: str, values: dict[str, Any], problem: str) -> None:
     """And the next rehearsal is as good as the first."""
     with pytest.raises(UsageError, match=problem):
-        odd.rehearse(gpu=find_card("t4"), values={"name": name, **values})
+        odd.rehearse(gpu=find_gpu("t4"), values={"name": name, **values})
 
-    assert odd.rehearse(gpu=find_card("t4"), values={"name": "allocates", "batch": 2}).peak_allocated_bytes == 2 * MIB
+    assert odd.rehearse(gpu=find_gpu("t4"), values={"name": "allocates", "batch": 2}).peak_allocated_bytes == 2 * MIB
 
 
 @pytest.mark.parametrize("name", ["instance", "closes_its_output"])
 def test_a_step_of_an_odd_kind_is_served(odd: Rehearser, name: str) -> None:
     """An object that is called as a function is; a program that has closed its outputs."""
-    assert odd.rehearse(gpu=find_card("t4"), values={"name": name}).peak_allocated_bytes >= MIB
+    assert odd.rehearse(gpu=find_gpu("t4"), values={"name": name}).peak_allocated_bytes >= MIB
 
 
 @pytest.mark.parametrize("name", ["prints_without_end", "hangs_deaf"])
 def test_a_step_that_does_not_end_is_ended(odd: Rehearser, name: str) -> None:
     """Whether it says much or nothing; the next rehearsal starts anew."""
     with pytest.raises(UsageError, match="did not end within 8 seconds") as caught:
-        odd.rehearse(gpu=find_card("t4"), values={"name": name}, timeout_seconds=8)
+        odd.rehearse(gpu=find_gpu("t4"), values={"name": name}, timeout_seconds=8)
 
     assert len(caught.value.message) < 20_000
     assert ("again again" in caught.value.message) == (name == "prints_without_end")

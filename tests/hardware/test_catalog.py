@@ -1,4 +1,4 @@
-"""The catalogue's facts, and which card a name or a size means."""
+"""The catalogue's facts, and which GPU a name or a size means."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memplan.errors import UsageError
-from memplan.hardware.catalog import CatalogCard, card_of_size, cards, find_card
+from memplan.hardware.catalog import CatalogGpu, catalog_gpus, find_gpu, gpu_of_size
 from memplan.units import format_bytes, parse_size
 from tests.conftest import SHARED, skip_without
 
 MIB, GIB = 2**20, 2**30
 
-ANY_CARD = st.sampled_from(cards())
+ANY_CARD = st.sampled_from(catalog_gpus())
 
 
-def by_short_name(name: str) -> CatalogCard:
-    return next(card for card in cards() if name in card.short_names)
+def by_short_name(name: str) -> CatalogGpu:
+    return next(card for card in catalog_gpus() if name in card.short_names)
 
 
 def squeezed(name: str) -> str:
@@ -34,9 +34,9 @@ def squeezed(name: str) -> str:
 
 def test_the_catalogue_knows_the_cards_that_people_have():
     """Those that the design names, in a list that is worth searching."""
-    known = {name for card in cards() for name in card.short_names}
+    known = {name for card in catalog_gpus() for name in card.short_names}
 
-    assert len(cards()) >= 45
+    assert len(catalog_gpus()) >= 45
     assert {"t4", "a100-40", "a100-80", "h100", "h200", "rtx4090", "rtx6000"} <= known
 
 
@@ -67,24 +67,24 @@ def test_a_card_is_as_its_logs_show_it(short_name, name, box, nvml_mib, torch_mi
 
 def test_a_t4_offers_what_the_design_says():
     """15835660288 B: DESIGN section 9, and a T4's `get_device_properties`."""
-    assert find_card("t4").total_memory_bytes == 15_835_660_288
+    assert find_gpu("t4").total_memory_bytes == 15_835_660_288
 
 
 def test_the_spark_shares_its_memory_with_the_host():
     """GB10: nvidia-smi shows no memory, programs have the host's: MemTotal 127600748 kB (nvitop issue 208)."""
-    unified = [card for card in cards() if card.spec.unified_memory]
+    unified = [card for card in catalog_gpus() if card.spec.unified_memory]
 
     assert [card.spec.name for card in unified] == ["NVIDIA GB10"]
     assert unified[0].spec.total_memory_bytes == 127_600_748 * 1024
     assert unified[0].nvml_total_bytes is None
 
 
-# How the table of the logs writes the second card of a row.
+# How the table of the logs writes the second GPU of a row.
 SECOND_CARDS = {"PCIE-40GB": "a100-40-pcie", "80GB PCIe": "a100-80-pcie"}
 
 
 def test_the_catalogue_agrees_with_the_table_of_the_logs():
-    """Every row is a card here, with its size on the box, its NVML total and a torch total that was seen."""
+    """Every row is a GPU here, with its size on the box, its NVML total and a torch total that was seen."""
     table = SHARED / "gpu_memory.csv"
     skip_without(table)
     rows = list(csv.DictReader(line for line in table.read_text(encoding="utf-8").splitlines() if not line.startswith("#")))
@@ -96,10 +96,10 @@ def test_the_catalogue_agrees_with_the_table_of_the_logs():
 
 
 def flaws_against(row: dict[str, str], name: str) -> list[str]:
-    spec = find_card(SECOND_CARDS.get(name, name))
-    card = next(card for card in cards() if card.spec == spec)
+    spec = find_gpu(SECOND_CARDS.get(name, name))
+    card = next(card for card in catalog_gpus() if card.spec == spec)
     totals = [int(total) for total in re.findall(r"\d+", row["nvml_total_mib"])]
-    # With ECC off the card offers more than with it on, as the catalogue has it: no figure to hold it to.
+    # With ECC off the GPU offers more than with it on, as the catalogue has it: no figure to hold it to.
     seen = (
         [int(total) for total in re.findall(r"\b\d{4,6}\b", row["torch_total_mib_seen"])]
         if "ECC off" not in row["torch_total_mib_seen"]
@@ -118,7 +118,7 @@ def flaws_against(row: dict[str, str], name: str) -> list[str]:
 
 
 @given(ANY_CARD)
-def test_no_card_offers_more_than_it_has(card: CatalogCard):
+def test_no_card_offers_more_than_it_has(card: CatalogGpu):
     """Programs get 97 % or more of what NVML shows, never more; each figure names its source."""
     of_nvml = card.spec.total_memory_bytes / (card.nvml_total_bytes or card.spec.total_memory_bytes)
 
@@ -129,9 +129,9 @@ def test_no_card_offers_more_than_it_has(card: CatalogCard):
     assert card.spec.others_used_bytes == 0
 
 
-@given(st.sampled_from([card for card in cards() if card.is_mig]))
-def test_an_instance_is_a_part_of_its_card(instance: CatalogCard):
-    """No more memory and multiprocessors than the card has that its name starts with, and its capability."""
+@given(st.sampled_from([card for card in catalog_gpus() if card.is_mig]))
+def test_an_instance_is_a_part_of_its_card(instance: CatalogGpu):
+    """No more memory and multiprocessors than the GPU has that its name starts with, and its capability."""
     card, profile = instance.short_names[0].split(":")
     whole = by_short_name(card).spec
 
@@ -146,19 +146,19 @@ def test_an_instance_is_a_part_of_its_card(instance: CatalogCard):
 
 def test_no_name_stands_for_two_cards():
     """Short names and driver's names, however they are spaced."""
-    names = Counter(name for card in cards() for name in {squeezed(name) for name in (*card.short_names, card.spec.name)})
+    names = Counter(name for card in catalog_gpus() for name in {squeezed(name) for name in (*card.short_names, card.spec.name)})
 
     assert [name for name, count in names.items() if count > 1] == []
 
 
 @given(ANY_CARD, st.data())
-def test_every_card_answers_to_all_of_its_names(card: CatalogCard, data: st.DataObject):
+def test_every_card_answers_to_all_of_its_names(card: CatalogGpu, data: st.DataObject):
     """Short or the driver's, in any case, with dashes, blanks or nothing between the words."""
     name = data.draw(st.sampled_from([*card.short_names, card.spec.name]), label="name")
     space = data.draw(st.sampled_from(["-", " ", "_", ""]), label="space")
     case = data.draw(st.sampled_from([str.lower, str.upper, str]), label="case")
 
-    assert find_card(case(re.sub(r"[ -]", space, name))) == card.spec
+    assert find_gpu(case(re.sub(r"[ -]", space, name))) == card.spec
 
 
 @pytest.mark.parametrize(
@@ -192,8 +192,8 @@ def test_every_card_answers_to_all_of_its_names(card: CatalogCard, data: st.Data
     ],
 )
 def test_a_card_is_found_by_what_people_call_it(typed: str, name: str):
-    """A loose name is enough as long as it means one card."""
-    assert find_card(typed).name == name
+    """A loose name is enough as long as it means one GPU."""
+    assert find_gpu(typed).name == name
 
 
 @pytest.mark.parametrize(
@@ -207,18 +207,16 @@ def test_a_card_is_found_by_what_people_call_it(typed: str, name: str):
     ],
 )
 def test_a_name_that_means_several_cards_is_refused_with_them(typed: str, candidates: list[str]):
-    """Their memory differs, and no card is likelier than the others."""
+    """Their memory differs, and no GPU is likelier than the others."""
     with pytest.raises(UsageError, match=f"{re.escape(repr(typed))} could be \\d+ GPUs") as refused:
-        find_card(typed)
+        find_gpu(typed)
 
     assert set(candidates) <= set(re.split(r"[ ,]+", refused.value.hint or ""))
 
 
 def test_cards_that_differ_in_their_plug_only_are_one():
     """Both A100s with 40 GB have the same memory, capability and multiprocessors: either plans alike."""
-    assert (
-        find_card("a100 40GB").total_memory_bytes == find_card("a100-40-pcie").total_memory_bytes == find_card("a100-40").total_memory_bytes
-    )
+    assert find_gpu("a100 40GB").total_memory_bytes == find_gpu("a100-40-pcie").total_memory_bytes == find_gpu("a100-40").total_memory_bytes
 
 
 @pytest.mark.parametrize(
@@ -226,9 +224,9 @@ def test_cards_that_differ_in_their_plug_only_are_one():
     [("rtx4091", "rtx4090"), ("H10", "h100"), ("rtx 3080 12GB", "rtx3080"), ("a100-90", "a100-80"), ("h100:1g.5gb", "h100:1g.20gb")],
 )
 def test_an_unknown_card_is_refused_with_what_is_near(typed: str, suggestion: str):
-    """Another card is never taken for it: an RTX 3080 with 12 GB is not the one with 10."""
+    """Another GPU is never taken for it: an RTX 3080 with 12 GB is not the one with 10."""
     with pytest.raises(UsageError, match="unknown GPU") as refused:
-        find_card(typed)
+        find_gpu(typed)
 
     assert suggestion in (refused.value.hint or "")
 
@@ -237,7 +235,7 @@ def test_an_unknown_card_is_refused_with_what_is_near(typed: str, suggestion: st
 def test_what_is_no_name_is_refused_with_the_list(typed: str):
     """Nothing is near; the hint says where the names are."""
     with pytest.raises(UsageError, match="unknown GPU") as refused:
-        find_card(typed)
+        find_gpu(typed)
 
     assert "`memplan.gpus()`" in (refused.value.hint or "")
 
@@ -246,7 +244,7 @@ def test_what_is_no_name_is_refused_with_the_list(typed: str):
 def test_any_text_is_a_card_or_refused(typed: str):
     """Nothing that can be typed is a traceback."""
     with contextlib.suppress(UsageError):
-        assert find_card(typed) in [card.spec for card in cards()]
+        assert find_gpu(typed) in [card.spec for card in catalog_gpus()]
 
 
 # A size
@@ -254,7 +252,7 @@ def test_any_text_is_a_card_or_refused(typed: str):
 
 def test_24_gb_is_the_least_of_the_cards_sold_with_it():
     """An L4 offers 22563 MiB, an A30 and a TITAN RTX more than a GiB more; a plan for "24" has to fit on all."""
-    card = card_of_size(parse_size("24"))
+    card = gpu_of_size(parse_size("24"))
 
     assert card.total_memory_bytes // MIB == 22563
     assert card.marketing_gb == 24
@@ -262,12 +260,12 @@ def test_24_gb_is_the_least_of_the_cards_sold_with_it():
         assert end in card.origin
 
 
-@pytest.mark.parametrize("marketing_gb", sorted({card.spec.marketing_gb for card in cards() if card.spec.marketing_gb}))
+@pytest.mark.parametrize("marketing_gb", sorted({card.spec.marketing_gb for card in catalog_gpus() if card.spec.marketing_gb}))
 def test_a_size_on_the_box_fits_every_card_sold_with_it(marketing_gb: int):
     """The least of them, and never more than the box says."""
-    sold = [card.spec.total_memory_bytes for card in cards() if card.spec.marketing_gb == marketing_gb]
+    sold = [card.spec.total_memory_bytes for card in catalog_gpus() if card.spec.marketing_gb == marketing_gb]
 
-    planned = card_of_size(parse_size(str(marketing_gb)))
+    planned = gpu_of_size(parse_size(str(marketing_gb)))
 
     assert planned.total_memory_bytes == min(sold) < marketing_gb * GIB
     assert ("planned for the smallest" in planned.origin) == (min(sold) != max(sold))
@@ -275,14 +273,14 @@ def test_a_size_on_the_box_fits_every_card_sold_with_it(marketing_gb: int):
 
 @pytest.mark.parametrize(("typed", "name"), [("16", "t4"), ("8", "rtx4060"), ("80", "h800"), ("141", "h200"), ("40", "a100-40")])
 def test_the_sizes_people_type_are_cards(typed: str, name: str):
-    """The least of the 16 GB cards is the T4, of the 80 GB cards the H800."""
-    assert card_of_size(parse_size(typed)).total_memory_bytes == find_card(name).total_memory_bytes
+    """The least of the 16 GB GPUs is the T4, of the 80 GB GPUs the H800."""
+    assert gpu_of_size(parse_size(typed)).total_memory_bytes == find_gpu(name).total_memory_bytes
 
 
 @pytest.mark.parametrize("typed", ["24GiB", "24000MB", "15835660288B", "23.5 GiB", "24.5"])
 def test_an_exact_size_is_taken_to_the_byte(typed: str):
     """Whoever writes a binary unit, or a fraction, has measured."""
-    card, size = card_of_size(parse_size(typed)), parse_size(typed)
+    card, size = gpu_of_size(parse_size(typed)), parse_size(typed)
 
     assert (card.total_memory_bytes, card.marketing_gb, card.origin) == (size.size_bytes, None, "as typed")
     assert format_bytes(size.size_bytes) in card.name
@@ -291,7 +289,7 @@ def test_an_exact_size_is_taken_to_the_byte(typed: str):
 @pytest.mark.parametrize("typed", ["23", "1000"])
 def test_a_size_that_no_card_is_sold_with_is_taken_as_typed(typed: str):
     """And says so, since it may be a slip for the size on a box."""
-    card = card_of_size(parse_size(typed))
+    card = gpu_of_size(parse_size(typed))
 
     assert card.total_memory_bytes == float(typed) * GIB
     assert "no GPU of the catalogue is sold with that size" in card.origin
@@ -300,11 +298,11 @@ def test_a_size_that_no_card_is_sold_with_is_taken_as_typed(typed: str):
 @pytest.mark.parametrize("typed", ["24GB", "24G", "24 gb"])
 def test_gigabytes_are_the_size_on_the_box_too(typed: str):
     """People type what stands there."""
-    assert card_of_size(parse_size(typed)) == card_of_size(parse_size("24"))
+    assert gpu_of_size(parse_size(typed)) == gpu_of_size(parse_size("24"))
 
 
 def test_a_size_says_nothing_of_the_kind_of_card():
-    """Capability and multiprocessors differ between cards of one size."""
-    card = card_of_size(parse_size("24"))
+    """Capability and multiprocessors differ between GPUs of one size."""
+    card = gpu_of_size(parse_size("24"))
 
     assert (card.compute_capability, card.multiprocessors) == (None, None)

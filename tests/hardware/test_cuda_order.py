@@ -1,4 +1,4 @@
-"""CUDA's own numbering, asked of the stand-in device's driver."""
+"""CUDA's own numbering, asked of the simulated GPU's driver."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_only_visible_cards_are_counted(torch_build, driver: Driver):
 
 
 def test_a_driver_that_does_not_answer_is_none(torch_build, driver: Driver, tmp_path):
-    """No card to see, and no driver at all."""
+    """No GPU to see, and no driver at all."""
     environment = os.environ | machine(torch_build, driver, "t4", "a100-80")
 
     assert cuda_uuids(environment | {"CUDA_VISIBLE_DEVICES": ""}) is None

@@ -1,4 +1,4 @@
-"""This machine's GPUs as cards to plan for."""
+"""This machine's GPUs as GPUs to plan for."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from memplan.hardware.catalog import find_card
+from memplan.hardware.catalog import find_gpu
 from memplan.hardware.detect import spec_of, visible_devices
 from memplan.hardware.nvml import NvmlDevice, NvmlMachine
 from memplan.hardware.torch_install import TorchBuild
@@ -25,15 +25,15 @@ def test_a_card_of_the_catalogue_offers_what_the_catalogue_says(driver: Driver):
     (card,) = driver.see(T4).gpus
 
     uuid = "GPU-7474aaaa-1111-2222-3333-444455556666"
-    assert card == find_card("t4").model_copy(update={"origin": "found on this machine", "uuid": uuid})
+    assert card == find_gpu("t4").model_copy(update={"origin": "found on this machine", "uuid": uuid})
 
 
 def test_what_others_hold_is_not_free(driver: Driver):
-    """Five GiB of somebody else's, on a card that offers 81153.75 MiB."""
+    """Five GiB of somebody else's, on a GPU that offers 81153.75 MiB."""
     (card,) = driver.see(A100.replace("5920 0", f"5920 {5 * GIB}")).gpus
 
     assert card.others_used_bytes == 5 * GIB
-    assert card.free_memory_bytes == find_card("a100-80").total_memory_bytes - 5 * GIB
+    assert card.free_memory_bytes == find_gpu("a100-80").total_memory_bytes - 5 * GIB
     assert "5.00 GiB in use by others now" in card.origin
 
 
@@ -54,7 +54,7 @@ def test_two_unlike_cards_are_two_cards(driver: Driver):
 
 def test_a_card_cut_into_instances_is_its_instances(driver: Driver):
     """No program can have the whole of it; an instance offers what NVML or the catalogue tells, whichever is less."""
-    seen = driver.see(MIG + T4)  # a card that is not cut counts first
+    seen = driver.see(MIG + T4)  # a GPU that is not cut counts first
 
     assert [card.name for card in seen.gpus] == ["Tesla T4", "NVIDIA A100-SXM4-80GB MIG 3g.40gb", "NVIDIA A100-SXM4-80GB MIG 1g.10gb"]
     assert [(card.multiprocessors, card.compute_capability) for card in seen.gpus] == [(40, (7, 5)), (42, (8, 0)), (14, (8, 0))]
@@ -66,7 +66,7 @@ def test_wsl_is_planned_as_any_machine(driver: Driver):
     """The second memory call answers 999 there; the first one's figures do."""
     (card,) = driver.see(f"refuse nvmlDeviceGetMemoryInfo_v2 999\n{T4}").gpus
 
-    assert card.total_memory_bytes == find_card("t4").total_memory_bytes
+    assert card.total_memory_bytes == find_gpu("t4").total_memory_bytes
     assert not card.unified_memory
 
 
@@ -83,7 +83,7 @@ def test_a_card_is_planned_for_whatever_one_call_refuses(driver: Driver, code: i
 
 
 def test_a_card_without_a_name_is_its_number(driver: Driver):
-    """The second card, refused its name."""
+    """The second GPU, refused its name."""
     assert [card.name for card in driver.see(f"refuse nvmlDeviceGetName 4 1\n{T4}{A100}").gpus] == ["Tesla T4", "GPU 1"]
 
 
@@ -91,7 +91,7 @@ def test_a_known_card_that_tells_no_memory_is_taken_as_the_catalogue_has_it(driv
     """And says so. That it shares the host's memory does not follow."""
     (card,) = driver.see(T4.replace("memory 16106127360 0 269484032\n", "")).gpus
 
-    assert card.total_memory_bytes == find_card("t4").total_memory_bytes
+    assert card.total_memory_bytes == find_gpu("t4").total_memory_bytes
     assert "the catalogue's is taken" in card.origin
     assert not card.unified_memory
 
@@ -184,11 +184,11 @@ def test_unified_memory_of_a_host_that_says_nothing_is_the_catalogues(driver: Dr
 
     (card,) = driver.see(GB10, meminfo=meminfo).gpus
 
-    assert card.total_memory_bytes == find_card("gb10").total_memory_bytes
+    assert card.total_memory_bytes == find_gpu("gb10").total_memory_bytes
     assert card.unified_memory
 
 
-# No card
+# No GPU
 
 
 @pytest.mark.parametrize(
@@ -200,7 +200,7 @@ def test_unified_memory_of_a_host_that_says_nothing_is_the_catalogues(driver: Dr
     ],
 )
 def test_no_card_is_an_error_that_says_why(driver: Driver, machine: str, environment: dict[str, str], error: str):
-    """And a card can be named instead."""
+    """And a GPU can be named instead."""
     seen = driver.see(machine, **environment)
 
     assert (seen.gpus, seen.error) == ([], error)
@@ -208,7 +208,7 @@ def test_no_card_is_an_error_that_says_why(driver: Driver, machine: str, environ
 
 
 def test_a_card_set_to_instances_that_has_none_is_not_blamed_on_a_variable(driver: Driver):
-    """CUDA_VISIBLE_DEVICES is not set: MIG mode is what leaves no card."""
+    """CUDA_VISIBLE_DEVICES is not set: MIG mode is what leaves no GPU."""
     seen = driver.see(MIG_PARENT)
 
     assert seen.gpus == []
@@ -269,7 +269,7 @@ CUT = NvmlMachine(
     ],
 )
 def test_the_variable_chooses_and_orders_the_cards(variable: str | None, visible: str):
-    """As NVIDIA's CUDA programming guide says (5.2.1.1): the list ends at the first entry that names no card, or no single one."""
+    """As NVIDIA's CUDA programming guide says (5.2.1.1): the list ends at the first entry that names no GPU, or no single one."""
     assert [each.uuid for each in visible_devices(THREE, variable)] == [f"GPU-{uuid}" for uuid in visible.split()]
 
 
@@ -297,7 +297,7 @@ def test_a_card_that_stands_twice_leaves_none(variable: str):
     ],
 )
 def test_instances_are_chosen_by_uuid_or_by_the_number_of_their_card(variable: str | None, from_570: str, before: str):
-    """A card in MIG mode is its first instance, and counts behind the others; before R570 one instance hides all other devices."""
+    """A GPU in MIG mode is its first instance, and counts behind the others; before R570 one instance hides all other devices."""
     drivers = {"580.95.05": from_570, "570.26": from_570, "560.35.03": before, "535": before}
 
     seen = {version: visible_devices(replace(CUT, driver_version=version), variable) for version in drivers}
@@ -328,7 +328,7 @@ def test_a_card_without_an_instance_is_none():
 
 
 def test_of_instances_that_are_alike_cuda_is_asked(torch_build: TorchBuild, driver: Driver):
-    """Two of one size: CUDA shows the second (its UUID is that of the stand-in device), whatever its driver's rules are."""
+    """Two of one size: CUDA shows the second (its UUID is that of the simulated GPU), whatever its driver's rules are."""
     seen_by_cuda = uuid_of(0).replace("GPU-", "MIG-")
     instance = "mig {slot} NVIDIA A100-SXM4-80GB MIG 1g.10gb\nuuid {uuid}\nmemory 10200547328 0 39845888\n"
     other = "MIG-11111010-1111-2222-3333-444455556666"
@@ -346,7 +346,7 @@ def test_of_instances_that_are_alike_cuda_is_asked(torch_build: TorchBuild, driv
 @example("²")
 @example("9" * 5000)
 def test_any_variable_leaves_cards_of_the_machine(variable: str):
-    """Whatever stands in it: each card at most once, none from elsewhere, never a crash."""
+    """Whatever stands in it: each GPU at most once, none from elsewhere, never a crash."""
     chosen = visible_devices(THREE, variable)
 
     assert [each for each in THREE.devices if each in chosen] == sorted(chosen, key=lambda each: each.index)

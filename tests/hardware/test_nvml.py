@@ -70,7 +70,7 @@ def test_cards_come_in_the_drivers_order(driver: Driver):
 
 
 def test_a_card_that_is_cut_into_instances_comes_before_them(driver: Driver):
-    """Empty numbers between them are passed over, and their capability is their card's: NVML tells it of no instance."""
+    """Empty numbers between them are passed over, and their capability is their GPU's: NVML tells it of no instance."""
     card, *instances = driver.see(MIG).devices
 
     assert (card["mig_enabled"], card["is_mig"]) == (True, False)
@@ -112,7 +112,7 @@ def test_a_note_says_what_was_asked_and_what_came_back(driver: Driver, code: int
 
 
 def test_calls_refused_together_are_no_crash(driver: Driver):
-    """Every pair of calls and all of them at once, on a machine with a whole card and one that is cut up."""
+    """Every pair of calls and all of them at once, on a machine with a whole GPU and one that is cut up."""
     calls = [
         *FIELDS_OF,
         "nvmlDeviceGetMemoryInfo_v2",
@@ -145,7 +145,7 @@ def test_a_session_that_does_not_close_takes_nothing_away(driver: Driver, code: 
 
 
 def test_the_session_is_closed_behind_the_question(driver: Driver):
-    """A refused question closes it too: a session that stays open is a program on the card for as long as memplan runs."""
+    """A refused question closes it too: a session that stays open is a program on the GPU for as long as memplan runs."""
     script = """
 import pynvml
 from memplan.errors import MissingError
@@ -163,7 +163,7 @@ pynvml.nvmlDeviceGetCount()
 
 
 def test_no_driver_is_said_with_what_else_to_plan_for(tmp_path: Path):
-    """No library: the card can be named instead."""
+    """No library: the GPU can be named instead."""
     seen = no_driver(tmp_path).see(T4)
 
     assert (seen.machine, seen.error) == (None, "no NVIDIA driver answers on this machine (NVML Shared Library Not Found)")
@@ -187,7 +187,7 @@ def test_a_driver_that_answers_nothing_is_an_error_with_its_reason(driver: Drive
 
 
 def test_a_machine_without_gpus_is_read_as_such(driver: Driver):
-    """A driver of a machine whose card was taken out."""
+    """A driver of a machine whose GPU was taken out."""
     told = driver.see("driver 580.95.05\ncuda 13010\n").machine
 
     assert told == {"driver_version": "580.95.05", "devices": [], "cuda_version": "13.1"}

@@ -1,4 +1,4 @@
-"""The callbacks of Lightning and transformers, in processes of their own on the stand-in device."""
+"""The callbacks of Lightning and transformers, in processes of their own on the simulated GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What samples say beside the card and the plan."""
+"""What samples say beside the GPU and the plan."""
 
 from __future__ import annotations
 

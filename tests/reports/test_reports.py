@@ -11,7 +11,7 @@ import pytest
 from memplan.analysis.make_plan import make_guide_plan, make_plan
 from memplan.edits.apply import FileChange
 from memplan.estimators.analytic.estimate import AnalyticEstimator
-from memplan.hardware.catalog import find_card
+from memplan.hardware.catalog import find_gpu
 from memplan.planner.pins import read_pins
 from memplan.planner.plan import Plan
 from memplan.reports.diff import diff_lines
@@ -32,11 +32,11 @@ class Terminal(io.StringIO):
 @pytest.fixture
 def plan(built_in: Workload) -> Plan:
     """The plan of the built-in workload for an RTX 4090."""
-    return make_plan(built_in, find_card("rtx4090"), AnalyticEstimator())
+    return make_plan(built_in, find_gpu("rtx4090"), AnalyticEstimator())
 
 
 def test_the_breakdown_adds_up_to_its_total(plan: Plan) -> None:
-    """Shares of the card: the last row is the sum of the others."""
+    """Shares of the GPU: the last row is the sum of the others."""
     view = view_plan(plan, source="here")
 
     for breakdown in view.breakdowns:
@@ -47,7 +47,7 @@ def test_the_breakdown_adds_up_to_its_total(plan: Plan) -> None:
 
 def test_stages_that_take_the_same_share_a_breakdown(built_in: Workload) -> None:
     """The stage with more negatives has a breakdown of its own."""
-    plan = make_plan(built_in, find_card("rtx4090"), AnalyticEstimator(), pins=read_pins(["02_stage.n_negatives=24"]))
+    plan = make_plan(built_in, find_gpu("rtx4090"), AnalyticEstimator(), pins=read_pins(["02_stage.n_negatives=24"]))
 
     titles = [breakdown.title for breakdown in view_plan(plan, source="here").breakdowns]
 
@@ -71,7 +71,7 @@ def test_changes_stand_beside_the_present_values(plan: Plan) -> None:
 
 def test_a_plan_that_does_not_fit_says_so_first(built_in: Workload) -> None:
     """What is missing is in the headline, what would help below."""
-    view = view_plan(make_plan(built_in, find_card("rtx4060"), AnalyticEstimator()), source="here")
+    view = view_plan(make_plan(built_in, find_gpu("rtx4060"), AnalyticEstimator()), source="here")
 
     assert view.headline.startswith("Does not fit on NVIDIA GeForce RTX 4060: ")
     assert view.headline.endswith(" short")
@@ -83,7 +83,7 @@ def test_a_plan_that_does_not_fit_says_so_first(built_in: Workload) -> None:
 def test_several_gpus_and_others_memory_are_among_the_facts(built_in: Workload) -> None:
     """The table is for each GPU, and the budget says what others hold."""
     workload = built_in.model_copy(update={"parallelism": Parallelism(devices=2)})
-    busy = find_card("h100").model_copy(update={"others_used_bytes": 2**30})
+    busy = find_gpu("h100").model_copy(update={"others_used_bytes": 2**30})
 
     facts = dict(view_plan(make_plan(workload, busy, AnalyticEstimator()), source="here").facts)
 
@@ -93,7 +93,7 @@ def test_several_gpus_and_others_memory_are_among_the_facts(built_in: Workload) 
 
 def test_the_guide_has_a_batch_for_each_stage(built_in: Workload, a100: object) -> None:
     """Its headline names none."""
-    view = view_plan(make_guide_plan(built_in, find_card("rtx4090"), memory_gib=24), source="here")
+    view = view_plan(make_guide_plan(built_in, find_gpu("rtx4090"), memory_gib=24), source="here")
 
     assert view.headline == "The guide's batches for NVIDIA GeForce RTX 4090"
 
@@ -167,7 +167,7 @@ def lines_of(plan: Plan, *, is_short: bool) -> list[str]:
 @pytest.mark.parametrize("precision", ["fp16-mixed", "bf16-mixed"])
 def test_a_short_report_is_thirty_lines(built_in: Workload, gpu: str, precision: str) -> None:
     """Verdict, table, breakdown, the costliest reasons and warnings, of a tree with five stages; else also what would help."""
-    plan = make_plan(built_in.with_training(precision=precision), find_card(gpu), AnalyticEstimator())
+    plan = make_plan(built_in.with_training(precision=precision), find_gpu(gpu), AnalyticEstimator())
 
     lines = lines_of(plan, is_short=True)
 

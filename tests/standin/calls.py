@@ -1,4 +1,4 @@
-"""Calling the stand-in device's functions themselves, in a process of its own that has no PyTorch."""
+"""Calling the simulated GPU's functions themselves, in a process of its own that has no PyTorch."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 
-from memplan.hardware.catalog import find_card
+from memplan.hardware.catalog import find_gpu
 from memplan.hardware.torch_install import TorchBuild
 from memplan.standin.build import build
 from memplan.standin.launch import environment_for
@@ -55,8 +55,8 @@ def reader(to, size):
 
 
 def on_device(torch_build: TorchBuild, code: str, *, gpu: str = "t4") -> str:
-    """Run *code* where the functions of `_FIRST` call the device, on that card; return what it prints."""
-    environment = environment_for(find_card(gpu), build(torch_build), inherited=os.environ)
+    """Run *code* where the functions of `_FIRST` call the device, on that GPU; return what it prints."""
+    environment = environment_for(find_gpu(gpu), build(torch_build), inherited=os.environ)
     run = subprocess.run([sys.executable, "-c", _FIRST + code], env=environment, capture_output=True, text=True, check=False, timeout=60)
     assert run.returncode == 0, run.stderr
     return run.stdout

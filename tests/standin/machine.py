@@ -1,4 +1,4 @@
-"""A whole machine that is not there: its cards for CUDA (the stand-in device), for NVML (the tests' own driver), and what others hold."""
+"""A whole machine that is not there: its GPUs for CUDA (the simulated GPU), for NVML (the tests' own driver), and what others hold."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ import struct
 from collections.abc import Mapping
 from pathlib import Path
 
-from memplan.hardware.catalog import cards, find_card
+from memplan.hardware.catalog import catalog_gpus, find_gpu
 from memplan.hardware.gpu import GpuSpec
 from memplan.hardware.torch_install import TorchBuild
 from memplan.standin.build import build
-from memplan.standin.launch import card_description
+from memplan.standin.launch import gpu_description
 from tests.hardware.nvml_driver import Driver
 
 CONTEXT_BYTES = 300 * 2**20
-"""Of each process on such a card; not what an estimate takes it for."""
+"""Of each process on such a GPU; not what an estimate takes it for."""
 
 SLOT = struct.Struct("iiQ")
-"""A process, the number of its card, and bytes: Slot of csrc/card.h."""
+"""A process, the number of its GPU, and bytes: Slot of csrc/card.h."""
 
 
 def uuid_of(card: int) -> str:
-    """The UUID of card number *card* on the bus, as csrc/card.c has it."""
+    """The UUID of GPU number *card* on the bus, as csrc/card.c has it."""
     digits = (b"memplan standin"[:15] + bytes([card])).hex()
     return f"GPU-{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
 
@@ -31,12 +31,12 @@ def machine(
     torch_build: TorchBuild, driver: Driver, *names: str, busy: Mapping[int, int] | None = None, refused: str = "", utilization: int = 0
 ) -> dict[str, str]:
     """
-    Return the environment of a machine with these cards of the catalogue, in the order of the bus.
+    Return the environment of a machine with these GPUs of the catalogue, in the order of the bus.
 
-    *busy*: bytes that this process, as another program, holds of a card, by the card's number. *refused*: statements for NVML.
+    *busy*: bytes that this process, as another program, holds of a GPU, by the GPU's number. *refused*: statements for NVML.
     """
     folder = build(torch_build)
-    specs = [find_card(name) for name in names]
+    specs = [find_gpu(name) for name in names]
     text = f"driver 580.95.05\ncuda 13000\n{refused}" + "".join(_for_nvml(spec, number, utilization) for number, spec in enumerate(specs))
     environment = driver.environment(text)
     account = Path(environment["NVML_MACHINE"]).with_suffix(".account")
@@ -49,14 +49,16 @@ def machine(
         "XDG_CACHE_HOME": str(cache.parent),
         "LD_PRELOAD": f"{folder / 'libstandin.so'}:{folder / 'libnvrtc.so'}",
         "LD_LIBRARY_PATH": f"{driver.folder}:{folder}",
-        "MEMPLAN_CARD": "\n".join(card_description(spec, CONTEXT_BYTES) for spec in specs),
+        "MEMPLAN_CARD": "\n".join(gpu_description(spec, CONTEXT_BYTES) for spec in specs),
         "MEMPLAN_ACCOUNT": str(account),
         "PYTHONHASHSEED": "0",
     }
 
 
 def _for_nvml(spec: GpuSpec, number: int, utilization: int) -> str:
-    total = next(card.nvml_total_bytes for card in cards() if card.spec.name == spec.name and card.spec.marketing_gb == spec.marketing_gb)
+    total = next(
+        card.nvml_total_bytes for card in catalog_gpus() if card.spec.name == spec.name and card.spec.marketing_gb == spec.marketing_gb
+    )
     major, minor = spec.compute_capability or (8, 0)
     return (
         f"gpu {spec.name}\nuuid {uuid_of(number)}\nmemory {total or spec.total_memory_bytes} 0 0\ncapability {major} {minor}\n"

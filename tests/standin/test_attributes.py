@@ -1,4 +1,4 @@
-"""What the device answers to each attribute that CUDA has: what a real card says, or that it does not know."""
+"""What the device answers to each attribute that CUDA has: what a real GPU says, or that it does not know."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ L2, OPTIN, PERSISTING, POOLS, RDMA, CLUSTERS, DOMAINS, FABRIC, MULTICAST = 38, 9
     ],
 )
 def test_features_are_those_of_the_capability(torch_build: TorchBuild, gpu: str, expected: dict[int, int]) -> None:
-    """And what every card in an x86 machine has: memory of its own, that the host's atomics and pageable memory do not reach."""
+    """And what every GPU in an x86 machine has: memory of its own, that the host's atomics and pageable memory do not reach."""
     found = attributes_of(torch_build, gpu)
 
     assert {number: found[number] for number in expected} == expected
@@ -112,7 +112,7 @@ def test_what_is_not_known_is_an_error(torch_build: TorchBuild) -> None:
 
 @pytest.mark.parametrize("gpu", ["t4", "v100-16", "a10", "l4", "rtx3060", "rtx4060", "b200", "rtx5090"])
 def test_what_triton_asks_before_its_first_kernel_is_known(torch_build: TorchBuild, gpu: str) -> None:
-    """Clocks, bus and the rest of its driver.c's getDeviceProperties: of no card an error."""
+    """Clocks, bus and the rest of its driver.c's getDeviceProperties: of no GPU an error."""
     found = attributes_of(torch_build, gpu)
 
     assert all(found[number] > 1 for number in (10, 12, 13, 16, 36, 37, 38, 81, 97))

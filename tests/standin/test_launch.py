@@ -30,9 +30,9 @@ def test_a_library_in_a_folder_with_a_blank_is_preloaded_by_its_name(a100: GpuSp
 
 def test_a_card_of_unknown_kind_is_taken_for_an_a100() -> None:
     """A size alone says nothing of capability and multiprocessors."""
-    environment = environment_for(GpuSpec(name="a card", total_memory_bytes=7, origin="test"), Path("/device"), inherited={})
+    environment = environment_for(GpuSpec(name="a GPU", total_memory_bytes=7, origin="test"), Path("/device"), inherited={})
 
-    assert environment["MEMPLAN_CARD"] == "8 0 108 7 0 a card"
+    assert environment["MEMPLAN_CARD"] == "8 0 108 7 0 a GPU"
 
 
 def test_tritons_cache_moves_only_where_the_home_cannot_hold_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from memplan.allocator.replay import replay
 from memplan.allocator.simulator import CachingAllocator, Card
-from memplan.hardware.catalog import find_card
+from memplan.hardware.catalog import find_gpu
 from memplan.hardware.gpu import UNLIMITED_BYTES
 from memplan.traces.parametric import Sweep, fit
 from memplan.traces.requests import Requests, requests_of
@@ -135,7 +135,7 @@ def test_a_threshold_is_found_where_an_answer_depends_on_it() -> None:
 @pytest.mark.parametrize("name", ["t4", "a100-40"])
 def test_a_real_step_is_worked_out_to_the_byte(rehearser_of: RehearserOf, name: str) -> None:
     """An MLP in its batch: three rehearsals say what five others reserve."""
-    card = find_card(name).model_copy(update={"total_memory_bytes": UNLIMITED_BYTES})
+    card = find_gpu(name).model_copy(update={"total_memory_bytes": UNLIMITED_BYTES})
     rehearser = rehearser_of(f"{STEPS}:mlp")
 
     def rehearse(batch: int) -> Requests:

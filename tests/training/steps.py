@@ -1,4 +1,4 @@
-"""What trains on the stand-in device in the tests of this folder; each prints JSON at its end."""
+"""What trains on the simulated GPU in the tests of this folder; each prints JSON at its end."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ WIDTH = 1024
 
 
 def retries(total_mib: int, batch: int) -> None:
-    """A step whose batch is too large for the card: until it is not."""
+    """A step whose batch is too large for the GPU: until it is not."""
     model = nn.Sequential(*(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.GELU()) for _ in range(8))).cuda()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     parts = []

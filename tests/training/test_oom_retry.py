@@ -1,4 +1,4 @@
-"""Steps and functions that run out of memory run again with a smaller micro-batch: in this process, and on the stand-in device."""
+"""Steps and functions that run out of memory run again with a smaller micro-batch: in this process, and on the simulated GPU."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def gradient_of(loss: Tensor, parameter: Tensor) -> Tensor:
 
 
 def test_a_step_that_runs_out_of_memory_goes_on_smaller(train: Train, torch_build: TorchBuild, driver: Driver) -> None:
-    """A card of which others leave 1.5 GiB; the samples of each step stay as many, and the second step begins with what fitted."""
+    """A GPU of which others leave 1.5 GiB; the samples of each step stay as many, and the second step begins with what fitted."""
     busy = {0: 15_835_660_288 - 3 * GIB // 2}
 
     told, said = train(machine(torch_build, driver, "t4", busy=busy), "retries", 0, 100_000)
@@ -582,7 +582,7 @@ def test_a_number_that_makes_no_sense_is_refused(arguments: dict[str, Any]) -> N
         memplan.fits_or_smaller(**arguments)
 
 
-# on the stand-in device
+# on the simulated GPU
 
 
 def test_the_generator_of_the_gpu_is_restored_before_a_retry(train: Train, torch_build: TorchBuild, driver: Driver) -> None:
@@ -597,7 +597,7 @@ def test_the_generator_of_the_gpu_is_restored_before_a_retry(train: Train, torch
 
 
 def test_a_clone_of_a_buffer_that_does_not_fit_counts_as_running_out(train: Train, torch_build: TorchBuild, driver: Driver) -> None:
-    """A buffer of 10 GiB on a card of 16 GB: tried with 4, 2 and 1, and no hook is left."""
+    """A buffer of 10 GiB on a GPU of 16 GB: tried with 4, 2 and 1, and no hook is left."""
     told, _ = train(machine(torch_build, driver, "t4"), "large_buffer")
 
     assert told == {"error": "OutOfMemoryError", "retries": 2, "hooks": 0}

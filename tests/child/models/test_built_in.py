@@ -12,7 +12,7 @@ import pytest
 from memplan.errors import UsageError
 from memplan.estimators.analytic.parameters import count, parameter_groups
 from memplan.execution.rehearsal import Rehearsal
-from memplan.hardware.catalog import find_card
+from memplan.hardware.catalog import find_gpu
 from memplan.layouts.templates import template_data, templates_folder
 from memplan.workload.model import Experts, Lora, TransformerModel
 from memplan.workload.workload import Workload
@@ -38,7 +38,7 @@ def run(rehearser: SharedRehearser, workload: Workload, *, gpu: str = "a100-80",
     """One stage of the workload, the first, without context."""
     first = workload.model_copy(update={"stages": workload.stages[:1]})
     values = {"workload": first.model_dump(mode="json")}
-    return rehearser.rehearse(gpu=find_card(gpu), values=values, context_bytes=0, environment=environment)
+    return rehearser.rehearse(gpu=find_gpu(gpu), values=values, context_bytes=0, environment=environment)
 
 
 def small(training: dict[str, Any] | None = None, **changes: Any) -> Workload:

@@ -16,7 +16,7 @@ from memplan.estimators.rehearsed import RehearsedEstimator
 from memplan.execution.rehearsal import Rehearsal
 from memplan.execution.rehearse import Rehearser
 from memplan.execution.step_source import step_source_from
-from memplan.hardware.catalog import find_card
+from memplan.hardware.catalog import find_gpu
 from memplan.hardware.torch_install import TorchBuild
 from memplan.workload.huggingface import ConfigJson, model_from_config
 from memplan.workload.workload import Workload
@@ -62,7 +62,7 @@ def run(torch_build: TorchBuild) -> Iterator[RunStep]:
     """Rehearse one of the steps by its name, in a process that has imported transformers: each fork anew would take seconds."""
     with Rehearser(step_source_from(f"{STEPS}:build")) as rehearser:
         yield lambda name, gpu="a100-80", steps=None, **values: rehearser.rehearse(
-            gpu=find_card(gpu), values={"name": name, **values}, steps=steps
+            gpu=find_gpu(gpu), values={"name": name, **values}, steps=steps
         )
 
 
@@ -138,7 +138,7 @@ def test_a_size_that_data_decide_is_not_taken_for_zero(torch_build: TorchBuild) 
     }  # fmt: skip
 
     with pytest.raises(NotRehearsedError, match="depends on its data") as refused:
-        RehearsedEstimator()(workload_of(config), find_card("t4"), None)
+        RehearsedEstimator()(workload_of(config), find_gpu("t4"), None)
 
     assert "modeling_switch_transformers.py" in refused.value.message
 
@@ -161,4 +161,4 @@ def test_what_cannot_be_built_is_said(run: RunStep, config: dict[str, Any], prob
 def test_without_a_rehearsal_there_is_no_number() -> None:
     """A model that transformers builds has no formulas: none is better than one that is not true."""
     with pytest.raises(NotEstimatedError, match="no formulas"):
-        estimate(workload_of(CONFIGS["mpnet"]), find_card("t4"), None)
+        estimate(workload_of(CONFIGS["mpnet"]), find_gpu("t4"), None)

@@ -66,7 +66,7 @@ def test_autocast_casts_once_for_each_layer_that_reads_a_norm() -> None:
     ],
 )
 def test_the_kernel_that_attention_takes(attention: str, masked: bool, precision: Precision, capability: Any, kernel: str) -> None:
-    """A mask rules flash out; bf16 before 8.0 has only the math kernel; an unknown card counts as 8.0."""
+    """A mask rules flash out; bf16 before 8.0 has only the math kernel; an unknown GPU counts as 8.0."""
     model = model_of(GPT2, attention=attention, has_attention_mask=masked)
 
     assert act.attention_kernel(model, precision, capability) == kernel

@@ -12,7 +12,7 @@ from memplan.workload.huggingface import ConfigJson, model_from_config
 from memplan.workload.model import ContrastiveEncoderModel, Lora, ParametersModel, TransformerModel
 from memplan.workload.workload import Workload
 
-# The config.json values of each model's card; the counts are those of transformers 4.57.6's `model.num_parameters()`.
+# The config.json values of each model's GPU; the counts are those of transformers 4.57.6's `model.num_parameters()`.
 PUBLISHED = {
     "gpt2": ({"model_type": "gpt2"}, 124_439_808),
     "bert-base-uncased with its masked-language-model head": ({"model_type": "bert"}, 109_514_298),

@@ -1,5 +1,5 @@
 # make plan        set up everything and plan the built-in workload for a 24 GB GPU
-# make test        set up everything and run all checks: formatting, types, architecture, tests with coverage
+# make test        set up everything and run all checks: formatting, types, architecture, tests
 # make heavy       what takes longer: programs on three GPUs interpolated and rehearsed, the README's rehearsed plan, wheels,
 #                  and the rest of sweeps of which `make test` runs some
 # make gpu         on a machine with a GPU: run the accuracy suite on it, compare with rehearsals, record what was seen
@@ -8,7 +8,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: plan test heavy gpu lint types architecture pytest format templates benchmark clean
+.PHONY: plan test heavy coverage gpu lint types architecture pytest format templates benchmark clean
 
 plan: .venv/ready
 	$(BIN)/memplan --gpu-memory 24
@@ -34,7 +34,10 @@ architecture: .venv/ready
 	$(BIN)/lint-imports --no-logo 2>/dev/null || $(BIN)/lint-imports
 
 pytest: .venv/ready
-	$(BIN)/pytest -n auto --dist worksteal --cov --cov-report=term-missing:skip-covered
+	$(BIN)/pytest -n auto --dist worksteal
+
+coverage: .venv/ready
+	$(BIN)/pytest -n auto --dist worksteal -m 'not gpu' --cov --cov-report=term-missing:skip-covered
 
 heavy: .venv/ready
 	$(BIN)/pytest -n auto --dist worksteal -m heavy

@@ -98,11 +98,11 @@ def skip_without(torch_version: str) -> None:
 
 
 def case_of(path: Path, where: str, body: str) -> object:
-    """A block as a case; one whose plan is rehearsed takes minutes where nothing is cached yet."""
+    """A block as a case; one whose plan is rehearsed takes minutes where nothing is cached yet, a script some seconds."""
     commands = commands_of(body)
     is_heavy = any(
         "memplan rehearse" not in command and "memplan undo" not in command and "--method" not in command for command in commands
-    )
+    ) or any(" -- " in command for command in commands)
     return pytest.param(where, body, id=f"{path.name}: {commands[0]}", marks=[pytest.mark.heavy] if is_heavy else [])
 
 

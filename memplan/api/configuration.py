@@ -120,6 +120,7 @@ def _read(path: Path | None) -> Configuration:
     if path is not None and not path.is_dir():
         return _of_file(path)
     _refuse_others(place)
+    _refuse_unusable(place)
     if path is not None:
         hint = f"looked for {describe_layouts()}; {' and '.join(PLAIN_FILES)}"
         raise ConfigError("has no configuration that memplan reads", file=path, hint=hint)
@@ -136,7 +137,7 @@ def _plain_file(folder: Path) -> Path | None:
     found = [folder / name for name in PLAIN_FILES if (folder / name).is_file()]
     found = [file for file in found if file.name != "config.json" or is_huggingface_config(file)]
     if len(found) > 1:
-        raise ConfigError(f"stands beside {found[1].name}", file=found[0], hint=f'say which is meant: `source="{found[0]}"`')
+        raise ConfigError(f"is beside {found[1].name}", file=found[0], hint=f'name the one to plan: `source="{found[0]}"`')
     return found[0] if found else None
 
 
@@ -150,6 +151,13 @@ def _refuse_others(folder: Path) -> None:
     for found in configurations_in(folder):
         verb = "is" if found.is_known else "looks like"
         raise ConfigError(f"{verb} {found.title}, which memplan cannot plan from", file=found.file, hint=INSTEAD)
+
+
+def _refuse_unusable(place: Path) -> None:
+    for name in PLAIN_FILES:
+        if (place / name).exists():
+            problem = "has no `model_type`, so that it is not a Hugging Face config.json" if name == "config.json" else "is not a file"
+            raise ConfigError(problem, file=place / name, hint=INSTEAD)
 
 
 def _of_file(path: Path) -> Configuration:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Generic, Literal, TypeAlias, TypeVar
+from typing import Generic, Literal, TypeAlias, TypeVar, get_args
 
-from memplan.errors import MissingError, NotEstimatedError, NotRehearsedError
+from memplan.errors import MissingError, NotEstimatedError, NotRehearsedError, UsageError
 from memplan.estimators.base import Estimator
 from memplan.estimators.registry import OnRehearsal, estimator_by
 
@@ -25,7 +25,7 @@ class Answered(Generic[T]):  # no NamedTuple: in Python 3.10 it cannot be generi
     @property
     def notes(self) -> tuple[str, ...]:
         """Say so."""
-        return (f"by formulas, since nothing was rehearsed: {self.why_not_rehearsed}",) if self.why_not_rehearsed else ()
+        return (f"estimated by formulas, since it could not be rehearsed: {self.why_not_rehearsed}",) if self.why_not_rehearsed else ()
 
 
 def by_method(method: Method, ask: Callable[[Estimator], T], on_rehearsal: OnRehearsal | None = None) -> Answered[T]:
@@ -35,6 +35,8 @@ def by_method(method: Method, ask: Callable[[Estimator], T], on_rehearsal: OnReh
     *on_rehearsal* is called before each rehearsal. Raises NotRehearsedError and MissingError for rehearsals that were asked for by name and
     cannot be, and where there are no formulas either.
     """
+    if method not in get_args(Method):
+        raise UsageError(f"unknown method: {method!r}", hint=f"use one of {', '.join(get_args(Method))}")
     if method != "auto":
         return Answered(ask(estimator_by(method, on_rehearsal)))
     try:

@@ -13,6 +13,7 @@ from pydantic import Field, InstanceOf
 from memplan.analysis.explain import warn_of_other_stages
 from memplan.analysis.make_plan import make_plan
 from memplan.analysis.profile import Profile
+from memplan.api.arguments import check_arguments
 from memplan.api.configuration import Configuration, read_configuration
 from memplan.api.gpus import gpus_of_this_machine, named_gpu
 from memplan.api.journals import journal_root
@@ -66,6 +67,7 @@ class Plan(PlainPlan):
 
         Raises NotRehearsedError where a step cannot be built or run, MissingError without a GPU.
         """
+        gpus_of_this_machine()  # says so where there is none
         from memplan.api.profiling import run_profile  # noqa: PLC0415
 
         found = run_profile(self)
@@ -78,6 +80,7 @@ class Plan(PlainPlan):
 
         Raises UsageError where it cannot be written.
         """
+        check_arguments(path=path)
         try:
             Path(path).write_text(self.model_dump_json(indent=2) + "\n", encoding="utf-8")
         except OSError as error:
@@ -94,7 +97,7 @@ def plan(
     source: str | Path | Workload | None = None,
     *,
     gpu: str | GpuSpec | None = None,
-    gpu_memory: str | None = None,
+    gpu_memory: str | float | None = None,
     target_effective_batch_size: int | None = None,
     target_tolerance: float | None = None,
     method: Method = "auto",
@@ -112,7 +115,7 @@ def plan(
             one, "built-in", or a Workload. None: the configuration of the working directory.
         gpu: A name of the catalogue ("rtx4090", "a100-80"), or a GpuSpec. None, without *gpu_memory*: this machine's GPU, as far as it is
             free; of several, that with least free memory.
-        gpu_memory: A size: "24" is what is on the box, "23.5GiB" is exact. With *gpu*: that kind of GPU in another size.
+        gpu_memory: A size: 24 is the size that GPUs are sold with, "23.5GiB" is exact. With *gpu*: that kind of GPU in another size.
         target_effective_batch_size: Samples that an optimizer step should see. None: the configuration's own target, else as many as now.
         target_tolerance: Share by which the effective batch may always be above the target. None: it is met exactly where that costs at
             most half of the micro-batch, and else within 5%.
@@ -139,6 +142,17 @@ def plan(
     --- conf/config.yaml
 
     """
+    check_arguments(
+        source=source,
+        gpu=gpu,
+        gpu_memory=gpu_memory,
+        target_effective_batch_size=target_effective_batch_size,
+        target_tolerance=target_tolerance,
+        margin=margin,
+        pins=pins,
+        grow_negatives=grow_negatives,
+        with_levers=with_levers,
+    )
     configuration = _configuration_of(source).with_pins(pins or {})
     request = PlanRequest(
         target=target_effective_batch_size,
@@ -148,7 +162,7 @@ def plan(
         grows_negatives=grow_negatives,
         with_levers=with_levers,
     )
-    meant = _gpu_of(gpu, gpu_memory)
+    meant = _gpu_of(gpu, None if gpu_memory is None else str(gpu_memory))
     found = by_method(method, lambda estimator: plan_for(configuration, meant, estimator, request), on_rehearsal)
     return found.answer.with_first_warnings(found.notes)
 
@@ -166,6 +180,7 @@ def undo(path: str | Path = ".", *, files: Sequence[str | Path] = ()) -> tuple[P
     True
 
     """
+    check_arguments(path=path)
     only = [Path(file) for file in files]
     return undo_apply(journal_root(Path(path), only), only=only).restored
 
@@ -256,8 +271,8 @@ def _reading_of(configuration: Configuration, wanted: Workload) -> Reading:
     """Return the files to write *wanted* into. Raises UsageError where there are none, or they have no key for what it counts on."""
     if configuration.reading is None:
         raise UsageError(
-            f"there is nothing to apply to: planned was {configuration.source}",
-            hint="only configuration trees are written: name one, or work in its project's folder",
+            f"there is nothing to apply to: {configuration.source} has no files that memplan writes",
+            hint="plans are written into configuration trees that a layout describes",
         )
     lost = unwritable(configuration.reading, wanted)
     if lost:

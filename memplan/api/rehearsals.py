@@ -8,6 +8,7 @@ from typing import Any
 
 from pydantic import Field
 
+from memplan.api.arguments import check_arguments
 from memplan.errors import UsageError
 from memplan.execution.rehearsal import Rehearsal as PlainRehearsal
 from memplan.execution.rehearse import Rehearser
@@ -74,12 +75,22 @@ def rehearse(
     (True, True)
 
     """
+    check_arguments(
+        program=program,
+        gpu=gpu,
+        values=values,
+        steps=steps,
+        answers=answers,
+        timeout_seconds=timeout_seconds,
+        context_bytes=context_bytes,
+        environment=environment,
+    )
     if REHEARSING in os.environ:
         raise UsageError(
             "a program that is being rehearsed asked for a rehearsal",
             hint='call memplan.rehearse under `if __name__ == "__main__":`, so that loading the file does not call it',
         )
-    spec = find_gpu(gpu) if isinstance(gpu, str) else gpu
+    spec = gpu if isinstance(gpu, GpuSpec) else find_gpu(gpu or "")
     with Rehearser(step_source_from(program) if isinstance(program, str) else step_source_of(program)) as rehearser:
         found = rehearser.rehearse(
             gpu=spec,

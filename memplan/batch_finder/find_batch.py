@@ -81,12 +81,12 @@ def find_batch(
 def _check(start: int | None, margin: float, most_tries: int) -> None:
     """Raise UsageError for what makes no sense, before anything runs."""
     for name, value, is_sound in (
-        ("start", start, start is None or start >= 1),
-        ("margin", margin, 0 <= margin < 1),
-        ("most_tries", most_tries, most_tries >= 1),
+        ("start", start, start is None or (isinstance(start, int) and start >= 1)),
+        ("margin", margin, isinstance(margin, (int, float)) and 0 <= margin < 1),
+        ("most_tries", most_tries, isinstance(most_tries, int) and most_tries >= 1),
     ):
         if not is_sound:
-            raise UsageError(f"{name}={value} makes no sense", hint="a start and tries from 1 on, a margin from 0 to below 1")
+            raise UsageError(f"{name}={value} is not valid", hint="use 1 or more for start and most_tries, 0 to below 1 for margin")
 
 
 def _gpu_of_this_machine(gpu: GpuSpec | None) -> GpuSpec:

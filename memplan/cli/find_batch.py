@@ -35,7 +35,7 @@ Examples:
     "--value",
     "name",
     metavar="NAME",
-    help="The argument that is the batch.  [default: the first called batch, batch_size, micro_batch, bs or n]",
+    help="The argument that is the batch.  [default: the one with a usual name: batch_size, batch, bs, n, …]",
 )
 @click.option("--start", type=click.IntRange(min=1), metavar="N", help="First size to try.  [default: the limit that a rehearsal finds]")
 @click.option("--tries", type=click.IntRange(min=1), metavar="N", default=16, show_default=True, help="Maximum trials.")

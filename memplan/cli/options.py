@@ -55,7 +55,7 @@ class Share(FiniteRange):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Return the share as a fraction. Fails for what is not one from 0 to 1."""
         if isinstance(value, str) and value.strip().endswith("%"):
-            return FiniteRange(0, 100).convert(value.strip()[:-1], param, ctx) / 100
+            value = str(FiniteRange(0, 100).convert(value.strip()[:-1], param, ctx) / 100)
         return super().convert(value, param, ctx)
 
 
@@ -77,7 +77,7 @@ grow_negatives_option = click.option(
 
 
 margin_option = click.option(
-    "--margin", type=FiniteRange(0, 1, max_open=True), metavar="F", help="Share of the free memory to leave free.  [default: 0.05]"
+    "--margin", type=Share(0, 1, max_open=True), metavar="SHARE", help="Share of the free memory to leave free.  [default: 5%]"
 )
 
 pin_option = click.option(

@@ -133,7 +133,9 @@ def plan_command(
     given = [name for name in context.params if context.get_parameter_source(name) not in not_typed]
     if context.invoked_subcommand is not None:
         if given:
-            raise click.UsageError(f"options of the plan do not go with `{context.invoked_subcommand}`; write its own behind its name")
+            raise click.UsageError(
+                f"options before a command are those of a plan; write options after it: `memplan {context.invoked_subcommand} …`"
+            )
         return 0
     if not given:
         click.echo(context.get_help())

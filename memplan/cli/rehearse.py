@@ -53,6 +53,7 @@ class _WithProgram(click.Command):
 @click.option(
     "--steps",
     type=click.IntRange(min=1),
+    metavar="N",
     help="Steps to run. Default: 3, or 10 if the third takes more than the second; a script runs to its end.",
 )
 @click.option(
@@ -65,6 +66,7 @@ class _WithProgram(click.Command):
 @click.option(
     "--timeout",
     type=click.FloatRange(min=0, min_open=True),
+    metavar="SECONDS",
     help="Seconds that the program may take. Default: 600 for each rehearsal; unlimited for a script.",
 )
 @format_option

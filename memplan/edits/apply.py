@@ -258,7 +258,7 @@ def plan_undo(root: Path, *, only: Sequence[Path] = ()) -> tuple[Path, Journal, 
     """
     open_journals = [(path, journal) for path, journal in read_journals(root) if journal.state != "undone"]
     if not open_journals:
-        raise UsageError(f"{root}: nothing to undo", hint="applying a plan writes a journal there; name the configuration that was written")
+        raise UsageError(f"{root}: nothing to undo", hint="nothing has been applied there; name the configuration that was written")
     path, journal = open_journals[-1]
     wanted = {file.resolve() for file in only}
     chosen = [entry for entry in journal.files if not only or entry.path.resolve() in wanted]

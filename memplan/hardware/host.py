@@ -1,4 +1,4 @@
-"""The machine around the GPUs: its processes, its processors, its memory. The one door to psutil."""
+"""The machine around the GPUs: its processes, its processors, its memory. The one module that uses psutil."""
 
 from __future__ import annotations
 

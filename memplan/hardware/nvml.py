@@ -1,4 +1,4 @@
-"""The one door to NVML: what the driver says of this machine's GPUs, field by field.
+"""The one module that uses NVML: what the driver says of this machine's GPUs, field by field.
 
 Every query can fail on its own: a container without permission, WSL, a MIG parent, unified memory, a driver older than the call,
 a GPU that fell off the bus. A failed query makes its field None and leaves a note; it never hides the others.

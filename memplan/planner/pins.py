@@ -41,7 +41,7 @@ def read_pins(assignments: Iterable[str]) -> Pins:
     for text in assignments:
         name, equals, value = (part.strip() for part in text.partition("="))
         if not (name and equals and value):
-            raise UsageError(f"the pin {text!r} does not say FIELD=VALUE", hint="write it as `micro_batch_size=32`")
+            raise UsageError(f"{text!r} is not a pin: expected FIELD=VALUE", hint="write it as `micro_batch_size=32`")
         if name in values:
             raise UsageError(f"the pin {name} is given twice: {values[name]} and {value}", hint="keep one of them")
         values[name] = value

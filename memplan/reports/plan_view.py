@@ -12,7 +12,7 @@ from memplan.reports.breakdown_view import Breakdown, breakdown_rows, joined
 from memplan.units import GIB, format_bytes
 
 METHOD_NOTES = {
-    "analytic": f"formulas, checked against their upper bound; it covered {HELD_OUT_COVERAGE:.0%} of the rehearsals held back",
+    "analytic": f"formulas; checked against their upper bound, which held for {HELD_OUT_COVERAGE:.0%} of test rehearsals",
     "rehearsed": "real PyTorch on a simulated GPU: exact except the CUDA context; checked against its upper bound",
     "measured": "the step was run on the GPU itself, at each size that was tried",
     "guide": "the guide's rule of thumb, for comparison",
@@ -24,7 +24,7 @@ MOST_NOTES = 4
 MOST_REASONS = 2
 """Of them reasons, where there are warnings enough."""
 
-MOST_LEVERS = 5
+MOST_LEVERS = 4
 """Levers in a short report."""
 
 
@@ -152,8 +152,8 @@ def _shows_all_negatives(plan: Plan) -> bool:
 
 
 def _row(plan: Plan, stage: StagePlan) -> tuple[str, ...]:
-    # where nothing fits nothing is planned: the memory is that of the smallest try
-    old, new = stage.present, stage.planned if plan.fits or plan.method == "guide" else stage.present
+    # where nothing fits nothing is planned: the values are those of the smallest try, which the memory is of
+    old, new = stage.present if plan.fits or plan.method == "guide" else stage.planned, stage.planned
     values = [
         stage.name,
         _change(old.micro_batch_size, new.micro_batch_size),
@@ -212,7 +212,7 @@ def _lever_parts(plan: Plan, lever: Lever) -> Iterator[str]:
     if lever.saving_bytes:
         verb = "saves" if lever.saving_bytes > 0 else "takes"
         more = "" if lever.saving_bytes > 0 else " more"
-        yield f"{verb} {format_bytes(abs(lever.saving_bytes))}{more} ({format_bytes(lever.device_used_bytes)} in all)"
+        yield f"{verb} {format_bytes(abs(lever.saving_bytes))}{more} ({format_bytes(lever.device_used_bytes)} in total)"
     if not plan.fits:
         yield "would fit" if lever.fits else "not sufficient alone"
     elif not lever.fits:

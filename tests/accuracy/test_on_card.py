@@ -81,6 +81,7 @@ def suite(
     return folder, done
 
 
+@pytest.mark.heavy
 def test_the_suite_runs_and_writes_what_it_saw(suite: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
     """On the simulated GPU: a recording for each program, and all of it equal."""
     folder, done = suite
@@ -96,6 +97,7 @@ def test_the_suite_runs_and_writes_what_it_saw(suite: tuple[Path, subprocess.Com
     assert "allocated equal in 1 of 1, reserved within 0.5% in 1 of 1" in done.stdout
 
 
+@pytest.mark.heavy
 def test_a_difference_is_seen(suite: tuple[Path, subprocess.CompletedProcess[str]], tmp_path: Path) -> None:
     """A recording that says one block more does not hold."""
     for made in suite[0].glob("*lora-8*"):

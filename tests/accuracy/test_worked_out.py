@@ -46,12 +46,13 @@ def test_every_program_is_worked_out_as_it_is_rehearsed(torch_build: TorchBuild,
     hold(program, card)
 
 
-@pytest.mark.parametrize("program", ["adversarial", "unet"])
+@pytest.mark.parametrize("program", ["adversarial", pytest.param("unet", marks=pytest.mark.heavy)])
 def test_a_program_is_worked_out_as_it_is_rehearsed(torch_build: TorchBuild, program: str) -> None:
     """Two of them in every run of the tests; the others take ten minutes: `make heavy`."""
     hold(program, "t4")
 
 
+@pytest.mark.heavy
 def test_a_plan_reports_what_a_fresh_rehearsal_says(rehearser_of: RehearserOf, built_in: Workload) -> None:
     """A decoder and a contrastive encoder (smaller than the one that is built in), each as planned, in another process than the plan's."""
     fresh = rehearser_of("memplan.child.models.built_in:build")

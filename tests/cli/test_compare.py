@@ -86,4 +86,4 @@ def test_formulas_are_taken_where_nothing_can_be_rehearsed(run_memplan: Run, tmp
     )
 
     assert result.returncode == 0
-    assert "by formulas, since nothing was rehearsed: no C compiler" in result.stderr
+    assert "estimated by formulas, since it could not be rehearsed: no C compiler" in result.stderr

@@ -46,6 +46,7 @@ def test_the_rehearsal_is_right_at_once(run_memplan: Run, torch_build: TorchBuil
     assert fitting > second["budget_bytes"] - 50 * MIB
 
 
+@pytest.mark.heavy
 def test_a_person_reads_how_each_trial_went(run_memplan: Run, torch_build: TorchBuild, driver: Driver) -> None:
     """The answer on standard output, the way on standard error; out of tries, it says that a larger one may fit."""
     result = run_memplan("find-batch", f"{STEPS}:mlp", "--start", "8", "--tries", "1", **machine(torch_build, driver, "t4"))
@@ -56,6 +57,7 @@ def test_a_person_reads_how_each_trial_went(run_memplan: Run, torch_build: Torch
     assert "ran out of tries: a larger one may fit" in result.stderr
 
 
+@pytest.mark.heavy
 def test_of_two_unlike_cards_the_smaller_is_searched(run_memplan: Run, torch_build: TorchBuild, driver: Driver) -> None:
     """As `--auto` plans for it; CUDA_VISIBLE_DEVICES chooses another."""
     here = machine(torch_build, driver, "t4", "a100-80")
@@ -147,6 +149,7 @@ def test_without_a_gpu_there_is_nothing_to_try(run_memplan: Run, tmp_path: Path)
     assert "no NVIDIA driver answers" in result.stderr
 
 
+@pytest.mark.heavy
 def test_a_required_batch_is_found_by_its_name(run_memplan: Run, torch_build: TorchBuild, driver: Driver, tmp_path: Path) -> None:
     """It has no default; and a start that the program does not take is brought to one that it does."""
     (tmp_path / "picky.py").write_text(PICKY.replace("batch=16, unit=1", "batch, unit=8"))
@@ -195,6 +198,7 @@ def test_values_without_a_function_make_no_sense(run_memplan: Run) -> None:
     assert "--set and --value need a function" in result.stderr
 
 
+@pytest.mark.heavy
 def test_a_program_finds_its_own_batch(torch_build: TorchBuild, driver: Driver, tmp_path: Path) -> None:
     """memplan.find_batch in a script, which is loaded anew for the trials and does not search again there."""
     script = tmp_path / "train.py"

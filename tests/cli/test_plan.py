@@ -276,7 +276,7 @@ def test_a_folder_that_holds_a_model_or_a_workload_is_planned(run_memplan: Run, 
     assert json.loads(here.stdout)["after"]["model"] == json.loads(named.stdout)["after"]["model"]
     assert json.loads(here.stdout)["source"] == "config.json"
     assert both.returncode == 2
-    assert "workload.yaml: stands beside config.json" in both.stderr
+    assert "workload.yaml: is beside config.json" in both.stderr
 
 
 def test_what_is_pinned_is_not_assumed(run_memplan: Run, tmp_path: Path) -> None:
@@ -384,7 +384,7 @@ BAD = [
     (["--gpu-memory", "24", "--apply", "--method", "guide"], 2, "never written"),
     (["--gpu-memory", "24", "--method", "guide", "--margin", "0.1"], 2, "its own target and margin"),
     (["--gpu-memory", "24", "--nonsense"], 2, "No such option"),
-    (["--gpu-memory", "24", "gpus"], 2, "options of the plan do not go with `gpus`"),
+    (["--gpu-memory", "24", "gpus"], 2, "write options after it: `memplan gpus …`"),
     (["--gpu-memory", "24", "--target-effective-batch", "3", "--pin", "micro_batch_size=4"], 2, "below one micro-batch"),
     (["undo"], 2, "nothing to undo"),
 ]

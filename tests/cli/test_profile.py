@@ -127,6 +127,7 @@ def test_a_card_is_profiled_whatever_nvml_refuses(
     assert stage["measured"]["peak_allocated_bytes"] > 0
 
 
+@pytest.mark.heavy
 def test_measured_plans_by_trial(run_memplan: Run, torch_build: TorchBuild, driver: Driver, small_workload: Path) -> None:
     """On a GPU of which others leave little: the largest that ran, and the next does not."""
     here = machine(torch_build, driver, "t4", busy={0: T4_BYTES - 2 * GIB})
@@ -164,6 +165,7 @@ def test_without_a_gpu_a_profile_says_what_to_type(run_memplan: Run, tmp_path: P
     assert "--gpu-memory 24" in result.stderr
 
 
+@pytest.mark.heavy
 def test_under_torchrun_the_rank_that_takes_most_is_told(torch_build: TorchBuild, driver: Driver, small_workload: Path) -> None:
     """Two ranks on two unlike GPUs; rank 0 reports, once, and the plan is for the smaller."""
     command = [

@@ -222,6 +222,7 @@ def test_a_peak_behind_the_recorded_events_is_told_of(run: Run) -> None:
     assert {mark.step for mark in seen.trace.marks} == {1, 2}
 
 
+@pytest.mark.heavy
 def test_many_steps_are_recorded_to_their_end(run: Run) -> None:
     """Thirty of them, as long as their events are not too many."""
     seen = run("many_events", steps=1)

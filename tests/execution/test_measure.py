@@ -90,6 +90,7 @@ def test_a_program_that_fails_says_so(torch_build: TorchBuild, driver: Driver, m
         measure(monkeypatch, machine(torch_build, driver, "t4"), here("t4"), "fails")
 
 
+@pytest.mark.heavy
 def test_the_drivers_figures_are_those_of_the_process(torch_build: TorchBuild, driver: Driver) -> None:
     """In a process of its own, which loads this machine's NVML: the context is what it is, others' memory is not in it."""
     code = (

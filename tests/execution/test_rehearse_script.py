@@ -343,6 +343,7 @@ def test_a_script_without_an_optimizer_runs_to_its_end(script: Script) -> None:
     assert rehearsal.breakdown.parameters_bytes == rehearsal.breakdown.gradients_bytes == 4 * MIB
 
 
+@pytest.mark.heavy
 def test_many_steps_are_told_apart_as_few_are(script: Script) -> None:
     """The events of ten steps are kept; the workspaces of the libraries are known behind them too."""
     many = seen(script(TRAINING.replace("range(3)", "range(14)")))
@@ -428,6 +429,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.heavy
 def test_workers_that_load_data_change_nothing(script: Script) -> None:
     """Forked ones and started ones: two batches of each, and the numbers are the trainer's."""
     rehearsal = seen(script(WORKERS))

@@ -25,8 +25,8 @@ def test_pins_are_put_in_place(built_in: Workload) -> None:
 @pytest.mark.parametrize(
     ("texts", "problem"),
     [
-        (["micro_batch_size"], "does not say FIELD=VALUE"),
-        (["=3"], "does not say FIELD=VALUE"),
+        (["micro_batch_size"], "expected FIELD=VALUE"),
+        (["=3"], "expected FIELD=VALUE"),
         (["micro_batch_size=8", "micro_batch_size=9"], "given twice: 8 and 9"),
         (["micro_batch_size=-1"], "greater than 0"),
         (["micro_batch_size=many"], "valid integer"),

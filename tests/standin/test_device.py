@@ -247,6 +247,7 @@ def test_workers_load_and_a_thread_pins(device: Device) -> None:
     assert device.run("loads").breakdown.parameters_bytes == 512 + 1024  # 16 biases and 16 x 16 weights
 
 
+@pytest.mark.heavy
 def test_workers_may_be_spawned(device: Device) -> None:
     """A new process finds what the program's file defines, as it does when the file is run by itself."""
     assert device.run("loads", start="spawn", workers=1, steps=1).fits

@@ -87,6 +87,7 @@ def test_a_config_takes_what_its_program_does(run: RunStep, config: dict[str, An
     assert ours.peak_allocated_bytes == theirs.peak_allocated_bytes
 
 
+@pytest.mark.heavy
 def test_checkpointing_is_that_of_transformers(run: RunStep) -> None:
     """Of a model that no formula is for."""
     config = CONFIGS["gemma"]

@@ -1,0 +1,51 @@
+"""What the functions of the API take: each argument by its name, its type and its range, checked before anything is done.
+
+A type checker sees the signatures; who runs without one gets an error that names the argument, not a traceback from within.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+
+from memplan.errors import UsageError
+from memplan.hardware.gpu import GpuSpec
+from memplan.workload.workload import Workload
+
+_Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
+_Margin = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
+_Count = Annotated[int, Field(ge=1)]
+
+_TYPES: dict[str, tuple[Any, str]] = {
+    "source": (str | Path | Workload | None, "a path or a Workload"),
+    "path": (str | Path, "a path"),
+    "gpu": (str | GpuSpec | None, 'the name of a GPU, as "rtx4090", or a GpuSpec'),
+    "gpu_memory": (str | int | float | None, 'a size, as 24 or "23.5GiB"'),
+    "target_effective_batch_size": (_Count | None, "a whole number from 1 on"),
+    "target_tolerance": (_Share | None, "a share from 0 to 1, as 0.05"),
+    "margin": (_Margin, "a share from 0 to below 1, as 0.05"),
+    "pins": (Mapping[str, str | int | float | bool] | None, 'values by field, as {"micro_batch_size": 8}'),
+    "grow_negatives": (bool, "True or False"),
+    "with_levers": (bool, "True or False"),
+    "program": (str | Callable[..., Any], '"FILE.py:function" or a function'),
+    "values": (Mapping[str, Any] | None, 'keyword arguments by name, as {"batch": 8}'),
+    "steps": (_Count | None, "a whole number from 1 on"),
+    "answers": (Mapping[str, Any] | None, 'answers by line, as {"FILE.py:12": ("true", None)}'),
+    "timeout_seconds": (Annotated[float, Field(gt=0)], "a number of seconds above 0"),
+    "context_bytes": (Annotated[int, Field(ge=0)], "a number of bytes"),
+    "environment": (Mapping[str, str] | None, "variables by name"),
+}
+"""By name: the type, and how the error describes it."""
+
+
+def check_arguments(**given: object) -> None:
+    """Raise UsageError for the first argument that is not of its type, or out of its range."""
+    for name, value in given.items():
+        kind, described = _TYPES[name]
+        try:
+            TypeAdapter(kind, config=ConfigDict(strict=True, arbitrary_types_allowed=True)).validate_python(value)
+        except ValidationError as error:
+            raise UsageError(f"{name}={value!r} is not valid", hint=f"give {described}") from error

@@ -28,7 +28,7 @@ lint: .venv/ready
 
 types: .venv/ready
 	$(BIN)/mypy
-	$(BIN)/basedpyright --pythonpath $(BIN)/python --level error
+	$(BIN)/basedpyright --project pyproject.toml --pythonpath $(BIN)/python --level error
 
 architecture: .venv/ready
 	$(BIN)/lint-imports --no-logo 2>/dev/null || $(BIN)/lint-imports

@@ -29,12 +29,16 @@ def undo(*, files: Sequence[Path], config_path: Path | None, dry_run: bool, outp
     """
     Put every file of the last --apply back, byte for byte, or the FILEs of it; also of one that was interrupted.
 
+    A folder stands for the configuration in it, as with --config-path.
+
     Run again it goes one apply further back. It refuses, and writes nothing, when a file that it would put back has changed since.
     """
     from memplan.api.journals import journal_root
     from memplan.edits.apply import plan_undo
     from memplan.edits.apply import undo as undo_apply
 
+    if config_path is None and len(files) == 1 and files[0].is_dir():
+        config_path, files = files[0], ()
     root = journal_root(config_path or Path(), files)
     if dry_run:
         _, journal, entries = plan_undo(root, only=files)

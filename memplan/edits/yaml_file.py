@@ -218,7 +218,7 @@ class YamlFile:
         if len(self.documents) > 1:
             raise ConfigError(f"holds {len(self.documents)} documents", file=self.path, hint="keep one")
         for duplicate in self.duplicate_keys():
-            raise ConfigError(f"`{duplicate.key}` stands here and in line {duplicate.first_line}", file=self.path, line=duplicate.line)
+            raise ConfigError(f"`{duplicate.key}` is set here and in line {duplicate.first_line}", file=self.path, line=duplicate.line)
         sum(1 for _ in self._flatten())  # refuses aliases that multiply without end
         return self._plain(self.documents[0])
 

@@ -166,7 +166,7 @@ class Runner:
 
 def first_line(error: UsageError) -> str:
     """Return what *error* says, without the last words of the program."""
-    return error.message.splitlines()[0].removesuffix("; its last words:")
+    return error.message.splitlines()[0].removesuffix("; its last output:")
 
 
 def not_run(error: UsageError, *, instead: str) -> NotRehearsedError:
@@ -177,7 +177,7 @@ def not_run(error: UsageError, *, instead: str) -> NotRehearsedError:
 def said(process: Process) -> str:
     """Return the last words of *process* as the end of a sentence."""
     words = process.last_words()
-    return f"its last words:\n{words}" if words else "it said nothing"
+    return f"its last output:\n{words}" if words else "it said nothing"
 
 
 def ended(status: int) -> str:

@@ -274,7 +274,7 @@ class _Reader:
         for path, file in self.files.items():
             for duplicate in file.duplicate_keys():
                 self.warnings.append(
-                    f"{path}:{duplicate.line}: `{duplicate.key}` stands here and in line {duplicate.first_line}; one of them has no effect"
+                    f"{path}:{duplicate.line}: `{duplicate.key}` is set here and in line {duplicate.first_line}; one of them has no effect"
                 )
 
     def _validated(self, data: dict[str, Any]) -> Workload:

@@ -45,7 +45,9 @@ class FittingSteps:
 
     def __init__(self, micro_batch_size: int | None = None, *, grow_after: int | None = 32) -> None:
         _check_count(
-            micro_batch_size, f"a micro-batch of {micro_batch_size} has no sample", hint="leave it out to start with whole batches"
+            micro_batch_size,
+            f"micro_batch_size={micro_batch_size!r} is not valid",
+            hint="use 1 or more, or leave it out to start with whole batches",
         )
         _check_count(grow_after, f"grow_after={grow_after} is not a number of steps", hint="use 1 or more; None never grows")
         self.micro_batch_size = micro_batch_size

@@ -124,9 +124,9 @@ def not_heeded(config: ConfigJson) -> list[str]:
     told = []
     stored = config.values.get("torch_dtype") or config.values.get("dtype")
     if stored not in (None, "float32", "torch.float32", "auto"):
-        told.append(f"`torch_dtype` {stored} is the type in which the weights are stored, and not heeded: the precision decides")
+        told.append(f"`torch_dtype` {stored} is ignored: it is the type in which the weights are stored, and the precision decides")
     if config.values.get("quantization_config") is not None:
-        told.append("`quantization_config` is not heeded: planned with weights that are not quantized")
+        told.append("`quantization_config` is ignored: planned with weights that are not quantized")
     if config.architecture is None:
         head = "its usual language model head" if config.model_type in _FAMILIES else "the first head that transformers has for it"
         told.append(f"names no `architectures`: planned with {head}")

@@ -90,5 +90,5 @@ def test_a_config_json_is_planned_and_told_of(tmp_path: Path) -> None:
     assert isinstance(bert.workload.model, TransformerModel)
     assert any("`torch_dtype` float16" in note for note in bert.notes)
     assert isinstance(mpnet.workload.model, HuggingFaceModel)
-    assert any("`quantization_config` is not heeded" in note for note in mpnet.notes)
+    assert any("`quantization_config` is ignored" in note for note in mpnet.notes)
     assert not bert.has_batch

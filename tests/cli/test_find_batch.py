@@ -138,7 +138,7 @@ def test_a_program_without_a_batch_is_told_apart(run_memplan: Run, torch_build: 
     result = run_memplan("find-batch", f"{STEPS}:fails", **machine(torch_build, driver, "t4"))
 
     assert result.returncode == 2
-    assert "Traceback" not in result.stderr.split("its last words")[0]
+    assert "Traceback" not in result.stderr.split("its last output")[0]
 
 
 def test_without_a_gpu_there_is_nothing_to_try(run_memplan: Run, tmp_path: Path) -> None:

@@ -38,6 +38,17 @@ def test_json_names_the_files(run_memplan: Run, tree: Path) -> None:
     ]  # fmt: skip
 
 
+def test_a_folder_stands_for_the_configuration_in_it(run_memplan: Run, tree: Path) -> None:
+    """`memplan undo conf` is `memplan undo --config-path conf`."""
+    before = content(tree)
+    run_memplan("--gpu", "RTX 4090", "--apply", "--config-path", tree)
+
+    undone = run_memplan("undo", tree)
+
+    assert undone.returncode == 0, undone.stderr
+    assert {name: data for name, data in content(tree).items() if name in before} == before
+
+
 def test_each_undo_goes_one_apply_further_back(run_memplan: Run, tree: Path) -> None:
     """Two applies, two undos, and then nothing is left to undo."""
     original = content(tree)

@@ -133,7 +133,7 @@ def test_nvml_tells_the_same_card(rehearser_of: RehearserOf) -> None:
     ("function", "problem"),
     [
         ("fails", "failed in its step 2 at .*steps.py:[0-9]+: RuntimeError: the data ran out"),
-        ("floods", "exit code 7; its last words:\n(.*\n)*the very last words"),
+        ("floods", "exit code 7; its last output:\n(.*\n)*the very last words"),
         ("missing", "has no function 'missing'"),
         ("not_a_function", "has no function 'not_a_function'"),
     ],

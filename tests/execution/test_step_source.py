@@ -144,7 +144,7 @@ def odd(torch_build: TorchBuild, tmp_path_factory: pytest.TempPathFactory) -> It
         ("segfaults", {}, r"^the program was ended by SIGSEGV; it said nothing"),
         ("is_killed", {}, r"^the program was ended by SIGKILL \(did the host run out of memory\?\); it said nothing"),
         ("leaves", {}, r"^the program ended with exit code 0; it said nothing"),
-        ("leaves", {"status": "the words"}, r"^the program ended with exit code 1; its last words:\nthe words"),
+        ("leaves", {"status": "the words"}, r"^the program ended with exit code 1; its last output:\nthe words"),
         ("leaves_at_once", {}, r"^the program ended with exit code 0; it said nothing"),
         ("returns_nothing", {}, r"^build returned None, and not a function"),
         ("stays_on_the_host", {}, r"^the program never used the device"),
@@ -185,7 +185,7 @@ def test_a_step_that_does_not_end_is_ended(odd: Rehearser, name: str) -> None:
     [
         ("import not_there\n" + BUILD, r"failed in its build at .*train.py:1: ModuleNotFoundError: No module named 'not_there'"),
         ("def build(device:\n", r"failed in its build at .*train.py:1: SyntaxError"),
-        ("import sys\nsys.exit('needs a configuration')\n", r"ended with exit code 1; its last words:\nneeds a configuration"),
+        ("import sys\nsys.exit('needs a configuration')\n", r"ended with exit code 1; its last output:\nneeds a configuration"),
     ],
     ids=["import", "syntax", "exit"],
 )

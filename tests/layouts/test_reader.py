@@ -102,7 +102,7 @@ def test_a_duplicate_key_elsewhere_is_a_warning(tree: Path) -> None:
     """Real stage files have them; they do not keep a plan from being made or written."""
     reading = read(tree)
 
-    assert any("02_stage.yaml:5: `positive_level` stands here and in line 4" in warning for warning in reading.warnings)
+    assert any("02_stage.yaml:5: `positive_level` is set here and in line 4" in warning for warning in reading.warnings)
 
 
 def test_edits_are_the_difference_of_two_workloads(tree: Path) -> None:

@@ -136,9 +136,9 @@ def test_a_length_that_the_model_cannot_take_is_not_assumed(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("config", "told"),
     [
-        ({"torch_dtype": "bfloat16"}, "`torch_dtype` bfloat16 is the type in which the weights are stored, and not heeded"),
+        ({"torch_dtype": "bfloat16"}, "`torch_dtype` bfloat16 is ignored"),
         ({"torch_dtype": None, "dtype": "float16"}, "`torch_dtype` float16"),
-        ({"quantization_config": {"load_in_4bit": True}}, "`quantization_config` is not heeded"),
+        ({"quantization_config": {"load_in_4bit": True}}, "`quantization_config` is ignored"),
         ({"architectures": None}, "names no `architectures`"),
     ],
 )

@@ -64,7 +64,7 @@ def test_a_workload_names_a_config_and_overwrites_parts_of_it(tmp_path: Path) ->
         ("model:\n  kind: parameters\n  num_parameters: 5\n", 2, "`model.activation_bytes_per_sample`: is missing"),
         ("model: {kind: convnet}\n", 1, "`model`: `kind` must be transformer, contrastive_encoder, parameters or huggingface"),
         (MINIMAL + "training: {precision: fp8}\n", 5, "`training.precision` is 'fp8'"),
-        (MINIMAL + MINIMAL, 5, "`model` stands here and in line 1"),
+        (MINIMAL + MINIMAL, 5, "`model` is set here and in line 1"),
         ("- a list\n", None, "is not a workload"),
         ("a: [1\n", 2, "is not valid YAML"),
         ("model:\n  kind: huggingface\n", 2, "`model.config` must name"),

@@ -93,7 +93,7 @@ def test_the_gradient_is_that_of_the_whole_batch() -> None:
 
 def test_a_micro_batch_below_one_makes_no_sense() -> None:
     """It is said before anything runs."""
-    with pytest.raises(UsageError, match="a micro-batch of 0"), memplan.fits_or_smaller(0):
+    with pytest.raises(UsageError, match="micro_batch_size=0 is not valid"), memplan.fits_or_smaller(0):
         pass
 
 

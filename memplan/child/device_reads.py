@@ -1,14 +1,17 @@
 """
 Values that a program reads from the device.
 
-Nothing is computed on the simulated GPU, so what it copies back are zeros. Where that decides what the program does next (a model asks
-whether its attention mask is all ones), the number that a rehearsal gives depends on the answer. So every read is counted by the line of
-the source that made it, and answered: as the user said, else as an ordinary training would have it, else with zero.
+Nothing is computed on the simulated GPU. Where a value that is read decides what the program does next (how many elements of a mask are
+set, whether a mask has padding, how many tokens an expert gets), the number that a rehearsal gives depends on it. So every read is counted
+by the line of the source that made it, and answered by what is known: what the values pass found (`host_values.py`), what the user said,
+what holds in an ordinary training; else with zero, and then the report says so.
 """
 
 from __future__ import annotations
 
+import ast
 import ctypes
+import functools
 import itertools
 import linecache
 import os
@@ -16,24 +19,30 @@ import re
 import struct
 import sys
 import threading
-from collections.abc import Iterator
-from fractions import Fraction
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
-from torch.overrides import TorchFunctionMode
+
+from memplan.child.recorded_values import RecordedValues
 
 DECIDES = 65_536
-"""Copies above this many bytes are data that goes to the host, not values that decide something."""
+"""Copies above this many bytes are data that goes to the host, not values that decide something, as long as nobody knows them."""
 
 _TORCH = str(Path(torch.__file__).parent)
 _DISTRIBUTIONS = str(Path(_TORCH) / "distributions")
+_SHOWS_TENSORS = str(Path(_TORCH) / "_tensor_str.py")
+_SCALES = str(Path(_TORCH) / "amp" / "grad_scaler.py")
 _OWN = str(Path(__file__).parent)
 _READER = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_size_t)
 
-_DEFAULTS: tuple[tuple[str, bool, str], ...] = (
+Basis = Literal["data", "answer", "assumed", "rule", "padding", "ordinary", "zero"]
+"""What an answer stands on: the program's own data, the user, an assumption about what floats decide, what holds in an ordinary training, the
+worse of two cases (a mask has padding), a number that a program only looks at, or nothing."""
+
+_RULES: tuple[tuple[str, bool, str], ...] = (
     (r"isfinite|linalg\.eig(vals)?\(", True, "an ordinary step's values are finite"),
     (r"isnan|isinf|nonfinite|overflow|found_inf", False, "an ordinary step has no NaN and no overflow"),
     (r"^\s*assert\s+not\b", False, "an assertion holds"),
@@ -41,38 +50,55 @@ _DEFAULTS: tuple[tuple[str, bool, str], ...] = (
     (r"^\s*(el)?if\s+not\b.*RAISES", True, "a check before a `raise` passes"),
     (r"^\s*(el)?if\b.*RAISES", False, "a check before a `raise` passes"),
     (r"repeat_interleave\(|\bnormal\(", True, "PyTorch's check of its own arguments passes"),
-    (r"\ball\(.*mask|mask.*\.all\(", False, "a mask with padding, with which attention takes more memory than without a mask"),
 )
 """Words in a line that reads a yes or no, the answer, and its reason. RAISES stands for a next line that raises."""
+
+_MASK = re.compile(r"\ball\(.*mask|mask.*\.all\(")
 
 
 class Answer(NamedTuple):
     """What a read gets, and why."""
 
+    content: bytes
+    text: str
+    basis: Basis
+    reason: str
+
+
+class Said(NamedTuple):
+    """What the user said for a line."""
+
     text: str
     reason: str
+    """By which it is known again: the place as it was given."""
+
+
+USERS = "your answer for "
 
 
 class Reads:
     """Counts and answers the reads of this process."""
 
-    def __init__(self, answers: dict[str, tuple[str, str | None]]) -> None:
+    def __init__(self, answers: dict[str, tuple[str, str | None]], recorded: RecordedValues | None = None) -> None:
         self.answers = answers
         """What the user said by FILE.py:LINE, and for which line of source (None: whichever it is)."""
+        self.recorded = recorded
+        """What a values pass found, to be read again by the same lines in the same order."""
+        self.known: Callable[[int], tuple[bytes, str | None] | None] = lambda size: None  # noqa: ARG005
+        """In a values pass: the bytes of what is being read, and the assumption that they stand on, where they are known."""
+        self.on_answer: Callable[[str, int, bytes | None, str | None], None] | None = None
+        """In a values pass: takes place, size, content (None: not known) and assumption of each read."""
         self.is_counting = True
         """Off, what is read is answered and not told of."""
         self._seen: dict[tuple[str, str], dict[str, Any]] = {}
         self._callback = _READER(self._read)
-        self._sizes: _Sizes | None = None
 
     def attach(self) -> None:
         """Be asked by the device from now on; on a real one, nothing is asked."""
         device = _device()
         if device is not None:
+            _note_types()
             device(self._callback)
-            if any("/" in answer for answer, _ in self.answers.values()):
-                self._sizes = _Sizes()
-                self._sizes.__enter__()
 
     def detach(self) -> None:
         """Be asked no more."""
@@ -85,58 +111,62 @@ class Reads:
         return sorted(self._seen.values(), key=lambda read: -read["count"])
 
     def _read(self, to: int, size: int) -> None:
-        if size > DECIDES:
+        if size > DECIDES and self.recorded is None and self.on_answer is None:
             return
-        frames = _frames(sys._getframe(1))
-        place = next((frame for frame in frames if not is_own(frame.f_code.co_filename)), frames[0] if frames else None)
-        where = f"{place.f_code.co_filename}:{place.f_lineno}" if place else "?"
+        frames = frames_from(sys._getframe())
+        place = next((frame for frame in frames if not is_own(frame.f_code.co_filename)), None)
+        where = f"{place.f_code.co_filename}:{place.f_lineno}" if place else "PyTorch"  # by one name, however it comes there
         text = _line(place) if place else ""
-        answer = self._users(frames, size) or _default(text, frames, size)
-        content = _content(answer.text, size, self._sizes.last if self._sizes else None)
-        ctypes.memmove(to, content, size)
+        known = self._from_data(where, size)  # asked in any case: its turns are counted
+        answer = self.users(frames, size) or known
+        if answer is None and size > DECIDES:
+            return
+        answer = answer or _default(text, frames, size)
+        ctypes.memmove(to, answer.content, size)
         if not self.is_counting:
             return
         read = self._seen.setdefault(
-            (where, answer.text), {"place": where, "text": text, "count": 0, "answer": answer.text, "reason": answer.reason}
+            (where, answer.text),
+            {"place": where, "text": text, "count": 0, "answer": answer.text, "reason": answer.reason, "basis": answer.basis},
         )
         read["count"] += 1
 
-    def _users(self, frames: list[FrameType], size: int) -> Answer | None:
+    def _from_data(self, where: str, size: int) -> Answer | None:
+        """Return what the program's data say: in a values pass what is known now, behind one what it recorded."""
+        if self.on_answer is not None:
+            known = self.known(size)
+            self.on_answer(where, size, *(known or (None, None)))
+        else:
+            known = self.recorded.next(where, size) if self.recorded is not None else None
+        if known is None:
+            return None
+        content, assumption = known
+        if assumption is not None and assumption.startswith(USERS):
+            said = self.answers.get(assumption.removeprefix(USERS))
+            return Answer(content, said[0] if said else _shown(content), "answer", assumption)
+        if assumption is not None:
+            return Answer(content, _shown(content), "assumed", assumption)
+        return Answer(content, _shown(content), "data", "computed on the host from the program's data")
+
+    def users(self, frames: Sequence[FrameType], size: int) -> Answer | None:
         """
         Return what the user said for a line that the program is in.
 
         A number is not for a yes or no: a line may ask for that first (are all counts positive?), and is answered as ever.
         """
+        said = self.said(frames)
+        if said is None or "/" in said.text or (size == 1 and said.text not in ("true", "false")):
+            return None
+        return Answer(_content(said.text, size), said.text, "answer", said.reason)
+
+    def said(self, frames: Sequence[FrameType]) -> Said | None:
+        """Return what the user said for a statement that one of *frames* is in."""
         for frame in frames if self.answers else ():
             for place, (answer, text) in self.answers.items():
                 file, _, line = place.rpartition(":")
-                if line == str(frame.f_lineno) and _is_file(frame.f_code.co_filename, file) and text in (None, _line(frame)):
-                    if size == 1 and answer not in ("true", "false"):
-                        return None
-                    return Answer(answer, "your answer")
+                if _is_file(frame.f_code.co_filename, file) and int(line) in _statement(frame) and text in (None, _line(frame)):
+                    return Said(answer, USERS + place)
         return None
-
-
-class _Sizes(TorchFunctionMode):
-    """Knows how many elements the tensor has that is being counted (a mask, or how often to repeat): a share is a share of them."""
-
-    last: int | None = None
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = getattr(func, "__name__", "")
-        mask = None
-        if name in ("nonzero", "argwhere") or (name == "where" and len(args) == 1):
-            mask = args[0]
-        elif name in ("__getitem__", "masked_select", "__setitem__", "index_put_"):
-            mask = next((found for found in _flat(args[1:]) if isinstance(found, torch.Tensor) and found.dtype == torch.bool), None)
-        elif name == "repeat_interleave":
-            mask = (kwargs or {}).get("repeats", args[1] if len(args) > 1 else args[0])
-        self.last = mask.numel() if isinstance(mask, torch.Tensor) else None
-        return func(*args, **(kwargs or {}))
-
-
-def _flat(values: Any) -> list[Any]:
-    return [inner for value in values for inner in (_flat(value) if isinstance(value, (list, tuple)) else [value])]
 
 
 def _device() -> Any:
@@ -149,37 +179,99 @@ def _device() -> Any:
     return function
 
 
+# which type is read
+
+_reading = threading.local()
+"""The type of the tensor that a method of it reads at the moment, in this thread."""
+
+_READING = ("item", "tolist", "cpu", "__bool__", "__float__", "__int__", "__index__")
+
+
+def _note_types() -> None:
+    """Have the methods that read a tensor say its type: four bytes may be a loss that is printed, or a number of tokens."""
+    for name in _READING:
+        method = getattr(torch.Tensor, name)
+        if not hasattr(method, "is_noted"):
+            setattr(torch.Tensor, name, _noting_type(method))
+
+
+def _noting_type(method: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def call(self: Any, *arguments: Any, **keywords: Any) -> Any:
+        outer = getattr(_reading, "dtype", None)
+        _reading.dtype = self.dtype
+        try:
+            return method(self, *arguments, **keywords)
+        finally:
+            _reading.dtype = outer
+
+    call.is_noted = True  # type: ignore[attr-defined]
+    return call
+
+
+# what is answered where nobody knows
+
+_FORMATS = {torch.float16: "=e", torch.float32: "=f", torch.float64: "=d"}
+
+
 def _default(text: str, frames: list[FrameType], size: int) -> Answer:
     """Return the answer that holds for ordinary training."""
-    if size == 1:
-        called = itertools.takewhile(is_own, (frame.f_code.co_filename for frame in frames))  # by the program, and below it
-        if any(file.startswith(_DISTRIBUTIONS) for file in called):
-            return Answer("true", "a distribution's check of its arguments passes")
-        for pattern, value, reason in _DEFAULTS:
-            if re.search(pattern, text):
-                return Answer(str(value).lower(), reason)
-        return Answer("false", "nothing is computed, so it reads zero")
-    return Answer("0", "nothing is computed, so it reads zero")
+    dtype = getattr(_reading, "dtype", None)
+    if any(frame.f_code.co_filename == _SHOWS_TENSORS for frame in frames):
+        return Answer(bytes(size), "0", "ordinary", "a tensor is printed")
+    if size == 1 and dtype in (None, torch.bool, torch.uint8):
+        return _yes_or_no(text, frames)
+    if dtype is not None and (dtype.is_floating_point or dtype.is_complex):
+        is_scale = any(frame.f_code.co_filename == _SCALES for frame in frames) or re.search(r"found_inf|overflow", text)
+        format_ = _FORMATS.get(dtype)
+        if is_scale or format_ is None or size % struct.calcsize(format_):
+            return Answer(bytes(size), "0", "ordinary", "no overflow was found" if is_scale else "a number that nothing computed")
+        one = struct.pack(format_, 1.0)
+        return Answer(one * (size // len(one)), "1.0", "ordinary", "an ordinary number: nothing is computed")
+    return Answer(bytes(size), "0", "zero", "nothing is computed, so it reads zero")
 
 
-def _content(answer: str, size: int, of: int | None) -> bytes:
+def _yes_or_no(text: str, frames: list[FrameType]) -> Answer:
+    called = itertools.takewhile(is_own, (frame.f_code.co_filename for frame in frames))  # by the program, and below it
+    if any(file.startswith(_DISTRIBUTIONS) for file in called):
+        return Answer(b"\1", "true", "rule", "a distribution's check of its arguments passes")
+    for pattern, value, reason in _RULES:
+        if re.search(pattern, text):
+            return Answer(bytes([value]), str(value).lower(), "rule", reason)
+    if _MASK.search(text):
+        return Answer(b"\0", "false", "padding", "a mask with padding, with which attention takes more memory than without a mask")
+    return Answer(b"\0", "false", "zero", "nothing is computed, so it reads zero")
+
+
+def _content(answer: str, size: int) -> bytes:
     """
-    Return *size* bytes that say *answer*: true, false, an integer, a number with a point, or a share of the *of* elements asked about.
+    Return *size* bytes that say *answer*: true, false, an integer, or a number with a point.
 
     Integers fill elements of 8 bytes where *size* allows it, else of 4; a number with a point those of 4 (fp32), or 8 (fp64).
     """
-    if "/" in answer:
-        value: int | float = round(Fraction(answer) * (of or 0))
-    elif answer in ("true", "false"):
-        value = int(answer == "true")
+    if answer in ("true", "false"):
+        value: int | float = int(answer == "true")
     else:
         value = float(answer) if "." in answer else int(answer)
     if isinstance(value, float):
-        element = struct.pack("=f" if size % 4 == 0 and size != 8 else "=d", value)
+        dtype = getattr(_reading, "dtype", None)
+        element = struct.pack(_FORMATS.get(dtype, "=f" if size % 4 == 0 and size != 8 else "=d"), value)
     else:
         width = next(width for width in (8, 4, 2, 1) if size % width == 0)
         element = (value % 2 ** (8 * width)).to_bytes(width, sys.byteorder)
     return (element * (size // len(element) + 1))[:size]
+
+
+def _shown(content: bytes) -> str:
+    """Return *content* as a report names it."""
+    if len(content) == 1:
+        return "true" if content[0] else "false"
+    if len(content) in (2, 4, 8):
+        return str(int.from_bytes(content, sys.byteorder, signed=True))
+    return f"{len(content)} bytes"
+
+
+# where the program is
 
 
 def is_own(filename: str) -> bool:
@@ -191,13 +283,36 @@ def _is_file(path: str, asked: str) -> bool:
     return path == asked or path.endswith(os.sep + asked.lstrip("./"))
 
 
+@functools.lru_cache(maxsize=64)
+def _statements(filename: str) -> tuple[range, ...]:
+    """Return the lines of each statement of a file; of one with a body, those in front of that."""
+    try:
+        tree = ast.parse("".join(linecache.getlines(filename)))
+    except SyntaxError:
+        return ()
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.stmt):
+            body = getattr(node, "body", None)
+            last = body[0].lineno - 1 if isinstance(body, list) and body else node.end_lineno or node.lineno
+            found.append(range(node.lineno, max(last, node.lineno) + 1))
+    return tuple(found)
+
+
+def _statement(frame: FrameType) -> range:
+    """Return the lines of the statement that *frame* is in: an expression may have several."""
+    line = frame.f_lineno
+    around = [lines for lines in _statements(frame.f_code.co_filename) if line in lines]
+    return min(around, key=len, default=range(line, line + 1))
+
+
 def _line(frame: FrameType) -> str:
     """Return the line that *frame* is at, with a mark when what follows raises."""
     lines = [linecache.getline(frame.f_code.co_filename, frame.f_lineno + offset).rstrip("\n") for offset in (0, 1)]
     return lines[0].strip() + (" # RAISES" if lines[1].strip().startswith("raise") else "")
 
 
-def _frames(frame: FrameType | None) -> list[FrameType]:
+def frames_from(frame: FrameType | None) -> list[FrameType]:
     """Return *frame* and its callers; in one of autograd's threads, where no program called, those of the main thread behind them."""
     found = list(_chain(frame))
     if all(is_own(frame.f_code.co_filename) for frame in found) and threading.current_thread() is not threading.main_thread():
@@ -213,5 +328,5 @@ def _chain(frame: FrameType | None) -> Iterator[FrameType]:
 
 def place_in(frame: FrameType) -> str | None:
     """Return the line of the program, FILE:LINE, that *frame* is in or was called from."""
-    found = next((frame for frame in _frames(frame) if not is_own(frame.f_code.co_filename)), None)
+    found = next((frame for frame in frames_from(frame) if not is_own(frame.f_code.co_filename)), None)
     return f"{found.f_code.co_filename}:{found.f_lineno}" if found else None

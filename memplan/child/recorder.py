@@ -11,10 +11,12 @@ from __future__ import annotations
 import functools
 import gc
 import os
+import random
 import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,8 +24,12 @@ import torch.utils.checkpoint
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
+from memplan.child.batches import Batches
 from memplan.child.device_reads import Reads, is_own, place_in
+from memplan.child.host_values import HostValues
+from memplan.child.recorded_values import RecordedValues, ValueWriter
 from memplan.child.tensor_types import TypeRecorder
+from memplan.errors import is_out_of_memory
 from memplan.traces.trace import ACTIONS
 
 MOST_EVENTS = 10_000_000
@@ -49,8 +55,13 @@ CHECKPOINT_FLAGS = (
 class Recorder:
     """Follows the caching allocator from CUDA's initialisation on."""
 
-    def __init__(self, answers: dict[str, tuple[str, str | None]] | None = None) -> None:
+    def __init__(self, answers: dict[str, tuple[str, str | None]] | None = None, *, on_backward: Callable[[], None] = lambda: None) -> None:
+        self._on_backward = on_backward
+        """Called when a backward begins that no other one is in."""
+        self.num_backwards = 0
         self.reads = Reads(answers or {})
+        self._values: HostValues | None = None
+        self._values_written, self._values_path = ValueWriter(), Path()
         self.steps: list[dict[str, int]] = []
         self.marks: list[tuple[int, int, int, str]] = []
         self.notes: dict[str, set[tuple[int, int]]] = {name: set() for name in NOTED}
@@ -60,6 +71,7 @@ class Recorder:
         self.types: TypeRecorder | None = None
         self.values: dict[str, Any] = {}
         self._step, self._phase = 0, "build"
+        self.batches = Batches(lambda: self._step)
         self.is_on = False
         self._hooked: set[int] = set()
         self._num_scans = self._backwards = 0
@@ -78,9 +90,40 @@ class Recorder:
         self._watch_backward()
         self._watch_checkpointing()
         self._watch_resets()
+        self.batches.attach()
         register_optimizer_step_pre_hook(self._optimizer_begins)
         register_optimizer_step_post_hook(self._optimizer_ends)
-        torch.cuda._lazy_call(self._cuda_began)
+        if torch.cuda._initialization_lock.locked():  # CUDA is being initialised, below this call perhaps: it will see to the queue
+            torch.cuda._queued_calls.append((self._cuda_began, traceback.format_stack()))
+        else:
+            torch.cuda._lazy_call(self._cuda_began)
+
+    def use_values(self, path: str, variant: str) -> None:
+        """
+        Read values from the file at *path*; with a *variant*, find them and write them there when the program ends.
+
+        While they are sought nothing is compiled, so that each operation can be followed. What a program draws at random is the same each time.
+        """
+        if not path:
+            return
+        random.seed(0)
+        if "numpy" in sys.modules:
+            sys.modules["numpy"].random.seed(0)
+        if not variant:
+            self.reads.recorded = RecordedValues(Path(path))
+            return
+        os.environ["TORCHDYNAMO_DISABLE"] = "1"
+        if "torch._dynamo" in sys.modules:
+            torch._dynamo.config.disable = True  # type: ignore[attr-defined]  # a module that torch loads when it is asked for
+        self._values_path = Path(path)
+        self._values = HostValues(self.reads, self._values_written, "all" if variant == "all" else "none")
+        self._values.__enter__()
+
+    def _end_values(self) -> None:
+        if self._values is not None:
+            self._values.__exit__(None, None, None)
+            self._values = None
+            self._values_written.write(self._values_path)
 
     def _cuda_began(self) -> None:
         if torch.cuda.get_allocator_backend() != "native":
@@ -150,6 +193,8 @@ class Recorder:
             if _get_current_dispatch_mode() is not None and self.types is None:
                 return run_backward(*arguments, **keywords)  # torch.compile works out a backward: nothing is run
             if self._backwards == 0:
+                self._on_backward()
+                self.num_backwards += 1
                 self._backward_begins()
             self._backwards += 1
             try:
@@ -238,6 +283,7 @@ class Recorder:
             "phase": self._phase,
             "place": place_in(here),
             "message": f"tried to allocate {asked} bytes with {free} bytes free",
+            "batch_size": self.batches.last_size,
         }
 
     # what lies where
@@ -297,6 +343,7 @@ class Recorder:
 
     def result(self, failure: dict[str, Any] | None = None) -> dict[str, Any]:
         """Return what was seen; *failure* says why the program ended early, where it did."""
+        self._end_values()
         self.reads.detach()
         failure = failure and failure | {"phase": f"step {self._step}" if self._step else "build"}
         if not self.is_on:
@@ -328,6 +375,7 @@ class Recorder:
             "notes": notes,
             "tensor_types": self.types.seen if self.types and not was_stopped and not _is_compiled() else [],
             "reads": self.reads.seen(),
+            "batches": self.batches.seen,
             "checkpointing_off": sorted(self.checkpointing_off),
             "without_gradient": sorted(self.without_gradient),
             "out_of_memory": self.out_of_memory,
@@ -443,6 +491,16 @@ def names_of(missed: set[int], modules: list[Any]) -> set[str]:
     inner = {id(child) for module in modules for child in module._modules.values()}
     models = [module for module in modules if id(module) not in inner]
     return {name for model in models for name, parameter in model.named_parameters() if id(parameter) in missed}
+
+
+class MistakeError(Exception):
+    """What was asked for does not go with the program: the user's to put right, and nothing of the program's own."""
+
+
+def failure_of(error: BaseException) -> dict[str, Any]:
+    """Return what is told of *error*."""
+    kind = "mistake" if isinstance(error, MistakeError) else "out_of_memory" if is_out_of_memory(error) else "error"
+    return {"kind": kind, "message": f"{type(error).__name__}: {error}" if kind == "error" else str(error), "place": place_of(error)}
 
 
 def place_of(error: BaseException) -> str | None:

@@ -1,28 +1,38 @@
 """
-Recording a whole script: every process of it that uses CUDA writes what it saw when it exits, `os._exit` included.
+Recording a whole script: every process of it that uses CUDA writes what it saw when it exits, `os._exit` and SIGTERM included.
 
-MEMPLAN_RESULTS is the folder for the results (PROCESS.json), MEMPLAN_STEPS the optimizer steps after which the script is ended (0: when it
-ends itself), MEMPLAN_ANSWERS the answers to reads of device values, as JSON.
+MEMPLAN_RESULTS is the folder for the results (PROCESS.json), MEMPLAN_STEPS the steps after which the script is ended (0: when it ends
+itself), MEMPLAN_ANSWERS the answers to reads of device values, as JSON, MEMPLAN_VALUES_FILE a file of values, to be
+read or (with MEMPLAN_VALUES_VARIANT) written, MEMPLAN_TORCH the version that the device was built for.
 """
 
 from __future__ import annotations
 
 import atexit
+import ctypes
 import json
 import os
+import signal
+import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import torch
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from memplan.child.recorder import Recorder, objects_of
+from memplan.child.recorder import Recorder, failure_of, objects_of
 
 SETTLE_SECONDS = 0.1
 """A thread of autograd that still lets go of its last backward when Python has ended would abort the process; where kernels take no time,
 a program that ends with a backward gets there before it."""
+
+MOST_EXTRA_STEPS = 100
+"""How many steps more than asked for are run to see an optimizer step that has not yet: WGAN's generator steps every hundredth time at first
+(Arjovsky et al. 2017, section 4 and their code)."""
 
 
 class StepsDone(SystemExit):
@@ -33,31 +43,43 @@ class Script:
     """
     The steps of a script are those of its optimizer; of several optimizers, those of the one that steps most.
 
-    A step is over when each of them has stepped, or one begins its next.
+    A step is over when each of them has stepped, or one begins its next. Without any, each backward begins a step.
     """
 
     def __init__(self, results: Path, most_steps: int, answers: dict[str, tuple[str, str | None]]) -> None:
-        self._recorder = Recorder(answers)
+        self._recorder = Recorder(answers, on_backward=self._backward_begins)
         self._most_steps = most_steps
         self._counts: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()
-        self._num_ended = 0
+        self._num_ended = self._num_backwards = 0
+        self._has_optimizer = False
         self._path = results
         self._process = os.getpid()
-        self._is_written = False
+        self._is_written = self._is_done = False
+        self._leave = os._exit
+        self._error: BaseException | None = None
 
     def begin(self) -> None:
         """Record from here on."""
         register_optimizer_step_pre_hook(self._will_step)  # before the recorder's own, which says that the next step's optimizer begins
+        self._recorder.use_values(os.environ["MEMPLAN_VALUES_FILE"], os.environ["MEMPLAN_VALUES_VARIANT"])
         self._recorder.attach()
         register_optimizer_step_post_hook(self._stepped)
         atexit.register(self._exit)
         os.register_at_fork(after_in_child=self._forked)
         os._exit = self._writing_first(os._exit)  # forked children of multiprocessing leave by it, and scripts whose threads hang
+        sys.exit = self._noting_error(sys.exit)
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGTERM, signal.SIGHUP):
+                if signal.getsignal(number) is signal.SIG_DFL:
+                    signal.signal(number, self._terminated)
         self._recorder.begin_step(1)
+
+    # steps
 
     def _will_step(self, optimizer: Any, arguments: Any, keywords: Any) -> None:
         """End the step that some optimizer did not take part in, where this one begins its next."""
         del arguments, keywords
+        self._leave_if_done()
         if self._counts.get(optimizer, 0) > self._num_ended:
             self._end_step()
 
@@ -67,6 +89,20 @@ class Script:
         if number > self._num_ended and not self._is_one_to_come():
             self._end_step()
 
+    def _backward_begins(self) -> None:
+        """Begin a step, in a program without optimizers: one that updates its parameters itself, or measures only."""
+        self._leave_if_done()
+        if self._has_optimizer or self._counts:
+            return
+        number = self._num_backwards + 1
+        if number & (number - 1) == 0:  # a look at every object: not at each of a thousand backwards
+            self._has_optimizer = bool(objects_of(Optimizer)[0])
+        if self._has_optimizer:
+            return
+        if number > 1:
+            self._end_step()
+        self._num_backwards = number
+
     def _is_one_to_come(self) -> bool:
         """Say whether an optimizer is behind that kept up so far. One that wraps another has its parameters, and has stepped with it."""
         number = self._num_ended + 1
@@ -74,17 +110,43 @@ class Script:
         done: set[int] = set().union(*(_parameters(one) for one in known if self._counts.get(one, 0) >= number))
         return any(self._counts.get(one, 0) == number - 1 and not _parameters(one) <= done for one in known)
 
+    def _waiting(self) -> list[Optimizer]:
+        """Return the optimizers that have not stepped yet, though they have parameters to train that no other one has."""
+        known = objects_of(Optimizer)[0]
+        done: set[int] = set().union(*(_parameters(one) for one in known if one in self._counts))
+        return [one for one in known if one not in self._counts and not _parameters(one) <= done]
+
     def _end_step(self) -> None:
         self._recorder.end_step()
         self._num_ended += 1
-        if self._most_steps and self._num_ended >= self._most_steps:
+        if self._most_steps and self._num_ended >= self._most_steps and self._is_enough():
             self.write()
+            self._is_done = True
             raise StepsDone(0)
         self._recorder.begin_step(self._num_ended + 1)
+
+    def _is_enough(self) -> bool:
+        return self._num_ended >= self._most_steps + MOST_EXTRA_STEPS or not self._waiting()
+
+    def _leave_if_done(self) -> None:
+        """End a program that caught the end of its steps, by an `except` for everything, and goes on."""
+        if self._is_done and os.getpid() == self._process:
+            for stream in (sys.stdout, sys.stderr):
+                stream.flush()
+            self._leave(0)
+
+    # the end
 
     def _exit(self) -> None:
         self.write()
         time.sleep(SETTLE_SECONDS)
+
+    def _terminated(self, number: int, frame: Any) -> None:
+        """Write, and end as the signal would have ended the program."""
+        del frame
+        self.write()
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
 
     def _forked(self) -> None:
         """In a child that was forked before CUDA began: what it does with CUDA is its own."""
@@ -100,22 +162,56 @@ class Script:
 
         return write_and_leave
 
+    def _noting_error(self, leave: Callable[..., Any]) -> Any:
+        """Keep the error that a program is handling when it calls `sys.exit`: Hydra prints it and leaves so."""
+
+        def note_and_leave(status: Any = None, /) -> None:
+            if status not in (None, 0):
+                self._error = sys.exc_info()[1]
+            leave(status)
+
+        return note_and_leave
+
     def write(self) -> None:
         """Write what was seen, once, where CUDA was used: a worker that only loads data has nothing to say."""
         if os.getpid() != self._process or not self._recorder.is_on or self._is_written:
             return
         self._is_written = True
-        if max(self._counts.values(), default=0) > self._num_ended:
+        never_stepped = [f"{type(one).__name__} with {len(_parameters(one))} parameters" for one in self._waiting()]
+        if max(self._counts.values(), default=self._num_backwards) > self._num_ended:
             self._recorder.end_step()
-        text = json.dumps(self._recorder.result())
-        (self._path / f"{self._process}.json").write_text(text, encoding="utf-8")
+        error = self._error or getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
+        failure = failure_of(error) if error is not None and not isinstance(error, (KeyboardInterrupt, SystemExit)) else None
+        record = self._recorder.result(failure) | {
+            "pid": self._process,
+            "command": sys.orig_argv,
+            "num_backwards": self._recorder.num_backwards,
+            "never_stepped": never_stepped if self._counts else [],
+        }
+        path = self._path / f"{self._process}.json"
+        path.with_suffix(".partial").write_text(json.dumps(record), encoding="utf-8")
+        path.with_suffix(".partial").replace(path)
 
 
 def _parameters(optimizer: Any) -> set[int]:
     return {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
 
 
+_begun: list[Script] = []
+
+
 def begin() -> None:
-    """Record this process."""
+    """Record this process, from the first time on that this is called."""
+    ctypes.CDLL(None).memplan_recorder_began()
+    if _begun:
+        return
     results = Path(os.environ["MEMPLAN_RESULTS"])
-    Script(results, int(os.environ["MEMPLAN_STEPS"]), json.loads(os.environ["MEMPLAN_ANSWERS"])).begin()
+    expected = os.environ["MEMPLAN_TORCH"]
+    if torch.__version__ != expected:
+        message = f"the program runs PyTorch {torch.__version__} with {sys.executable}, and the simulated GPU was built for {expected}"
+        failure = {"kind": "mistake", "message": message, "place": None, "phase": "build"}
+        record = {"torch": torch.__version__, "gpu_name": None, "failure": failure}
+        (results / f"{os.getpid()}.json").write_text(json.dumps(record), encoding="utf-8")
+        os._exit(3)
+    _begun.append(Script(results, int(os.environ["MEMPLAN_STEPS"]), json.loads(os.environ["MEMPLAN_ANSWERS"])))
+    _begun[0].begin()

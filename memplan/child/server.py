@@ -4,7 +4,7 @@ The process that rehearses: imports PyTorch and the user's program once, and run
     python -c "from memplan.child.server import main; main(REQUESTS, ANSWERS)"
 
 REQUESTS and ANSWERS are file descriptors; a request is a line of JSON: source, function, values, texts, steps, most_steps, answers,
-environment, result, until. Nothing of CUDA has begun when the fork is made, so that each request sees what a process of its own would see.
+environment, values_file, values_variant, result, until. Nothing of CUDA has begun when the fork is made, so that each request sees what a process of its own would see.
 The answer is a line too, with how the fork ended; what was seen is in the file `result`. Where `until` names a file, the fork waits for it
 at its end, so that whoever asked can see what the driver says of it. Run on the simulated GPU or on a real one.
 """
@@ -34,8 +34,7 @@ from typing import Any
 import torch
 import torch._dynamo  # the first optimizer would import it, in every fork anew
 
-from memplan.child.recorder import Recorder, place_of
-from memplan.errors import is_out_of_memory
+from memplan.child.recorder import MistakeError, Recorder, failure_of
 
 Build = Callable[..., Callable[[], object]]
 
@@ -43,10 +42,6 @@ _MOST_WAITING_SECONDS = 10.0
 
 _GROWTH_FROM = 3
 """The step after which growth is asked about."""
-
-
-class MistakeError(Exception):
-    """What was asked for does not go with the program: the user's to put right, and nothing of the program's own."""
 
 
 def load_build(source: str, function: str) -> Build:
@@ -93,7 +88,7 @@ def run(build: Build, request: dict[str, Any], recorder: Recorder) -> dict[str, 
             step()
             recorder.end_step()
     except Exception as error:
-        return failure_of(error)
+        return _told(error)
     if request["checks_tensor_types"]:
         check_tensor_types(step, recorder)
     return None
@@ -160,13 +155,12 @@ def _check_values(build: Build, values: dict[str, Any], function: str) -> None:
         raise MistakeError(f"{function}: {error}; it takes {takes}") from error
 
 
-def failure_of(error: Exception) -> dict[str, Any]:
+def _told(error: Exception) -> dict[str, Any]:
     """Return what is told of *error*; that of the program is printed as Python would, for the last words."""
-    kind = "mistake" if isinstance(error, MistakeError) else "out_of_memory" if is_out_of_memory(error) else "error"
-    if kind == "error":
+    failure = failure_of(error)
+    if failure["kind"] == "error":
         traceback.print_exc()
-    message = f"{type(error).__name__}: {error}" if kind == "error" else str(error)
-    return {"kind": kind, "message": message, "place": place_of(error)}
+    return failure
 
 
 def _steps_to_run(request: dict[str, Any], steps: list[dict[str, int]]) -> int:
@@ -187,6 +181,7 @@ def serve(build: Build | None, failure: dict[str, Any] | None, request: dict[str
     """Run *request* in this process, write its result, and leave without waiting for threads that may hang."""
     os.environ.update(request["environment"])
     recorder.reads.answers.update(request["answers"])
+    recorder.use_values(request["values_file"], request["values_variant"])
     if build is not None:
         failure = run(build, request, recorder)
     written = Path(request["result"])
@@ -225,7 +220,7 @@ def main(requests: int, answers: int) -> None:
                 try:
                     build = load_build(request["source"], request["function"])
                 except Exception as error:
-                    failure = failure_of(error)
+                    failure = _told(error)
                 loaded = True
                 has_threads = num_threads_now() > num_threads
                 if has_threads or torch.cuda.is_initialized():

@@ -151,9 +151,9 @@ def _rehearse_step(
             )
 
         rehearsal = run(gpu, values, checks_tensor_types=True)
-        would_fit = None if rehearsal.fits else what_would_fit(run, gpu=gpu, values=values)
+        would_fit = None if rehearsal.fits is not False else what_would_fit(run, gpu=gpu, values=values)
     _report(rehearsal, gpu, would_fit, _kept(answers, rehearsal, folder), output_format)
-    return 0 if rehearsal.fits else 1
+    return {"fits": 0, "unknown": 3}.get(rehearsal.verdict, 1)
 
 
 def _rehearse_script(
@@ -162,12 +162,7 @@ def _rehearse_script(
     from memplan.execution.read_answers import read_answers
     from memplan.execution.rehearse_script import rehearse_script
 
-    script = Path(program[0])
-    if program[0] != "-m" and not script.exists():  # a folder with a __main__.py is a script too
-        raise UsageError(f"{script} does not exist", hint="after `--` give a script and its arguments, or `-m MODULE`")
-    if program == ["-m"]:
-        raise UsageError("-m names no module", hint="`memplan rehearse --gpu t4 -m my.training`")
-    folder = Path() if program[0] == "-m" else script.parent
+    folder = next((Path(word).parent for word in program if word.endswith(".py")), Path())
     answers = read_answers(reads, folder)
     try:
         rehearsal = rehearse_script(
@@ -192,7 +187,7 @@ def _kept(answers: Answers, rehearsal: Rehearsal, folder: Path) -> list[str]:
     """Remember the answers that were used; say of the others that they were not."""
     from memplan.execution.read_answers import remember
 
-    unused = remember(answers, rehearsal.reads, folder)
+    unused = remember(answers, rehearsal.reads, folder) if rehearsal.failure is None else []
     return [f"--read {place}: the program read no value from the device at that line" for place in unused]
 
 

@@ -100,7 +100,7 @@ class RehearsedEstimator(ReplayingEstimator):
         assert isinstance(training, dict)
         settings = allocator_environment(training["allocator_settings"])
         try:
-            rehearsal = _rehearser().rehearse(gpu=step.gpu, values={"workload": step.workload}, environment=settings)
+            rehearsal = _rehearser().rehearse(gpu=step.gpu, values={"workload": step.workload}, environment=settings, has_padding=True)
         except UsageError as error:
             from memplan.execution.runner import not_run  # noqa: PLC0415
 
@@ -279,12 +279,9 @@ def _with_reserved(estimate: MemoryEstimate, reserved_bytes: int) -> MemoryEstim
 
 def refuse_guesses(rehearsal: Rehearsal) -> None:
     """Raise NotRehearsedError where sizes were read from the device and taken as zero: more than that would be called a fit."""
-    from memplan.execution.findings import guessed_places  # noqa: PLC0415  (kept rehearsals were checked when they were run)
-
-    guessed = guessed_places(rehearsal.reads)
-    if guessed is not None:
+    if rehearsal.lower_bound_reasons:
         raise NotRehearsedError(
-            f"the memory of this step depends on its data: it reads sizes from the GPU, where nothing is computed, at {guessed}",
+            f"the memory of this step is not known: {'; '.join(rehearsal.lower_bound_reasons)}",
             hint="rehearse your own program, which has the data, and say what it reads",
         )
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import re
+import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from memplan.execution.device_log import NO_LOG, DeviceLog
-from memplan.execution.read_answers import USERS
 from memplan.execution.rehearsal import DeviceRead, Finding, StepPeaks
-from memplan.execution.run_record import RunRecord
+from memplan.execution.run_record import Batch, RunRecord
 from memplan.traces.trace import ALLOC, Note, allocation_of, allocations_by_address
 from memplan.units import format_bytes
 
@@ -19,9 +18,6 @@ WIDE_SHARE = 0.1
 
 SHOWN = 3
 """Names and places that a sentence holds."""
-
-_SCALAR = re.compile(r"\.item\(\)|\bfloat\(|\bprint\(|\blog\w*\(|f['\"]")
-"""Lines that read a number for people to see, as far as words can tell: most programs have some, and nothing depends on them."""
 
 _WIDE = ("float64", "float32", "complex128")
 _SHORT = ("float16", "bfloat16")
@@ -35,6 +31,8 @@ def find(record: RunRecord, *, log: DeviceLog = NO_LOG, unrecorded_peak: str | N
         *_without_gradient(record.without_gradient),
         *_wide_tensors(record),
         *_growth(record.steps),
+        *_never_stepped(record.never_stepped),
+        *_batch_shapes(record.batches),
         *_workspaces(log),
         *_reads(record.reads),
     )
@@ -68,6 +66,32 @@ def _without_gradient(names: Sequence[str]) -> Iterator[Finding]:
         message=f"{count} got no gradient in any step: {_listed(names)}; freeze what is not trained, or look for a part that the loss does "
         "not reach",
     )
+
+
+def _never_stepped(optimizers: Sequence[str]) -> Iterator[Finding]:
+    if optimizers:
+        yield Finding(
+            kind="never_stepped",
+            message=f"{_listed(optimizers)} never stepped in the steps that were run: its state, and what leads to its step, is not counted",
+        )
+
+
+def _batch_shapes(batches: Sequence[Batch]) -> Iterator[Finding]:
+    """Tell of batches that are not all alike: the largest of an epoch decides, and it may not have been among them."""
+    trained = [batch for batch in batches if batch.step]
+    sizes = {batch.num_elements for batch in trained}
+    if len({batch.shapes for batch in trained}) > 1 and len(sizes) > 1:
+        smallest, largest = (pick(trained, key=lambda batch: batch.num_elements) for pick in (min, max))
+        yield Finding(
+            kind="batch_shapes",
+            message=f"the shapes of the batches differ: {_shape(smallest)} to {_shape(largest)} among the {len(trained)} that were taken; "
+            "the largest batch of an epoch decides, and it may be a later one",
+        )
+
+
+def _shape(batch: Batch) -> str:
+    """Return the shape of the largest tensor of *batch*."""
+    return "×".join(map(str, max(batch.shapes, key=math.prod)))
 
 
 def _wide_tensors(record: RunRecord) -> Iterator[Finding]:
@@ -135,47 +159,63 @@ def _workspaces(log: DeviceLog) -> Iterator[Finding]:
         )
 
 
+def decides(read: DeviceRead) -> bool:
+    """Say whether a read that nobody knew the answer to may decide a size or a branch."""
+    return read.basis in ("zero", "padding")
+
+
 def _reads(reads: Sequence[DeviceRead]) -> Iterator[Finding]:
-    deciding = [read for read in reads if read.answer in ("true", "false") and read.reason != USERS]
-    for read in deciding[:SHOWN]:
+    assumed = [read for read in reads if read.basis == "assumed"]
+    if assumed:
+        yield Finding(
+            kind="device_values",
+            message=f"numbers that the model computes decide sizes at {_places(assumed)}: told is the larger of two ends, everything passes "
+            f"or nothing does, equal shares or one that gets all; if you know better: {_EXAMPLE}",
+        )
+    for read in [read for read in reads if decides(read) and read.answer in ("true", "false")][:SHOWN]:
         other = "false" if read.answer == "true" else "true"
         yield Finding(
             kind="device_values",
             message=f"{_shown(read.place)} asks the GPU for a yes or no and got {read.answer} ({read.reason}); if yours differs: "
             f'`answers={{"{read.place.rsplit("/", 1)[-1]}": "{other}"}}`',
         )
-    zeros = _zeros(reads)
+    zeros = guessed_places(reads)
     if zeros:
         yield Finding(
             kind="guessed_sizes",
-            message=f"read from the GPU and got zero, since nothing is computed: {_listed(zeros)}; where that decides a size (nonzero, "
-            f"x[mask], repeat_interleave, counts of tokens) the step takes more than is said here; say what it would be: {_EXAMPLE}, or a "
-            "number",
+            message=f"read from the GPU and got zero, since nothing is computed: {zeros}; where that decides a size (nonzero, x[mask], "
+            f"repeat_interleave, counts of tokens) the step takes more than is said here; say what it would be: {_EXAMPLE}, or a number",
         )
 
 
 _EXAMPLE = '`answers={"FILE.py:LINE": "1/8"}`'
 
 
-def _zeros(reads: Sequence[DeviceRead]) -> list[str]:
-    """Return the places that got a zero which may decide a size, each with how often."""
-    sizes = (read for read in reads if read.answer == "0" and not _SCALAR.search(read.text))
-    return [f"{_shown(read.place)} ({read.count}×)" for read in sizes]
-
-
 def sizes_hint(reads: Sequence[DeviceRead]) -> str | None:
     """Return what may be the cause where a program fails that reads sizes from the device: they were zero."""
-    zeros = _zeros(reads)
+    zeros = guessed_places(reads)
     if not zeros:
         return None
-    read = f"it read from the GPU, where nothing is computed, and got zero: {_listed(zeros)}"
+    read = f"it read from the GPU, where nothing is computed, and got zero: {zeros}"
     return f"{read}; if that is why, say what it would be: {_EXAMPLE}"
 
 
 def guessed_places(reads: Sequence[DeviceRead]) -> str | None:
-    """Return where zeros were read that may decide sizes, as the end of a sentence; None where none were."""
-    zeros = _zeros(reads)
-    return _listed(zeros) if zeros else None
+    """Return where zeros were read that may decide sizes, each with how often, as the end of a sentence; None where none were."""
+    return _places([read for read in reads if read.basis == "zero" and read.answer not in ("true", "false")]) or None
+
+
+def _places(reads: Sequence[DeviceRead]) -> str:
+    return _listed([f"{_shown(read.place)} ({read.count}×)" for read in reads])
+
+
+def lower_bound_reasons(reads: Sequence[DeviceRead], log: DeviceLog) -> Iterator[str]:
+    """Yield why the step may take more than was seen."""
+    guessed = guessed_places(reads)
+    if guessed is not None:
+        yield f"sizes were guessed as zero at {guessed}"
+    if log.not_served:
+        yield f"the simulated GPU does not serve {', '.join(log.not_served)}, and the program went on without"
 
 
 def _shown(place: str) -> str:

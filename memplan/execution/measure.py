@@ -73,6 +73,7 @@ class Measurer(Closing):
                 until=until,
             )
             record = self._runner.record(status)
+        self._runner.check(record)
         return _measurement(record, self._gpu, _held_bytes(record.pid, before, seen))
 
     def _device(self) -> Mapping[str, str]:

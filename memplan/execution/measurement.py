@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from pydantic import NonNegativeInt
+from pydantic import NonNegativeInt, computed_field
 
-from memplan.execution.rehearsal import Rehearsal
+from memplan.execution.rehearsal import Rehearsal, Verdict
 from memplan.memory.budget import MemoryBudget
 from memplan.memory.estimate import MemoryEstimate, MemoryRange
 from memplan.units import format_bytes
@@ -25,6 +25,12 @@ class Measurement(Rehearsal):
 
     driver_version: str | None = None
     """The driver that ran the GPU."""
+
+    @computed_field  # type: ignore[prop-decorator]  # mypy knows no decorated properties
+    @property
+    def verdict(self) -> Verdict:
+        """Return whether it fits: it ran on the GPU itself, and what it gave back meanwhile is told beside."""
+        return "fits" if self.out_of_memory is None else "does_not_fit"
 
     @property
     def outside_bytes(self) -> int | None:

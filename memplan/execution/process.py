@@ -8,6 +8,7 @@ import os
 import select
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -37,7 +38,7 @@ class Process:
         requests, self._requests = os.pipe()
         self._answers, answers = os.pipe()
         self._process = subprocess.Popen(
-            command_for([*arguments, str(requests), str(answers)]),
+            command_for([sys.executable, *arguments, str(requests), str(answers)]),
             env=dict(environment),
             pass_fds=(requests, answers),
             stdin=subprocess.DEVNULL,

@@ -15,8 +15,8 @@ from memplan.execution.rehearsal import DeviceRead
 REMEMBERED = Path(".memplan") / "reads.json"
 """Where answers are kept, below the folder of the program."""
 
-USERS = "your answer"
-"""The reason of a read that the user answered."""
+USERS = "your answer for "
+"""How the reason of a read begins that the user answered; the place as it was given follows."""
 
 
 class Answers(NamedTuple):
@@ -68,7 +68,8 @@ def _load(path: Path) -> dict[str, tuple[str, str]]:
 
 def remember(answers: Answers, reads: Iterable[DeviceRead], folder: Path) -> list[str]:
     """Keep the given answers that were used, each with its line, in *folder*; return those that no read asked for."""
-    used = {place: read.text for read in reads if read.reason == USERS for place in answers.given if _means(place, read.place)}
+    lines = {read.reason.removeprefix(USERS): read.text for read in reads if read.basis == "answer"}
+    used = {place: lines[place] for place in answers.given if place in lines}
     if used:
         path = folder / REMEMBERED
         kept = answers.remembered | {place: (answers.given[place], text) for place, text in used.items()}
@@ -76,7 +77,3 @@ def remember(answers: Answers, reads: Iterable[DeviceRead], folder: Path) -> lis
         listing = {place: {"answer": answer, "line": line} for place, (answer, line) in sorted(kept.items())}
         path.write_text(json.dumps(listing, indent=2) + "\n", encoding="utf-8")
     return [place for place in answers.given if place not in used]
-
-
-def _means(asked: str, place: str) -> bool:
-    return place == asked or place.endswith("/" + asked.removeprefix("./"))

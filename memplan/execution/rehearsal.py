@@ -5,7 +5,7 @@ from typing import Literal
 from pydantic import Field, InstanceOf, NonNegativeInt, computed_field
 
 from memplan.description import Description
-from memplan.memory.estimate import MemoryEstimate
+from memplan.memory.estimate import MemoryEstimate, MemoryRange
 from memplan.traces.trace import MemoryTrace
 
 
@@ -49,6 +49,28 @@ class OutOfMemory(Description):
     is_caught: bool = False
     """The program caught the error and went on."""
 
+    batch_size: int | None = None
+    """Samples of the batch that it ran out with, where it came from a DataLoader."""
+
+    batch_size_after: int | None = None
+    """Samples of the batches with which the program went on, where it did with fewer."""
+
+
+class ProgramFailure(Description):
+    """Why a program ended before its time, where that was not for want of memory."""
+
+    message: str
+    """The exception's type and text, or the exit code."""
+
+    place: str | None
+    """FILE:LINE, the last of the program's own that it came through."""
+
+    phase: str
+    """build, or which step."""
+
+
+Verdict = Literal["fits", "tight", "does_not_fit", "unknown"]
+
 
 class DeviceRead(Description):
     """A line of the program that reads values from the device, where nothing is computed."""
@@ -68,13 +90,17 @@ class DeviceRead(Description):
     reason: str
     """Why that."""
 
+    basis: Literal["data", "answer", "assumed", "rule", "padding", "ordinary", "zero"] = "zero"
+    """What the answer stands on: the program's own data, the user, an assumption about numbers that a model computes, what holds in an
+    ordinary training, the worse of two cases (a mask has padding), a number that decides nothing, or nothing."""
+
 
 class Finding(Description):
     """Something that only the real program shows."""
 
     kind: Literal[
         "checkpointing_without_effect", "parameters_without_gradient", "wide_tensors", "growth", "library_workspaces", "device_values",
-        "guessed_sizes", "unrecorded_peak"
+        "guessed_sizes", "unrecorded_peak", "never_stepped", "not_served", "batch_shapes"
     ]  # fmt: skip
     """Which kind of finding."""
 
@@ -93,9 +119,6 @@ class Rehearsal(MemoryEstimate):
 
     torch: str
     """The PyTorch that ran."""
-
-    fits: bool
-    """Whether memory never ran out."""
 
     out_of_memory: OutOfMemory | None = None
     """Where memory ran out, where it did."""
@@ -121,10 +144,43 @@ class Rehearsal(MemoryEstimate):
     exit_code: int = 0
     """How the program ended, where it was a whole one."""
 
+    failure: ProgramFailure | None = None
+    """Why it ended before its time, where it did: what is told covers what ran until then, and there is no verdict."""
+
+    lower_bound_reasons: tuple[str, ...] = ()
+    """Why the step may take more than is said here: sizes that were guessed, a call that the simulated GPU does not serve."""
+
+    assumed_range: MemoryRange | None = None
+    """What the GPU uses at both ends of an assumption, where numbers that the model computes decide sizes; told is the larger end."""
+
+    process: str | None = None
+    """The process that is told of, where the program started others and it is not the first."""
+
     trace: InstanceOf[MemoryTrace] | None = Field(default=None, exclude=True, repr=False)
     """Every event of the allocator."""
 
     @computed_field  # type: ignore[prop-decorator]  # mypy knows no decorated properties
+    @property
+    def verdict(self) -> Verdict:
+        """
+        Return what can be said: it fits; it ran only by giving cached memory back (tight: most such steps run out on a real GPU); it does not
+        fit; or unknown, where the program failed, or sizes were guessed.
+        """
+        if self.failure is not None:
+            return "unknown"
+        if self.out_of_memory is not None:
+            return "does_not_fit"
+        if self.lower_bound_reasons:
+            return "unknown"
+        return "tight" if self.num_alloc_retries else "fits"
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def fits(self) -> bool | None:
+        """Return whether it fits, with nothing given back; None where nobody can say."""
+        return None if self.verdict == "unknown" else self.verdict == "fits"
+
+    @computed_field  # type: ignore[prop-decorator]
     @property
     def fragmentation(self) -> float:
         """Return the share of the reserved peak that was in no tensor at the allocated peak."""

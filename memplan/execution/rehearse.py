@@ -15,6 +15,7 @@ from memplan.execution.rehearsal import Rehearsal
 from memplan.execution.runner import DEFAULT_TIMEOUT_SECONDS, Closing, Runner
 from memplan.execution.step_source import StepSource
 from memplan.execution.summary import Run, rehearsal_of
+from memplan.execution.values_pass import NO_VALUES, ValuesFile, settle, with_ample_memory
 from memplan.hardware.gpu import GpuSpec
 from memplan.hardware.torch_install import find_torch
 from memplan.memory.cuda_context import CONTEXT_BYTES, assumed_range
@@ -44,6 +45,7 @@ class Rehearser(Closing):
         library_workspaces: bool = True,
         checks_tensor_types: bool = False,
         environment: Mapping[str, str] | None = None,
+        has_padding: bool = False,
     ) -> Rehearsal:
         """
         Return what the program does to the memory of *gpu*.
@@ -51,19 +53,21 @@ class Rehearser(Closing):
         *steps*: how many; None runs three, and ten where the third still takes more than the second. *answers*: what reads of device values
         get, by FILE.py:LINE: an answer, and the line that it was given for (None: any). *library_workspaces*: count an allowance for what
         cuDNN and cuFFT decide at run time; the lower bound is without it. *checks_tensor_types*: run one step more, which counts for
-        nothing, to find large tensors of wide types. *environment*: variables for this rehearsal, as PYTORCH_ALLOC_CONF.
+        nothing, to find large tensors of wide types. *environment*: variables for this rehearsal, as PYTORCH_ALLOC_CONF. *has_padding*: the
+        program's batch has padding: what it reads of a mask is known.
 
         Raises UsageError when the program fails for another reason than memory, MissingError when this machine cannot rehearse it.
         """
 
-        def run(*, with_workspaces: bool, checks_tensor_types: bool) -> Run:
+        def run(values_file: ValuesFile | None, *, with_workspaces: bool, checks_tensor_types: bool) -> Run:
             log = self._runner.folder / "log"
             log.unlink(missing_ok=True)
+            card = gpu if values_file is None or values_file.variant is None or has_run_out else with_ample_memory(gpu)
             status = self._runner.run(
                 device=lambda: environment_for(gpu, build(find_torch()), context_bytes=context_bytes),
                 environment={
                     **(environment or {}),
-                    "MEMPLAN_CARD": gpu_description(gpu, context_bytes),
+                    "MEMPLAN_CARD": gpu_description(card, context_bytes),
                     "MEMPLAN_LOG": str(log),
                     "MEMPLAN_WORKSPACES": str(int(with_workspaces)),
                 },
@@ -72,13 +76,29 @@ class Rehearser(Closing):
                 answers=answers,
                 checks_tensor_types=checks_tensor_types,
                 timeout_seconds=timeout_seconds,
+                values_file=(values_file or NO_VALUES).request(),
             )
-            device_log = read_device_log(log)
-            device_log.check()
-            return Run(self._runner.record(status), device_log)
+            return Run(self._runner.record(status), read_device_log(log))
 
-        whole = run(with_workspaces=library_workspaces, checks_tensor_types=checks_tensor_types)
+        has_run_out = False
+
+        def run_whole(values_file: ValuesFile | None) -> Run:
+            nonlocal has_run_out
+            is_told = values_file is None or values_file.variant is None
+            found = run(values_file, with_workspaces=library_workspaces, checks_tensor_types=checks_tensor_types and is_told)
+            has_run_out = has_run_out or found.record.out_of_memory is not None
+            return found
+
+        found = settle(run_whole, folder=self._runner.folder, answers=answers, has_padding=has_padding)
+        whole = found.run
+        self._check(whole)
         without = None
         if library_workspaces and whole.log.workspaces:
-            without = run(with_workspaces=False, checks_tensor_types=False).record
-        return rehearsal_of(whole, without=without, context=assumed_range(context_bytes))
+            without = run(found.values, with_workspaces=False, checks_tensor_types=False).record
+        return rehearsal_of(whole, without=without, other=found.other, context=assumed_range(context_bytes))
+
+    def _check(self, run: Run) -> None:
+        """Raise what is to be said of a program that failed: by a call that the device does not serve, or in another way than for memory."""
+        if run.record.failure is not None:
+            run.log.check()
+        self._runner.check(run.record)

@@ -1,4 +1,4 @@
-"""Rehearsing a whole script, unmodified: Python runs it as ever, on the simulated GPU, with a recorder that waits for PyTorch."""
+"""Rehearsing a whole program, unmodified: it is started as ever, on the simulated GPU, with a recorder that waits for PyTorch."""
 
 from __future__ import annotations
 
@@ -8,29 +8,51 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from memplan.errors import NothingSeenError, UsageError
+from memplan.execution.command import Command, command_from
 from memplan.execution.device_log import read_device_log
 from memplan.execution.rehearsal import Rehearsal
 from memplan.execution.run_record import RunRecord, read_record
 from memplan.execution.runner import REHEARSING, ended
 from memplan.execution.summary import Run, rehearsal_of
+from memplan.execution.values_pass import NO_VALUES, ValuesFile, settle, with_ample_memory
 from memplan.hardware.gpu import GpuSpec
-from memplan.hardware.torch_install import find_torch
+from memplan.hardware.torch_install import TorchBuild, find_torch
 from memplan.memory.cuda_context import CONTEXT_BYTES, assumed_range
 from memplan.standin.build import build, path_for_variables
 from memplan.standin.launch import caches_in, command_for, environment_for
 
 HOOK = Path(__file__).parents[1] / "child" / "hook"
-_GRACE_SECONDS = 5.0
+_ROOT = str(Path(__file__).parents[2])
+
+_GRACE_SECONDS = 10.0
+"""What a program gets to end in, when it was asked to."""
+
+_PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_SI_KERNEL = 0x80  # siginfo's si_code of Ctrl-C (sigaction(2)): the terminal sends it to the program as well
+
+# What the device runs in a Python that did not load the hook (csrc/python.c): with as few names of its own as can be.
+_RECORDER = f"""
+import sys
+torch = sys.modules.get("torch")
+if hasattr(torch, "compile"):  # one of the last names that `import torch` makes
+    sys.path.append({_ROOT!r})
+    try:
+        from memplan.child.script import begin
+    finally:
+        del sys.path[len(sys.path) - 1 - sys.path[::-1].index({_ROOT!r})]
+    begin()
+"""
 
 
 def rehearse_script(
-    arguments: Sequence[str],
+    words: Sequence[str],
     *,
     gpu: GpuSpec,
     steps: int | None = None,
@@ -40,38 +62,87 @@ def rehearse_script(
     context_bytes: int = CONTEXT_BYTES,
 ) -> Rehearsal:
     """
-    Run ``python *arguments*`` on *gpu*; return what its memory did. Its exit code is minus the signal's number where one ended it.
+    Run the program that *words* say on *gpu*; return what its memory did. Its exit code is minus the signal's number where one ended it.
 
-    *arguments* begin with a script or ``-m``. The program's output goes where this process's does (*output_to_stderr*: all of it to
-    standard error). *steps* ends it after that many optimizer steps. Raises NothingSeenError for a program that did not use the GPU, or
-    ended before it could report; UsageError after *timeout_seconds*, MissingError when this machine cannot rehearse it.
+    *words* begin with a script, ``-m`` or a program. The program's output goes where this process's does (*output_to_stderr*: all of it to
+    standard error). *steps* ends it after that many steps. Of several processes, the one that trains is reported. Raises NothingSeenError for
+    a program that did not use the GPU, or ended before it could report; UsageError for one that is not there, or after *timeout_seconds*;
+    MissingError when this machine cannot rehearse it.
     """
-    libraries = build(find_torch())
-    with tempfile.TemporaryDirectory(prefix="memplan-rehearsal-") as folder:
-        log = Path(folder) / "log"
-        environment = environment_for(gpu, libraries, context_bytes=context_bytes) | {
-            **caches_in(Path(folder)),
-            "MEMPLAN_LOG": str(log),
-            "MEMPLAN_WORKSPACES": "1",
-            "MEMPLAN_RESULTS": folder,
-            "MEMPLAN_STEPS": str(steps or 0),
-            "MEMPLAN_ANSWERS": json.dumps(dict(answers or {})),
-            REHEARSING: "1",
-        }
-        environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(path_for_variables(HOOK)), environment.get("PYTHONPATH", "")]))
-        process = subprocess.Popen(command_for(arguments), env=environment, stdout=sys.stderr.fileno() if output_to_stderr else None)
-        with _ended(process, folder):
-            try:
+    command = command_from(words)
+    torch = find_torch(None if command.is_of_this_python else command.python)
+    libraries = build(torch)
+    with tempfile.TemporaryDirectory(prefix="memplan-rehearsal-") as name:
+        whole = Path(name)
+        process_of: dict[int, Ended] = {}
+
+        def run(values_file: ValuesFile | None) -> Run:
+            folder = Path(tempfile.mkdtemp(dir=whole))
+            is_followed = values_file is not None and values_file.variant is not None
+            inherited = os.environ | command.environment
+            card = with_ample_memory(gpu) if is_followed and not any(ended_.has_run_out for ended_ in process_of.values()) else gpu
+            environment = {
+                **environment_for(card, libraries, context_bytes=context_bytes, inherited=inherited),
+                **_for_recorder(torch, folder, steps, answers, inherited),
+                **{f"MEMPLAN_{key.upper()}": value for key, value in (values_file or NO_VALUES).request().items()},
+            }
+            process = _start(command, environment, is_first=values_file is None, output_to_stderr=output_to_stderr)
+            with _ended(process, str(folder)):
                 _wait(process, timeout_seconds)
-            except subprocess.TimeoutExpired as error:
-                took = "after Ctrl-C" if timeout_seconds is None else f"within {timeout_seconds:g} seconds"
-                raise UsageError(f"the program did not end {took}", hint="end it after some steps: `steps=3`") from error
-        device_log = read_device_log(log)
-        device_log.check()
-        record = _record(Path(folder), process.pid)
-        if record is None:
-            raise _nothing_seen(process.returncode)
-        return rehearsal_of(Run(record, device_log), context=assumed_range(context_bytes), exit_code=process.returncode)
+            log, record = read_device_log(folder / "log"), _record(folder)
+            if record is None or record.failure is not None or process.returncode:
+                log.check()
+            if record is None:
+                raise _nothing_seen(process.returncode)
+            if record.failure is not None and record.failure.kind == "mistake":
+                raise UsageError(record.failure.message, hint="name the Python that runs it: `-- /path/to/python train.py`")
+            process_of[id(record)] = Ended(process.returncode, record.pid == process.pid, record.out_of_memory is not None)
+            return Run(record, log)
+
+        found = settle(run, folder=whole, answers=answers)
+        record, how = found.run.record, process_of[id(found.run.record)]
+        return rehearsal_of(
+            found.run,
+            other=found.other,
+            context=assumed_range(context_bytes),
+            exit_code=how.exit_code,
+            process=None if how.is_first else " ".join(record.command),
+        )
+
+
+class Ended(NamedTuple):
+    """How a run of a program ended."""
+
+    exit_code: int
+    is_first: bool
+    """What is told of is the process that was started, not one that it started."""
+    has_run_out: bool
+
+
+def _start(command: Command, environment: Mapping[str, str], *, is_first: bool, output_to_stderr: bool) -> subprocess.Popen[bytes]:
+    """Start the program; only its first run says anything and is said anything, the others are memplan's own affair."""
+    if not is_first:
+        silent = subprocess.DEVNULL
+        return subprocess.Popen(command_for(command.words), env=environment, stdin=silent, stdout=silent, stderr=silent)
+    return subprocess.Popen(command_for(command.words), env=environment, stdout=sys.stderr.fileno() if output_to_stderr else None)
+
+
+def _for_recorder(
+    torch: TorchBuild, folder: Path, steps: int | None, answers: Mapping[str, Any] | None, inherited: Mapping[str, str]
+) -> dict[str, str]:
+    """Return the variables that child/script.py and the device read, and those by which Python finds the hook."""
+    return {
+        **caches_in(folder),
+        "MEMPLAN_LOG": str(folder / "log"),
+        "MEMPLAN_WORKSPACES": "1",
+        "MEMPLAN_RESULTS": str(folder),
+        "MEMPLAN_STEPS": str(steps or 0),
+        "MEMPLAN_ANSWERS": json.dumps(dict(answers or {})),
+        "MEMPLAN_TORCH": torch.version,
+        "MEMPLAN_RECORDER": _RECORDER,
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(path_for_variables(HOOK)), inherited.get("PYTHONPATH", "")])),
+        REHEARSING: "1",
+    }
 
 
 def _nothing_seen(exit_code: int) -> NothingSeenError:
@@ -84,16 +155,38 @@ def _nothing_seen(exit_code: int) -> NothingSeenError:
 
 
 def _wait(process: subprocess.Popen[bytes], timeout_seconds: float | None) -> None:
-    """Wait for *process*. Ctrl-C reaches it too: it is left the time to end as it likes, and what it did until then is reported."""
+    """
+    Wait for *process*, and pass on to it the signals that end programs.
+
+    It is left the time to end as it likes, and what it did until then is reported; a second signal ends it at once. Raises UsageError for
+    one that does not end.
+    """
+    deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
+    asked: signal.Signals | None = None
+    awaited = {*_PASSED_ON, signal.SIGCHLD}
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, awaited)
     try:
-        process.wait(timeout_seconds)
-    except KeyboardInterrupt:
-        process.wait(_GRACE_SECONDS)
+        while process.poll() is None:
+            left = 0.2 if deadline is None else min(0.2, deadline - time.monotonic())
+            if left <= 0:
+                after = f"after {asked.name}" if asked else f"within {timeout_seconds:g} seconds"
+                raise UsageError(f"the program did not end {after}", hint="end it after some steps: `steps=3`")
+            found = signal.sigtimedwait(awaited, left)
+            if found is None or found.si_signo == signal.SIGCHLD:
+                continue
+            if asked is not None:
+                raise UsageError(f"the program was ended by a second {signal.Signals(found.si_signo).name}: there is nothing to report")
+            asked = signal.Signals(found.si_signo)
+            if found.si_code != _SI_KERNEL:
+                process.send_signal(asked)
+            deadline = time.monotonic() + _GRACE_SECONDS
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @contextmanager
 def _ended(process: subprocess.Popen[bytes], folder: str) -> Iterator[None]:
-    """Leave no process behind: asked to end first, so that it can end its own, and then those that it left."""
+    """Leave no process behind: asked to end first, so that each can end its own and write what it saw, and then ended."""
     try:
         yield
     finally:
@@ -104,20 +197,36 @@ def _ended(process: subprocess.Popen[bytes], folder: str) -> Iterator[None]:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
-            _end_all_of(folder)
+        _end_all_of(folder)
 
 
 def _end_all_of(folder: str) -> None:
     """End every process that inherited the environment of the rehearsal whose results go to *folder*, whoever started it."""
+    deadline = time.monotonic() + _GRACE_SECONDS
+    left = _all_of(folder)
+    for number in left:
+        with suppress(OSError):
+            os.kill(number, signal.SIGTERM)
+    while left and time.monotonic() < deadline:
+        time.sleep(0.02)
+        left = _all_of(folder)
+    for number in left:
+        with suppress(OSError):
+            os.kill(number, signal.SIGKILL)
+
+
+def _all_of(folder: str) -> list[int]:
+    """Return the processes of the rehearsal whose results go to *folder*."""
     mark = f"MEMPLAN_RESULTS={folder}".encode()
+    found = []
     for entry in Path("/proc").glob("[0-9]*/environ"):
         with suppress(OSError):  # it is another's, or has ended
             if mark in entry.read_bytes().split(b"\0"):
-                os.kill(int(entry.parent.name), signal.SIGKILL)
+                found.append(int(entry.parent.name))
+    return found
 
 
-def _record(folder: Path, process_id: int) -> RunRecord | None:
-    """Return what the program's own process wrote; where it never used CUDA, what the one of its processes wrote that took most."""
-    own = folder / f"{process_id}.json"
-    records = map(read_record, [own] if own.exists() else sorted(folder.glob("*.json")))
-    return max(records, key=lambda record: record.peak_reserved_bytes, default=None)
+def _record(folder: Path) -> RunRecord | None:
+    """Return what the process wrote that trained: the most steps, else backwards, else memory."""
+    records = [read_record(path) for path in sorted(folder.glob("*.json"))]
+    return max(records, key=lambda record: (len(record.steps), record.num_backwards, record.peak_reserved_bytes), default=None)

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -40,6 +41,26 @@ class AllocationFailure(Description):
     step: NonNegativeInt
     phase: str
     place: str | None
+    batch_size: int | None = None
+    """Samples of the last batch that a DataLoader had given by then."""
+
+
+class Batch(NamedTuple):
+    """A batch that the program took from a DataLoader."""
+
+    step: int
+    shapes: tuple[tuple[int, ...], ...]
+    """Of its tensors."""
+
+    @property
+    def size(self) -> int | None:
+        """Return how many samples it has, by the first dimension of its first tensor that has one."""
+        return next((shape[0] for shape in self.shapes if shape), None)
+
+    @property
+    def num_elements(self) -> int:
+        """Return the elements of all its tensors."""
+        return sum(math.prod(shape) for shape in self.shapes)
 
 
 class TensorType(NamedTuple):
@@ -109,6 +130,9 @@ class RunRecord(Description):
     reads: tuple[DeviceRead, ...] = ()
     """Values that the program read from the device, the most frequent first."""
 
+    batches: tuple[Batch, ...] = ()
+    """What came from DataLoaders, in order."""
+
     checkpointing_off: tuple[str, ...] = ()
     """Why activation checkpointing that is switched on has no effect."""
 
@@ -123,6 +147,15 @@ class RunRecord(Description):
 
     pid: int = 0
     """The number of the process."""
+
+    command: tuple[str, ...] = ()
+    """How the process was started, where it is one of a whole program."""
+
+    num_backwards: NonNegativeInt = 0
+    """Backward passes that began, of a whole program."""
+
+    never_stepped: tuple[str, ...] = ()
+    """Optimizers that never stepped, though others did: each with what it has to train."""
 
     def trace(self) -> MemoryTrace:
         """Return the events that count as a trace, each allocation with what it was for."""

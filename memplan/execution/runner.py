@@ -13,7 +13,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any
 
 from typing_extensions import Self
@@ -96,13 +96,14 @@ class Runner:
         answers: Mapping[str, Any] | None,
         checks_tensor_types: bool,
         timeout_seconds: float,
+        values_file: Mapping[str, str] = MappingProxyType({"values_file": "", "values_variant": ""}),
         until: Path | None = None,
     ) -> int:
         """
         Run the steps; return how that ended: 0, an exit code, or minus the signal that ended it. `record` then returns what was seen.
 
         *device* gives the environment of the process, for when it has to be started (one whose program begins CUDA when it is loaded serves
-        once); *environment* are variables for this run alone. *until*: a file that the run waits for at its end, while it holds its memory.
+        once); *environment* are variables for this run alone. *values_file*: a file of values to read or to write (`values_pass.py`). *until*: a file that the run waits for at its end, while it holds its memory.
         Raises UsageError, with everything ended, after *timeout_seconds*.
         """
         self.result.unlink(missing_ok=True)
@@ -116,6 +117,7 @@ class Runner:
             "answers": dict(answers or {}),
             "checks_tensor_types": checks_tensor_types,
             "environment": dict(environment),
+            **values_file,
             "result": str(self.result),
             "until": str(until or ""),
         }
@@ -132,13 +134,21 @@ class Runner:
         """
         Return what was seen of the run that ended with *status*.
 
-        Raises UsageError for a program that failed for another reason than memory, or did not use the device; DoesNotFitError where memory
-        ran out before anything could be seen.
+        Raises UsageError where nothing was.
         """
         assert self._process is not None
         if not self.result.exists():
             raise UsageError(f"the program {ended(status)}; {said(self._process)}")
-        record = read_record(self.result)
+        return read_record(self.result)
+
+    def check(self, record: RunRecord) -> None:
+        """
+        Raise an error for a run, the last one, of which there is nothing to tell.
+
+        UsageError for a program that failed for another reason than memory, or did not use the device; DoesNotFitError where memory ran out
+        before anything could be seen.
+        """
+        assert self._process is not None
         failure = record.failure
         if failure is not None and failure.kind == "mistake":
             raise UsageError(failure.message, hint="name the function, and give it values that it takes")
@@ -150,7 +160,6 @@ class Runner:
             raise DoesNotFitError(f"memory ran out before the first tensor: {failure.message}", hint="see who holds it: `memplan gpus`")
         if record.gpu_name is None:
             raise UsageError("the program never used the device", hint="it is the first argument: put the model and the batch there")
-        return record
 
     def _running(self, device: Callable[[], Mapping[str, str]], environment: Mapping[str, str]) -> Process:
         """Return the process, started on *device* where it is not there or has ended."""

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Mapping
 from typing import NamedTuple
 
 from memplan.execution.device_log import NO_LOG, DeviceLog
-from memplan.execution.findings import find
-from memplan.execution.rehearsal import OutOfMemory, Rehearsal
+from memplan.execution.findings import find, lower_bound_reasons
+from memplan.execution.rehearsal import OutOfMemory, ProgramFailure, Rehearsal
 from memplan.execution.run_record import RunRecord
+from memplan.execution.runner import ended
 from memplan.memory.breakdown import MemoryBreakdown
 from memplan.memory.estimate import MemoryRange
 from memplan.traces.trace import MemoryTrace, bytes_by_category
@@ -24,11 +26,21 @@ class Run(NamedTuple):
     log: DeviceLog = NO_LOG
 
 
-def rehearsal_of(run: Run, *, without: RunRecord | None = None, context: MemoryRange, exit_code: int = 0) -> Rehearsal:
+def rehearsal_of(
+    run: Run,
+    *,
+    without: RunRecord | None = None,
+    other: Run | None = None,
+    context: MemoryRange,
+    exit_code: int = 0,
+    process: str | None = None,
+) -> Rehearsal:
     """
     Return the rehearsal that *run* is.
 
-    *without*: the same without the libraries' workspaces, where there were any. *context*: what CUDA takes beside PyTorch's allocator.
+    *without*: the same without the libraries' workspaces, where there were any. *other*: the same with another assumption about numbers that
+    the model computes, by which it takes less. *context*: what CUDA takes beside PyTorch's allocator.
+    *exit_code* and *process* are those of a whole program.
     """
     record = run.record
     assert record.gpu_name is not None
@@ -52,7 +64,6 @@ def rehearsal_of(run: Run, *, without: RunRecord | None = None, context: MemoryR
         peak_phase="a step behind those recorded" if behind else where,
         gpu_name=record.gpu_name,
         torch=record.torch,
-        fits=record.out_of_memory is None,
         out_of_memory=_out_of_memory(record, exit_code),
         num_alloc_retries=record.num_alloc_retries,
         steps=record.steps,
@@ -61,8 +72,18 @@ def rehearsal_of(run: Run, *, without: RunRecord | None = None, context: MemoryR
         reads=record.reads,
         values=dict(record.values),
         exit_code=exit_code,
+        failure=_failure(record, exit_code),
+        lower_bound_reasons=tuple(lower_bound_reasons(record.reads, run.log)),
+        assumed_range=None if other is None else _assumed_range(other.record, record, context),
+        process=process,
         trace=trace,
     )
+
+
+def _assumed_range(lower: RunRecord, upper: RunRecord, context: MemoryRange) -> MemoryRange:
+    """Return what the GPU uses at both ends of an assumption."""
+    low, high = (record.peak_reserved_bytes + context.expected_bytes for record in (lower, upper))
+    return MemoryRange(low_bytes=low, expected_bytes=high, high_bytes=high)
 
 
 def _phase(trace: MemoryTrace, position: int, num_steps: int) -> str:
@@ -77,6 +98,7 @@ def _out_of_memory(record: RunRecord, exit_code: int) -> OutOfMemory | None:
     seen, failure = record.out_of_memory, record.failure
     if seen is None:
         return None
+    after = record.batches[-1].size if record.batches else None
     raised = failure if failure is not None and failure.kind == "out_of_memory" else None
     return OutOfMemory(
         message=(raised.message if raised else "") or seen.message,
@@ -86,7 +108,25 @@ def _out_of_memory(record: RunRecord, exit_code: int) -> OutOfMemory | None:
         phase=seen.phase,
         place=seen.place or (raised.place if raised else None),
         is_caught=failure is None and exit_code == 0,
+        batch_size=seen.batch_size,
+        batch_size_after=after if after is not None and seen.batch_size is not None and after < seen.batch_size else None,
     )
+
+
+_ENDED_BY_USER = (-signal.SIGINT, -signal.SIGTERM, -signal.SIGHUP, 128 + signal.SIGINT, 128 + signal.SIGTERM, 128 + signal.SIGHUP)
+
+
+def _failure(record: RunRecord, exit_code: int) -> ProgramFailure | None:
+    """Return why the program ended before its time; what its user ended by a signal has failed in nothing."""
+    found = record.failure
+    if found is not None and found.kind == "out_of_memory":
+        return None
+    if found is not None:
+        return ProgramFailure(message=found.message, place=found.place, phase=found.phase)
+    if exit_code == 0 or exit_code in _ENDED_BY_USER:
+        return None
+    phase = f"step {len(record.steps) + 1}" if record.steps else "build"
+    return ProgramFailure(message=f"it {ended(exit_code)}", place=None, phase=phase)
 
 
 def _breakdown(found: Mapping[str, int], allocated: int, reserved: int, context_bytes: int) -> MemoryBreakdown:

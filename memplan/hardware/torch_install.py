@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 import re
+import subprocess
 import sys
 from importlib.machinery import PathFinder
 from pathlib import Path
@@ -22,18 +23,18 @@ class TorchBuild(NamedTuple):
     libraries: Path
 
 
-def find_torch() -> TorchBuild:
+def find_torch(python: str | None = None) -> TorchBuild:
     """
-    Return the PyTorch of this interpreter, without importing it.
+    Return the PyTorch of this interpreter, or of that at *python*, without importing it.
 
     Raises MissingError where there is none that a rehearsal can run: no PyTorch, none for CUDA, an old one, another system.
     """
     if sys.platform != "linux" or platform.libc_ver()[0] != "glibc":
         raise MissingError("rehearsals run on Linux with glibc only", hint='use `method="analytic"` here')
-    spec = PathFinder.find_spec("torch")  # where a new process would find it, whatever this one has loaded
-    if spec is None or spec.origin is None:
-        raise MissingError("this Python has no PyTorch", hint=_INSTALL)
-    folder = Path(spec.origin).parent
+    origin = _origin() if python is None else _origin_in(python)
+    if origin is None:
+        raise MissingError(f"{python or 'this Python'} has no PyTorch", hint=_INSTALL)
+    folder = Path(origin).parent
     text = (folder / "version.py").read_text(encoding="utf-8")
     version, cuda = (_assigned(name, text) for name in ("__version__", "cuda"))
     if cuda is None or not (folder / "lib" / "libtorch_cuda.so").exists():
@@ -42,6 +43,21 @@ def find_torch() -> TorchBuild:
     if numbers < (2, 6):
         raise MissingError(f"PyTorch {version} is older than 2.6", hint="rehearsals run with PyTorch 2.6 or later")
     return TorchBuild(version or "", int(cuda.split(".")[0]), _cudnn_version(folder.parent), folder / "lib")
+
+
+def _origin() -> str | None:
+    spec = PathFinder.find_spec("torch")  # where a new process would find it, whatever this one has loaded
+    return spec.origin if spec is not None else None
+
+
+def _origin_in(python: str) -> str | None:
+    """Return where another interpreter finds torch."""
+    looks = "import importlib.util as u; s = u.find_spec('torch'); print(s.origin if s else '')"
+    try:
+        answer = subprocess.run([python, "-c", looks], capture_output=True, text=True, check=True, timeout=60)
+    except (OSError, subprocess.SubprocessError) as error:
+        raise MissingError(f"{python} does not run: {error}") from error
+    return answer.stdout.strip() or None
 
 
 _INSTALL = "install PyTorch's CUDA build (it runs without a GPU): `pip install torch===2.13.0`"

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from memplan.analysis.would_fit import WouldFit
-from memplan.execution.rehearsal import Rehearsal
+from memplan.execution.findings import guessed_places
+from memplan.execution.rehearsal import OutOfMemory, Rehearsal
 from memplan.hardware.gpu import GpuSpec
 from memplan.reports.breakdown_view import Breakdown, breakdown_rows, count
 from memplan.units import format_bytes
@@ -37,19 +38,44 @@ def view_rehearsal(rehearsal: Rehearsal, gpu: GpuSpec, would_fit: WouldFit | Non
         ),
         ("retries", str(rehearsal.num_alloc_retries)),
     ]
+    if rehearsal.assumed_range is not None:
+        low, high = (format_bytes(end) for end in (rehearsal.assumed_range.low_bytes, rehearsal.assumed_range.high_bytes))
+        facts.append(("by assumption", f"{low} to {high}: numbers that the model computes decide sizes"))
+    if rehearsal.process is not None:
+        facts.append(("process", rehearsal.process))
     breakdown = Breakdown("the step at its peak", breakdown_rows(rehearsal.breakdown, gpu.total_memory_bytes))
     fits = tuple(_would_fit(would_fit)) if would_fit else ()
     return RehearsalView(_rehearsal_headline(rehearsal, gpu), tuple(facts), breakdown, tuple(_rehearsal_warnings(rehearsal, gpu)), fits)
 
 
 def _rehearsal_headline(rehearsal: Rehearsal, gpu: GpuSpec) -> str:
-    missing = rehearsal.out_of_memory
-    if missing is None:
-        steps = f"the peak of {count(len(rehearsal.steps), 'step')}" if rehearsal.steps else "the peak"
-        return f"Fits on {gpu.name}: {format_bytes(rehearsal.device_used_bytes)} at {steps}"
-    where = f" at {missing.place}" if missing.place else ""
-    when = f"in step {missing.step}, {missing.phase}," if missing.step else "while the model was built,"
-    return f"Does not fit on {gpu.name}: out of memory {when.rstrip(',') if not where else when}{where}"
+    peak = format_bytes(rehearsal.device_used_bytes)
+    steps = f"the peak of {count(len(rehearsal.steps), 'step')}" if rehearsal.steps else "the peak"
+    missing, failure = rehearsal.out_of_memory, rehearsal.failure
+    if failure is not None:
+        where = f" at {failure.place}" if failure.place else ""
+        when = f"in {failure.phase}" if failure.phase != "build" else "before its first step"
+        return f"No verdict for {gpu.name}: the program failed {when}{where}: {_first_line(failure.message)}"
+    if missing is not None and missing.is_caught:
+        size = f" with batches of {missing.batch_size_after} instead of {missing.batch_size}" if missing.batch_size_after else ""
+        return f"Does not fit as it is on {gpu.name}: out of memory {_when(missing)}, caught; the program went on{size}: {peak} at {steps}"
+    if missing is not None:
+        return f"Does not fit on {gpu.name}: out of memory {_when(missing)}"
+    if rehearsal.lower_bound_reasons:
+        return f"At least {peak} on {gpu.name}: {rehearsal.lower_bound_reasons[0]}"
+    if rehearsal.verdict == "tight":
+        return f"Tight on {gpu.name}: it ran only by giving cached memory back ({count(rehearsal.num_alloc_retries, 'retry', 'retries')})"
+    return f"Fits on {gpu.name}: {peak} at {steps}"
+
+
+def _when(missing: OutOfMemory) -> str:
+    when = f"in step {missing.step}, {missing.phase}" if missing.step else "while the model was built"
+    return f"{when}, at {missing.place}" if missing.place else when
+
+
+def _first_line(text: str) -> str:
+    lines = text.strip().splitlines() or [""]
+    return lines[0] if len(lines) == 1 else f"{lines[0]} …"
 
 
 def _rehearsal_warnings(rehearsal: Rehearsal, gpu: GpuSpec) -> list[str]:
@@ -63,13 +89,16 @@ def _rehearsal_warnings(rehearsal: Rehearsal, gpu: GpuSpec) -> list[str]:
             else "the figures cover what ran before that"
         )
         warnings.append(f"tried to allocate {asked} with {free} of the GPU free; {then}")
-    if rehearsal.exit_code > 0:
-        warnings.append(f"the program ended with exit code {rehearsal.exit_code}: the figures cover what ran until then")
+    if rehearsal.failure is not None:
+        guessed = guessed_places(rehearsal.reads)
+        cause = f"; a guessed value may be the cause: reads answered with zero at {guessed}" if guessed else ""
+        warnings.append(f"the figures cover what ran before it failed{cause}")
+    warnings.extend(f"it may take more: {reason}" for reason in rehearsal.lower_bound_reasons)
     if rehearsal.fits and rehearsal.device_used.high_bytes > gpu.total_memory_bytes:
         most = format_bytes(max(0, gpu.total_memory_bytes - rehearsal.peak_reserved_bytes))
         warnings.append(f"it barely fits: not with a CUDA context of more than {most}, and that varies up to 0.62 GiB")
-    if rehearsal.num_alloc_retries and rehearsal.fits:
-        warnings.append("tight: the allocator had to release cached memory to go on; slightly more would not fit")
+    if rehearsal.verdict == "tight":
+        warnings.append("the allocator had to release cached memory to go on; most steps that do so run out of memory on a real GPU")
     return [*warnings, *(finding.message for finding in rehearsal.findings)]
 
 

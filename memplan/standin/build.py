@@ -26,7 +26,10 @@ from memplan.hardware.torch_install import TorchBuild
 SOURCES = Path(__file__).with_name("csrc")
 RUNTIME, DRIVER, NVML, NVRTC = "libstandin.so", "libcuda.so.1", "libnvidia-ml.so.1", "libnvrtc.so"
 _PARTS = {
-    RUNTIME: ("card.c", "contents.c", "memory.c", "attributes.c", "device.c", "streams.c", "graphs.c", "libraries.c", "backend.c", "rnn.c"),
+    RUNTIME: (
+        *("card.c", "contents.c", "memory.c", "attributes.c", "device.c", "streams.c", "graphs.c", "libraries.c", "backend.c", "rnn.c"),
+        *("nccl.c", "python.c"),
+    ),
     DRIVER: ("driver.c",),
     NVML: ("nvml.c",),
     NVRTC: ("nvrtc.c",),
@@ -76,7 +79,7 @@ _COMPUTES = re.compile(
     r"|cufft(Xt)?Exec\w*"
     r"|cudaLaunch\w*Kernel\w*|cudaMemcpyToSymbol(Async)?"
 )
-_NOT_SUPPORTED = {"cudnn": 3000, "cufft": 16, "cusolver": 9, "cusparse": 10, "cublas": 15}
+_NOT_SUPPORTED = {"cudnn": 3000, "cufft": 16, "cusolver": 9, "cusparse": 10, "cublas": 15, "nccl": 5}
 _DRIVER_NOT_SUPPORTED = 801
 
 

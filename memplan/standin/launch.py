@@ -65,10 +65,10 @@ try:
         file.write("1000")   # when the host's memory runs out, this process goes, not its parent
 except OSError:
     pass                     # some containers forbid it
-os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
+os.execv(sys.argv[1], sys.argv[1:])
 """
 
 
-def command_for(arguments: Sequence[str]) -> list[str]:
-    """Return the command that runs Python with *arguments* where nothing random decides an address; it becomes what it starts."""
-    return [sys.executable, "-I", "-S", "-c", _BOOT, *arguments]
+def command_for(words: Sequence[str]) -> list[str]:
+    """Return what starts the program *words*, a path and arguments, where nothing random decides an address; it becomes what it starts."""
+    return [sys.executable, "-I", "-S", "-c", _BOOT, *words]

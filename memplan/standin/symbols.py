@@ -12,7 +12,7 @@ from pathlib import Path
 
 from elftools.elf.elffile import ELFFile
 
-WANTED_OF_RUNTIME = re.compile(r"(__cuda[A-Z]|cuda[A-Z]|cublas|cudnn|cusparse|cusolver|cufft)\w*")
+WANTED_OF_RUNTIME = re.compile(r"(__cuda[A-Z]|cuda[A-Z]|nccl[A-Z]|cublas|cudnn|cusparse|cusolver|cufft)\w*")
 NAMED_OF_DRIVER = re.compile(rb"\bcu[A-Z]\w{2,60}\b")
 
 _ELF64_SYMBOL = struct.Struct("<IBBHQQ")

@@ -10,7 +10,7 @@ import pytest
 
 from memplan.analysis.would_fit import MOST_GPUS, what_would_fit
 from memplan.errors import UsageError
-from memplan.execution.rehearsal import Rehearsal
+from memplan.execution.rehearsal import OutOfMemory, Rehearsal
 from memplan.execution.rehearse import Rehearser
 from memplan.execution.step_source import step_source_from
 from memplan.hardware.catalog import catalog_gpus, find_gpu
@@ -26,6 +26,9 @@ MIB = 2**20
 Need = Callable[[int], int]
 
 
+OUT = OutOfMemory(message="", requested_bytes=1, free_bytes=0, step=1, phase="forward", place=None)
+
+
 def rehearsal(used_bytes: int, *, fits: bool, values: Mapping[str, Any]) -> Rehearsal:
     return Rehearsal(
         method="rehearsed",
@@ -36,7 +39,7 @@ def rehearsal(used_bytes: int, *, fits: bool, values: Mapping[str, Any]) -> Rehe
         peak_phase="forward of step 1",
         gpu_name="a GPU",
         torch="2.13.0",
-        fits=fits,
+        out_of_memory=None if fits else OUT,
         num_alloc_retries=0,
         steps=(),
         values=dict(values),

@@ -398,7 +398,7 @@ def reads_counts(device, batch, width=1024):
         rows = torch.randn(batch, width, device=device)
         repeated = torch.repeat_interleave(rows, torch.randint(1, 4, (batch,), device=device), dim=0)
         chosen = rows[rows[:, 0] > 0]
-        counts = torch.bincount(rows.argmax(1), minlength=4)
+        counts = torch.bincount(rows.argmax(1) % 4, minlength=4)
         sizes = counts.tolist()
         return repeated, chosen, [torch.empty(size, width, device=device) for size in sizes]
 

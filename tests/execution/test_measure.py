@@ -10,6 +10,7 @@ from memplan.api.rehearsals import rehearse
 from memplan.errors import UsageError
 from memplan.estimators.calibration import calibrated, keep_calibration
 from memplan.execution.measure import Measurer
+from memplan.execution.rehearsal import OutOfMemory
 from memplan.execution.measurement import Measurement, compare, contradiction
 from memplan.execution.step_source import StepSource
 from memplan.hardware.catalog import find_gpu
@@ -120,10 +121,13 @@ def test_the_drivers_figures_are_those_of_the_process(torch_build: TorchBuild, d
 # what was learnt
 
 
+OUT = OutOfMemory(message="", requested_bytes=1, free_bytes=0, step=1, phase="forward", place=None)
+
+
 def test_what_was_learnt_is_kept_by_card_driver_and_pytorch(tmp_path: Path) -> None:
     """Another driver, another PyTorch or another GPU knows nothing of it; nor does a GPU that is not of this machine."""
     gpu = here("t4")
-    seen = Measurement.model_construct(fits=True, torch="2.13.0+cu130", context_bytes=300 * MIB, libraries_bytes=20 * MIB)
+    seen = Measurement.model_construct(torch="2.13.0+cu130", context_bytes=300 * MIB, libraries_bytes=20 * MIB)
 
     assert keep_calibration(gpu, [seen], tmp_path)
 
@@ -136,11 +140,11 @@ def test_what_was_learnt_is_kept_by_card_driver_and_pytorch(tmp_path: Path) -> N
 def test_a_calibration_that_cannot_be_read_or_written_is_none(tmp_path: Path) -> None:
     """A torn file, a folder that is a file, a driver that told nothing."""
     gpu = here("t4")
-    seen = Measurement.model_construct(fits=True, torch="2.13.0", context_bytes=300 * MIB, libraries_bytes=0)
+    seen = Measurement.model_construct(torch="2.13.0", context_bytes=300 * MIB, libraries_bytes=0)
     assert keep_calibration(gpu, [seen], tmp_path)
     next((tmp_path / "calibrations").glob("*.json")).write_text("{")
     (tmp_path / "file").touch()
-    odds: list[dict[str, object]] = [{"context_bytes": None}, {"fits": False}, {"context_bytes": 5 * GIB}]
+    odds: list[dict[str, object]] = [{"context_bytes": None}, {"out_of_memory": OUT}, {"context_bytes": 5 * GIB}]
 
     assert calibrated(gpu, "2.13.0", tmp_path) == gpu
     assert not keep_calibration(gpu, [seen], tmp_path / "file")

@@ -287,11 +287,49 @@ UNUSED = """
 from common import batch, make, torch
 model, spare = make(), torch.nn.Linear(8, 8).cuda()
 unused, update = (torch.optim.AdamW(one.parameters()) for one in (spare, model))
-for number in range(1, 100):
+for number in range(1, 1000):
     model(batch()).mean().backward()
     print(number, flush=True)
     update.step()
     update.zero_grad()
+"""
+
+SELDOM = """
+from common import batch, make, torch
+generator, critic = make(), torch.nn.Linear(512, 1).cuda()
+update, seldom = torch.optim.AdamW(critic.parameters()), torch.optim.AdamW(generator.parameters())
+for number in range(1, 1000):
+    critic(batch()).mean().backward()
+    print(number, flush=True)
+    update.step()
+    if number % 5 == 0:
+        critic(generator(batch())).mean().backward()
+        seldom.step()
+"""
+
+WITHOUT_OPTIMIZER = """
+from common import batch, make, torch
+model = make()
+for number in range(1, 1000):
+    print(number, flush=True)
+    model(batch()).mean().backward()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter -= 0.1 * parameter.grad
+            parameter.grad = None
+"""
+
+CATCHES_ALL = """
+from common import batch, make, torch
+model = make()
+update = torch.optim.SGD(model.parameters(), lr=0.1)
+for number in range(1, 1000):
+    try:
+        model(batch()).mean().backward()
+        print(number, flush=True)
+        update.step()
+    except:
+        pass
 """
 
 ON_THE_HOST = """
@@ -311,20 +349,30 @@ for number in range(1, 100):
         (ACCUMULATION, [4, 8]),
         pytest.param(SCALED, [1, 2], marks=pytest.mark.heavy),
         (ADVERSARIAL, [1, 1, 2, 2]),
-        (UNUSED, [1, 2]),
+        (UNUSED, list(range(1, 103))),
+        (SELDOM, [1, 2, 3, 4, 5, 6]),
+        (WITHOUT_OPTIMIZER, [1, 2, 3]),
+        (CATCHES_ALL, [1, 2]),
     ],
-    ids=["accumulation", "scaled", "two optimizers", "one unused"],
+    ids=["accumulation", "scaled", "two optimizers", "one unused", "one that steps seldom", "without an optimizer", "except for everything"],
 )
 def test_a_script_is_ended_after_the_steps_of_its_optimizers(
     script: Script, capfd: pytest.CaptureFixture[str], text: str, printed: list[int]
 ) -> None:
-    """Not after its batches, not before the second optimizer has stepped, and without waiting for one that never does."""
+    """
+    Not after its batches, not before each optimizer has stepped, and not for ever where one never does.
+
+    Without an optimizer a step ends where the next backward begins; where the end of the steps is caught, the next one is where it ends.
+    """
     rehearsal = seen(script(text, steps=2))
 
     assert [int(line) for line in capfd.readouterr().out.split()] == printed
-    assert len(rehearsal.steps) == 2
+    assert len(rehearsal.steps) == {UNUSED: 102, SELDOM: 6}.get(text, 2)
+    assert ("never_stepped" in [finding.kind for finding in rehearsal.findings]) == (text is UNUSED)
     if text is ADVERSARIAL:
         assert rehearsal.breakdown.optimizer_state_bytes == 16 * MIB
+    if text is SELDOM:
+        assert rehearsal.breakdown.optimizer_state_bytes >= 8 * MIB
 
 
 def test_a_training_on_the_host_is_ended_too_and_nothing_is_reported(script: Script, capfd: pytest.CaptureFixture[str]) -> None:
@@ -336,10 +384,10 @@ def test_a_training_on_the_host_is_ended_too_and_nothing_is_reported(script: Scr
 
 
 def test_a_script_without_an_optimizer_runs_to_its_end(script: Script) -> None:
-    """Without steps; what its memory was for is known all the same."""
+    """Its one backward is its one step, and what its memory was for is known."""
     rehearsal = seen(script("from common import batch, make\nmodel = make()\nmodel(batch()).mean().backward()", steps=2))
 
-    assert rehearsal.steps == ()
+    assert len(rehearsal.steps) == 1
     assert rehearsal.breakdown.parameters_bytes == rehearsal.breakdown.gradients_bytes == 4 * MIB
 
 

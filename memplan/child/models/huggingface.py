@@ -99,7 +99,7 @@ class FromTransformers(nn.Module):
         if "input_ids" in takes:
             made["input_ids"] = self._ids(batch, length, device)
             if self.has_attention_mask and "attention_mask" in takes:
-                made["attention_mask"] = torch.ones_like(made["input_ids"])
+                made["attention_mask"] = _with_padding(batch, length, device)
         if "pixel_values" in takes:
             height, width = _sides(_first(config, "image_size") or 224)
             made["pixel_values"] = torch.rand(batch, _first(config, "num_channels") or 3, height, width, device=device)
@@ -187,6 +187,13 @@ def _usual(transformers: Any, config: Any, attention: Mapping[str, str]) -> Any:
         if type(config) in known._model_mapping:
             return known.from_config(config, **attention)
     raise ValueError(f"transformers {transformers.__version__} has no model to train for {config.model_type}")
+
+
+def _with_padding(batch: int, length: int, device: str) -> Tensor:
+    """Return a mask of *batch* texts whose last token is padding, as some have in most batches: attention takes more memory with any."""
+    mask = torch.ones(batch, length, dtype=torch.int64)
+    mask[:, -1] = 0
+    return mask.to(device)
 
 
 def _zeros(batch: int, device: str) -> Callable[..., Tensor]:

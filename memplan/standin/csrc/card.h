@@ -55,5 +55,6 @@ void unknown_read(void *to, size_t bytes); /* the host reads what only the real 
 #pragma GCC visibility pop
 
 int stream_captures(void *stream);
+void start_recorder(void);       /* where it has not been started yet (python.c) */
 
 #endif

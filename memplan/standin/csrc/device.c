@@ -51,6 +51,7 @@ int cudaGetDeviceProperties_v2(char *out, int device) { return cudaGetDeviceProp
 
 /* Of several cards a program has the first that it can see. */
 int cudaGetDeviceCount(int *out) {
+    start_recorder();
     *out = num_visible_cards() > 0;
     return *out ? 0 : 100; /* cudaErrorNoDevice */
 }

@@ -54,6 +54,7 @@ int cuMemAddressReserve(unsigned long long *out, size_t bytes, size_t alignment,
 }
 int cuMemAddressFree(unsigned long long address, size_t bytes) { return 0; }
 int cuMemCreate(unsigned long long *handle, size_t bytes, const void *properties, unsigned long long flags) {
+    start_recorder();
     if (!card_take(bytes)) return 2; /* CUDA_ERROR_OUT_OF_MEMORY */
     *handle = bytes;
     return 0;

@@ -57,6 +57,7 @@ static int holds(Table *table, const void *pointer) {
 
 int cudaMalloc(void **out, size_t bytes) {
     size_t paged = (bytes + PAGE - 1) / PAGE * PAGE;
+    start_recorder();
     if (!card_take(paged)) return last_error = OUT_OF_MEMORY;
     *out = (void *)card_reserve(paged);
     add(&device, (uintptr_t)*out, paged);

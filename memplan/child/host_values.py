@@ -1,0 +1,423 @@
+"""
+The values pass: integers, booleans and small numbers computed on the host, beside the simulated device.
+
+Labels, masks, lengths, edges and routing tables come from the host, and what a program makes of them on the device (comparisons, indexing,
+nonzero, unique, sort, cumsum …) the host can compute as well. Each storage of the device whose content is known has a *shadow* of the same
+bytes on the host, so that views and changes in place need no rule of their own: a tensor's values are the same view of the shadow. What a
+read gets is noted by line and turn (`recorded_values.py`); the memory pass behind it reads the same and is followed by no mode, since a mode
+keeps arguments alive for longer and so changes what is allocated.
+
+What a model computes from its weights has no value. Where such numbers choose (a router, a threshold), an assumption stands in: in the first
+variant everything passes and experts get equal shares; in the other nothing passes and one expert gets all.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from fractions import Fraction
+from typing import Any, Literal
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten, tree_map
+
+from memplan.child.device_reads import Reads, frames_from
+from memplan.child.recorded_values import ValueWriter
+
+Variant = Literal["all", "none"]
+"""What passes where floats decide."""
+
+MOST_COPIED = 2**24
+"""Elements of a float tensor from the host that is followed: ground truth and times, not images and weights."""
+
+MOST_COMPUTED = 2**20
+"""Elements up to which float arithmetic is done on the host."""
+
+SWEEP_EVERY = 4096
+"""Operations between two looks for shadows whose storage has gone."""
+
+_ALL_PASS: Mapping[Variant, str] = {"all": "everything passes", "none": "nothing passes"}
+_SHARES: Mapping[Variant, str] = {"all": "each of the choices gets an equal share", "none": "the first choices get all"}
+
+_COMPARISONS = {"eq", "ne", "lt", "le", "gt", "ge", "isclose", "logical_not", "logical_and", "logical_or", "logical_xor", "bitwise_not",
+                "bitwise_and", "bitwise_or"}  # fmt: skip
+_FINITE = {"isnan": False, "isinf": False, "isposinf": False, "isneginf": False, "isfinite": True}
+_MASKED = {"index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index", "_unsafe_index_put", "masked_select", "nonzero"}
+"""Operations that count the set elements of masks, and wait for the count."""
+
+_UNIQUE = {"_unique", "_unique2", "unique_dim", "unique_consecutive", "unique_dim_consecutive"}
+_CHOICES = {"topk": 1, "sort": 1, "argsort": 0, "argmax": 0, "argmin": 0, "max": 1, "min": 1, "multinomial": 0, "kthvalue": 1, "median": 1}
+"""Operations that say where something is, and at which place of their results."""
+
+_HEAVY = {
+    "mm", "bmm", "addmm", "baddbmm", "addbmm", "addmv", "mv", "dot", "convolution", "convolution_backward", "native_layer_norm",
+    "native_batch_norm", "native_group_norm", "_softmax", "_log_softmax", "grid_sampler_2d", "_cdist_forward", "_fft_r2c", "_fft_c2c",
+}  # fmt: skip
+"""Operations of a model: what comes of them depends on weights."""
+
+_RANDOM = {"rand", "randn", "randint", "randperm", "rand_like", "randn_like", "randint_like", "bernoulli", "bernoulli_", "uniform_", "normal_",
+           "random_", "exponential_", "multinomial", "normal", "log_normal_", "geometric_"}  # fmt: skip
+_EMPTY = {"empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "resize_"}
+
+
+Awaited = bool | int | bytes
+"""What a read gets: the bytes themselves, a count in as many bytes as are asked for, or a yes or no."""
+
+
+class _Shadow:
+    """What a storage of the device holds."""
+
+    def __init__(self, storage: torch.UntypedStorage, fill: int | None, assumption: str | None) -> None:
+        self.of = StorageWeakRef(storage)
+        self.num_bytes = storage.nbytes()
+        self.assumption = assumption
+        self._fill = fill
+        self._content: torch.UntypedStorage | None = None
+
+    def content(self) -> torch.UntypedStorage:
+        """Return the bytes; one that is the same everywhere takes memory of the host only when somebody looks."""
+        if self._content is None:
+            self._content = torch.full((self.num_bytes,), self._fill or 0, dtype=torch.uint8).untyped_storage()
+        return self._content
+
+
+class HostValues(TorchDispatchMode):
+    """Follows the tensors of the device whose values are known."""
+
+    def __init__(self, reads: Reads, writer: ValueWriter, variant: Variant) -> None:
+        super().__init__()
+        self._reads = reads
+        self._variant = variant
+        self._shadows: dict[int, _Shadow] = {}
+        self._num_operations = 0
+        self._generator = torch.Generator().manual_seed(0)
+        self._awaited = threading.local()
+        reads.known = self._next_awaited
+        reads.on_answer = writer.add
+
+    # what is read while an operation runs
+
+    def _next_awaited(self, size: int) -> tuple[bytes, str | None] | None:
+        """Return what the read that happens now gets, where that is known: of what is awaited the first that has so many bytes."""
+        awaited: deque[Awaited] = getattr(self._awaited, "values", None) or deque()
+        for at, value in enumerate(awaited):
+            content = _encoded(value, size)
+            if content is not None:
+                if not self._awaited.repeats:
+                    del awaited[at]
+                return content, self._awaited.assumption
+        return None
+
+    def _run(
+        self, run: Callable[[], Any], awaited: Iterable[Awaited], assumption: str | None = None, *, repeats: bool = False
+    ) -> Any:
+        self._awaited.values, self._awaited.assumption, self._awaited.repeats = deque(awaited), assumption, repeats
+        try:
+            return run()
+        finally:
+            self._awaited.values = None
+
+    # shadows
+
+    def _shadow_of(self, tensor: Any) -> _Shadow | None:
+        return self._shadows.get(tensor.untyped_storage()._cdata)
+
+    def value(self, tensor: Any) -> torch.Tensor | None:
+        """Return the values of *tensor*, a view of what is kept; None where they are not known."""
+        shadow = self._shadow_of(tensor)
+        if shadow is None or shadow.num_bytes != tensor.untyped_storage().nbytes():
+            return None
+        view = torch.empty(0, dtype=tensor.dtype).set_(shadow.content(), tensor.storage_offset(), tensor.shape, tensor.stride())
+        return torch._neg_view(view) if tensor.is_neg() else view
+
+    def learn(self, tensor: Any, value: torch.Tensor, assumption: str | None = None) -> None:
+        """Keep that *tensor* has the content *value*."""
+        if tuple(tensor.shape) != tuple(value.shape) or tensor.layout is not torch.strided:
+            return
+        known = self.value(tensor)
+        if known is None:
+            storage = tensor.untyped_storage()
+            if tensor.numel() * tensor.element_size() < storage.nbytes():  # a part of something that is not known
+                return
+            self._shadows[storage._cdata] = _Shadow(storage, 0, assumption)
+            known = self.value(tensor)
+        assert known is not None
+        known.copy_(value)
+        shadow = self._shadow_of(tensor)
+        if shadow is not None:
+            shadow.assumption = assumption or shadow.assumption
+
+    def fill(self, tensor: Any, byte: int, assumption: str | None = None) -> None:
+        """Keep that every byte of *tensor*, which has a storage of its own, is *byte*."""
+        storage = tensor.untyped_storage()
+        self._shadows[storage._cdata] = _Shadow(storage, byte, assumption)
+
+    def forget(self, tensor: Any) -> None:
+        """Keep that nobody knows what *tensor* holds now."""
+        self._shadows.pop(tensor.untyped_storage()._cdata, None)
+
+    def _sweep(self) -> None:
+        self._num_operations += 1
+        if self._num_operations % SWEEP_EVERY == 0:
+            self._shadows = {key: shadow for key, shadow in self._shadows.items() if not shadow.of.expired()}
+
+    # operations
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        self._sweep()
+        flat = [value for value in tree_flatten((args, kwargs))[0] if _is_plain(value)]
+        devices = [tensor for tensor in flat if tensor.is_cuda]
+        is_made = not devices and _is_device(kwargs.get("device"))
+        if any(kind not in _PLAIN for kind in types):
+            return NotImplemented  # a subclass says itself which operations on plain tensors it stands for: those are followed
+        if not devices and not is_made and func.overloadpacket.__name__ not in ("copy_", "_to_copy"):
+            return func(*args, **kwargs)
+        if func.is_view:
+            return func(*args, **kwargs)
+        return self._follow(func, func.overloadpacket.__name__, args, kwargs, devices)
+
+    def _follow(self, func: Any, name: str, args: Any, kwargs: Any, devices: list[Any]) -> Any:
+        def run() -> Any:
+            return func(*args, **kwargs)
+
+        if name in ("_to_copy", "copy_"):
+            return self._copied(run, name, args)
+        if name == "_local_scalar_dense":
+            return self._scalar(run, args[0])
+        if name in _MASKED:
+            return self._masked(func, name, args, kwargs)
+        if name in _EMPTY:
+            made = run()
+            if _is_plain(made) and made.is_cuda and name != "resize_":
+                self.fill(made, 0)
+            return made
+        if name in _RANDOM and not self._can_draw(func, args, kwargs, devices):
+            return self._unknown(func, name, args, kwargs, run())
+        if name == "repeat_interleave":
+            self._apply_repeats(args[0])
+        values = [self.value(tensor) for tensor in devices]
+        if any(value is None for value in values) or not self._is_cheap(name, devices):
+            return self._unknown(func, name, args, kwargs, run())
+        return self._known(func, name, args, kwargs, devices)
+
+    def _is_cheap(self, name: str, devices: list[Any]) -> bool:
+        """Say whether the host should do it: whatever has integers, and of floats what decides or is small."""
+        if name in _HEAVY:
+            return False
+        floats = [tensor for tensor in devices if tensor.is_floating_point() or tensor.is_complex()]
+        limit = MOST_COPIED if name in _COMPARISONS or name in _FINITE else MOST_COMPUTED
+        return all(tensor.numel() <= limit for tensor in floats)
+
+    def _can_draw(self, func: Any, args: Any, kwargs: Any, devices: list[Any]) -> bool:
+        """Say whether random numbers are to be drawn here: those of weights are not."""
+        if devices:
+            return all(tensor.numel() <= MOST_COMPUTED and self.value(tensor) is not None for tensor in devices)
+        return func.overloadpacket.__name__ in ("randint", "randperm") or _num_elements(args) <= MOST_COMPUTED
+
+    def _known(self, func: Any, name: str, args: Any, kwargs: Any, devices: list[Any]) -> Any:
+        """Run *func* on the host and on the device, both with all that they need."""
+        assumption = self._assumption_of(devices)
+        host_args, host_kwargs = tree_map(self._on_host, (args, kwargs))
+        if "device" in host_kwargs:
+            host_kwargs["device"] = torch.device("cpu")
+        host_kwargs.pop("pin_memory", None)
+        if host_kwargs.get("generator") is not None:
+            host_kwargs["generator"] = self._generator
+        try:
+            with torch.random.fork_rng(devices=[], enabled=name in _RANDOM):
+                if name in _RANDOM:
+                    torch.default_generator.manual_seed(int(torch.randint(2**31, (), generator=self._generator)))
+                found = func(*host_args, **host_kwargs)
+        except (RuntimeError, NotImplementedError, TypeError, ValueError):  # no kernel of the host does this
+            return self._unknown(func, name, args, kwargs, func(*args, **kwargs))
+        awaited, repeats = _awaited_by(name, host_args, found)
+        result = self._run(lambda: func(*args, **kwargs), awaited, assumption, repeats=repeats)
+        for tensor, value in zip(tree_flatten(result)[0], tree_flatten(found)[0], strict=False):
+            if _is_plain(tensor) and tensor.is_cuda and isinstance(value, torch.Tensor):
+                if self.value(tensor) is None or all(tensor is not given for given in devices):  # those given were changed as their views
+                    self.learn(tensor, value, assumption)
+        return result
+
+    def _on_host(self, value: Any) -> Any:
+        return self.value(value) if _is_plain(value) and value.is_cuda else value
+
+    def _assumption_of(self, tensors: Iterable[Any]) -> str | None:
+        shadows = (self._shadow_of(tensor) for tensor in tensors)
+        return next((shadow.assumption for shadow in shadows if shadow is not None and shadow.assumption is not None), None)
+
+    def _copied(self, run: Callable[[], Any], name: str, args: Any) -> Any:
+        source = args[1] if name == "copy_" else args[0]
+        value = self.value(source) if source.is_cuda else source if _is_followed(source) else None
+        awaited = [] if value is None or not source.is_cuda else [_bytes_of(value)]
+        result = self._run(run, awaited, self._assumption_of([source] if source.is_cuda else []))
+        if value is None:
+            if result.is_cuda:
+                self.forget(result)
+        elif result.is_cuda:
+            assumption = self._assumption_of([source]) if source.is_cuda else None
+            self.learn(result, value.detach().to(result.dtype).expand(result.shape), assumption)
+        elif source.is_cuda:
+            result.copy_(value)  # whatever its strides
+        return result
+
+    def _scalar(self, run: Callable[[], Any], tensor: Any) -> Any:
+        value = self.value(tensor)
+        return self._run(run, [] if value is None else [_bytes_of(value)], self._assumption_of([tensor]))
+
+    def _masked(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
+        """Answer how many elements of each mask are set; of one that nobody knows, all or none."""
+        masks = [args[0]] if name == "nonzero" else [args[1]] if name == "masked_select" else list(args[1])
+        masks = [mask for mask in masks if mask is not None and (name == "nonzero" or mask.dtype in (torch.bool, torch.uint8))]
+        self._apply_share(masks)
+        for mask in masks:
+            if mask.is_cuda and self.value(mask) is None and mask.dtype in (torch.bool, torch.uint8):
+                self._assume(mask)
+        values = [self.value(mask) if mask.is_cuda else mask for mask in masks]
+        counts = [None if value is None else int(torch.count_nonzero(value)) for value in values]
+        assumption = self._assumption_of(mask for mask in masks if mask.is_cuda)
+        result = self._run(lambda: func(*args, **kwargs), [count for count in counts if count is not None], assumption)
+        if name == "nonzero":
+            if values[0] is not None and result.is_cuda:
+                self.learn(result, values[0].nonzero(), assumption)
+            return result
+        flat = [value for value in tree_flatten((args, kwargs))[0] if _is_plain(value) and value.is_cuda]
+        if all(self.value(tensor) is not None for tensor in flat) and self._is_cheap(name, flat):
+            host_args, host_kwargs = tree_map(self._on_host, (args, kwargs))
+            try:
+                found = func(*host_args, **host_kwargs)
+            except (RuntimeError, NotImplementedError, IndexError):
+                return self._unknown(func, name, args, kwargs, result)
+            if _is_plain(result) and result.is_cuda and not name.endswith("_"):
+                self.learn(result, found, self._assumption_of(flat))
+            return result
+        return self._unknown(func, name, args, kwargs, result)
+
+    def _apply_share(self, masks: Sequence[Any]) -> None:
+        """Set as many elements of the masks as the user said for this line: what comes later, in backward too, sees the same mask."""
+        said = self._reads.said(frames_from(sys._getframe())) if self._reads.answers else None
+        if said is None or said.text in ("true", "false"):
+            return
+        for mask in masks:
+            count = round(Fraction(said.text) * mask.numel()) if "/" in said.text else min(mask.numel(), int(float(said.text)))
+            if mask.is_cuda:
+                self.learn(mask, (torch.arange(mask.numel()) < count).view(mask.shape).to(mask.dtype), said.reason)
+
+    def _apply_repeats(self, repeats: Any) -> None:
+        """Repeat as often as the user said for this line: all together, or so many times for each element."""
+        said = self._reads.said(frames_from(sys._getframe())) if self._reads.answers else None
+        if said is None or said.text in ("true", "false") or not repeats.is_cuda or not repeats.numel():
+            return
+        total = round(Fraction(said.text) * repeats.numel()) if "/" in said.text else int(float(said.text))
+        each, more = divmod(total, repeats.numel())
+        self.learn(repeats, (each + (torch.arange(repeats.numel()) < more)).view(repeats.shape).to(repeats.dtype), said.reason)
+
+    def _assume(self, mask: Any) -> None:
+        self.learn(mask, torch.full(mask.shape, self._variant == "all", dtype=mask.dtype), _ALL_PASS[self._variant])
+
+    def _unknown(self, func: Any, name: str, args: Any, kwargs: Any, result: Any) -> Any:
+        """Forget what was changed; assume what floats choose."""
+        for at, argument in enumerate(func._schema.arguments):
+            if argument.alias_info is not None and argument.alias_info.is_write:
+                given = args[at] if at < len(args) else kwargs.get(argument.name)
+                for tensor in tree_flatten(given)[0]:
+                    if _is_plain(tensor) and tensor.is_cuda:
+                        self.forget(tensor)
+        outs = [value for value in tree_flatten(result)[0] if _is_plain(value) and value.is_cuda]
+        if name in _COMPARISONS and outs and outs[0].numel() > 1 and outs[0].dtype == torch.bool:
+            self.fill(outs[0], int(self._variant == "all"), _ALL_PASS[self._variant])
+        elif name in _FINITE and outs:
+            self.fill(outs[0], int(_FINITE[name]))
+        elif name in _CHOICES:
+            places = result if isinstance(result, torch.Tensor) else result[_CHOICES[name]] if len(outs) > 1 else None
+            if places is not None and _is_plain(places) and places.dtype == torch.int64 and places.numel() > 1:
+                self._choose(name, places, args)
+        return result
+
+    def _choose(self, name: str, places: Any, args: Any) -> None:
+        """Say which were chosen: each equally often, or always the first."""
+        scores = args[0]
+        numbers = [value for value in args[1:] if isinstance(value, int) and not isinstance(value, bool)]
+        given = numbers[1] if name == "topk" and len(numbers) > 1 else numbers[0] if numbers and name not in ("topk", "multinomial") else -1
+        if not scores.dim() or not places.dim():
+            return
+        dim = given % scores.dim()
+        num_choices = scores.shape[dim]
+        if places.dim() == scores.dim():
+            chosen = places.shape[dim]
+            order = torch.arange(chosen)
+            rows = torch.arange(places.numel() // max(1, chosen)).unsqueeze(1)
+            wanted = order.expand(rows.shape[0], chosen) if self._variant == "none" or chosen == num_choices else rows * chosen + order
+            value = (
+                (wanted % max(1, num_choices)).view(*(size for at, size in enumerate(places.shape) if at != dim), chosen).movedim(-1, dim)
+            )
+        else:
+            rows = torch.arange(places.numel()).view(places.shape)
+            value = rows % max(1, num_choices) if self._variant == "all" else torch.zeros_like(rows)
+        self.learn(places, value, _SHARES[self._variant])
+
+
+def _awaited_by(name: str, host_args: Any, found: Any) -> tuple[list[Awaited], bool]:
+    """Return what the kernel of operation *name* reads while it runs, and whether it reads that as often as it likes."""
+    if name in _UNIQUE:
+        dim = host_args[1] if name in ("unique_dim", "unique_dim_consecutive") else 0
+        return [found[0].shape[dim]], True
+    if name == "repeat_interleave":
+        return [True, found.numel()], False  # is none negative? and how many are there together?
+    if name == "bincount":
+        return [int(host_args[0].min()), int(host_args[0].max())] if host_args[0].numel() else [], False
+    if name == "equal":
+        return [bool(found)], True
+    if name == "histc" and host_args[0].numel():
+        ends = host_args[0].aminmax()
+        return [_bytes_of(ends.min), _bytes_of(ends.max)], False
+    sizes: list[Awaited] = [_bytes_of(value) for value in host_args if isinstance(value, torch.Tensor) and not value.is_floating_point()]
+    return (sizes if len(sizes) == 1 else [], False)
+
+
+def _encoded(value: Awaited, size: int) -> bytes | None:
+    """Return *value* in *size* bytes; None where it is of another size: a yes or no has one byte, a count more."""
+    if isinstance(value, bytes):
+        return value if len(value) == size else None
+    if isinstance(value, bool) != (size == 1) or size not in (1, 2, 4, 8):
+        return None
+    return int(value).to_bytes(size, sys.byteorder, signed=size > 1)
+
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer) if hasattr(torch.nn, "Buffer") else (torch.Tensor, torch.nn.Parameter)
+
+
+def _is_plain(value: Any) -> bool:
+    return type(value) in _PLAIN
+
+
+def _is_followed(source: Any) -> bool:
+    """Say whether what is copied to the device is worth following: anything but weights and images."""
+    if source.is_floating_point() or source.is_complex():
+        return not isinstance(source, torch.nn.Parameter) and source.numel() <= MOST_COPIED
+    return source.layout is torch.strided
+
+
+def _is_device(device: Any) -> bool:
+    return device is not None and torch.device(device).type == "cuda"
+
+
+def _num_elements(args: Any) -> int:
+    """Return the elements of what a factory is asked for, whose first argument is the shape."""
+    count = 1
+    for size in args[0] if args and isinstance(args[0], (list, tuple)) else ():
+        count *= int(size)
+    return count
+
+
+def _bytes_of(value: torch.Tensor) -> bytes:
+    if value.dtype is torch.bool and value.numel() == 1:
+        return struct.pack("?", bool(value))
+    dense = value.detach().resolve_neg().contiguous()
+    return ctypes.string_at(dense.data_ptr(), dense.numel() * dense.element_size()) if dense.numel() else b""

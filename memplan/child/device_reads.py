@@ -16,7 +16,7 @@ import re
 import struct
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from fractions import Fraction
 from pathlib import Path
 from types import FrameType
@@ -40,7 +40,7 @@ _DEFAULTS: tuple[tuple[str, bool, str], ...] = (
     (r"^\s*assert\b", True, "an assertion holds"),
     (r"^\s*(el)?if\s+not\b.*RAISES", True, "a check before a `raise` passes"),
     (r"^\s*(el)?if\b.*RAISES", False, "a check before a `raise` passes"),
-    (r"repeat_interleave\(|\bnormal\(", True, "PyTorch's check of its own arguments passes"),
+    (r"repeat_interleave\(|\bnormal\(|\bmultinomial\(", True, "PyTorch's check of its own arguments passes"),  # multinomial's up to 2.3
     (r"\ball\(.*mask|mask.*\.all\(", False, "a mask with padding, with which attention takes more memory than without a mask"),
 )
 """Words in a line that reads a yes or no, the answer, and its reason. RAISES stands for a next line that raises."""
@@ -72,7 +72,7 @@ class Reads:
             device(self._callback)
             if any("/" in answer for answer, _ in self.answers.values()):
                 self._sizes = _Sizes()
-                self._sizes.__enter__()
+                self._sizes.watch()
 
     def detach(self) -> None:
         """Be asked no more."""
@@ -123,7 +123,26 @@ class _Sizes(TorchFunctionMode):
     last: int | None = None
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = getattr(func, "__name__", "")
+        self._note(getattr(func, "__name__", ""), args, kwargs)
+        return func(*args, **(kwargs or {}))
+
+    def watch(self) -> None:
+        """Know it from now on."""
+        with self:
+            torch.ones(1)[torch.ones(1, dtype=torch.bool)]
+        if self.last is None:  # up to 2.3 a mode is not told of indexing (THPVariable_getitem in python_variable_indexing.cpp)
+            for name in ("__getitem__", "__setitem__"):
+                setattr(torch.Tensor, name, self._noting_first(name, getattr(torch.Tensor, name)))
+        self.__enter__()
+
+    def _noting_first(self, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any) -> Any:
+            self._note(name, args, None)
+            return method(*args)
+
+        return call
+
+    def _note(self, name: str, args: Any, kwargs: Any) -> None:
         mask = None
         if name in ("nonzero", "argwhere") or (name == "where" and len(args) == 1):
             mask = args[0]
@@ -132,7 +151,6 @@ class _Sizes(TorchFunctionMode):
         elif name == "repeat_interleave":
             mask = (kwargs or {}).get("repeats", args[1] if len(args) > 1 else args[0])
         self.last = mask.numel() if isinstance(mask, torch.Tensor) else None
-        return func(*args, **(kwargs or {}))
 
 
 def _flat(values: Any) -> list[Any]:

@@ -186,7 +186,8 @@ class Recorder:
         return int(torch.cuda.memory_stats().get("num_alloc_retries", 0))
 
     def _watch_backward(self) -> None:
-        run_backward = torch.autograd._engine_run_backward  # type: ignore[attr-defined]  # private, and the one door to the engine
+        # Private, and the one door to the engine: `_engine_run_backward`, from 2.3 on, goes through it too.
+        run_backward = torch.autograd.Variable._execution_engine.run_backward
 
         @functools.wraps(run_backward)
         def watched(*arguments: Any, **keywords: Any) -> Any:
@@ -204,7 +205,8 @@ class Recorder:
                 if self._backwards == 0:
                     self.mark("forward")
 
-        torch.autograd._engine_run_backward = watched  # type: ignore[attr-defined]
+        engine = type("WatchedEngine", (torch._C._ImperativeEngine,), {"run_backward": staticmethod(watched)})
+        torch.autograd.Variable._execution_engine = engine()
 
     def _peaks(self) -> dict[str, int]:
         """Return the peaks of the whole program, whatever it has reset."""

@@ -32,7 +32,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch._dynamo  # the first optimizer would import it, in every fork anew
 
 from memplan.child.recorder import MistakeError, Recorder, failure_of
 
@@ -177,6 +176,32 @@ def num_threads_now() -> int:
     return sum(1 for _ in Path("/proc/self/task").iterdir())
 
 
+def let_gpus_be_counted() -> None:
+    """
+    Let a program ask for the number of GPUs when it is loaded, as many do (`torch.cuda.is_available()`).
+
+    PyTorch refuses CUDA in forks from then on (`poison_fork` in torch/csrc/cuda/Module.cpp of 2.13): it may have begun. The simulated
+    GPU is one, and need not be asked before a request says which.
+    """
+    if hasattr(ctypes.CDLL(None), "memplan_on_read"):
+        torch._C._cuda_getDeviceCount = lambda: 1
+
+
+def fork() -> int:
+    """Do as `os.fork` does, which warns of numpy's threads; they know of forks."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return os.fork()
+
+
+def can_fork() -> bool:
+    """Say whether a fork of this process may use CUDA."""
+    child = fork()
+    if child == 0:
+        os._exit(int(torch.cuda._is_in_bad_fork()))
+    return os.waitpid(child, 0)[1] == 0
+
+
 def serve(build: Build | None, failure: dict[str, Any] | None, request: dict[str, Any], recorder: Recorder) -> None:
     """Run *request* in this process, write its result, and leave without waiting for threads that may hang."""
     os.environ.update(request["environment"])
@@ -205,6 +230,9 @@ def wait_for(path: str) -> None:
 
 def main(requests: int, answers: int) -> None:
     """Serve requests until there are no more."""
+    let_gpus_be_counted()
+    import torch._dynamo  # noqa: PLC0415  (the first optimizer would, in every fork anew; that of 2.3 counts GPUs)
+
     recorder = Recorder()
     build: Build | None = None
     failure: dict[str, Any] | None = None
@@ -223,13 +251,11 @@ def main(requests: int, answers: int) -> None:
                     failure = _told(error)
                 loaded = True
                 has_threads = num_threads_now() > num_threads
-                if has_threads or torch.cuda.is_initialized():
+                if has_threads or torch.cuda.is_initialized() or not can_fork():
                     serve(build, failure, request, recorder)  # neither CUDA nor OpenMP's threads outlive a fork
             for stream in (sys.stdout, sys.stderr):
                 stream.flush()
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # of numpy's threads, which know of forks
-                child = os.fork()
+            child = fork()
             if child == 0:
                 ctypes.CDLL(None).prctl(1, 9)  # PR_SET_PDEATHSIG: end when the server does
                 serve(build, failure, request, recorder)

@@ -53,8 +53,7 @@ def _pytorch() -> dict[str, Any] | None:
         torch = find_torch()
     except MissingError:
         return None
-    major, rest = divmod(torch.cudnn_version, 10_000)
-    return {"version": torch.version, "cuda_major": torch.cuda_major, "cudnn": f"{major}.{rest // 100}.{rest % 100}"}
+    return {"version": torch.version, "cuda_major": torch.cuda_major, "cudnn": torch.cudnn}
 
 
 def _matches(card: CatalogGpu, text: str) -> bool:

@@ -12,6 +12,9 @@ from typing import NamedTuple
 
 from memplan.errors import MissingError
 
+OLDEST = (2, 1)
+"""The first PyTorch whose tensors tell when a gradient has been accumulated (`register_post_accumulate_grad_hook`)."""
+
 
 class TorchBuild(NamedTuple):
     """The PyTorch that a rehearsal would run."""
@@ -20,7 +23,14 @@ class TorchBuild(NamedTuple):
     """As in 2.13.0+cu130."""
     cuda_major: int
     cudnn_version: int
+    """As cuDNN says it: 92000 for 9.20.0. Before 9.0 the minor number had one digit: 8902 for 8.9.2 (cudnn_version.h)."""
     libraries: Path
+
+    @property
+    def cudnn(self) -> str:
+        """Return cuDNN's version as its package has it: 9.20.0."""
+        major, rest = divmod(self.cudnn_version, 10_000 if self.cudnn_version >= 90_000 else 1000)
+        return f"{major}.{rest // 100}.{rest % 100}"
 
 
 def find_torch(python: str | None = None) -> TorchBuild:
@@ -40,8 +50,9 @@ def find_torch(python: str | None = None) -> TorchBuild:
     if cuda is None or not (folder / "lib" / "libtorch_cuda.so").exists():
         raise MissingError(f"PyTorch {version} of this Python is not built for CUDA", hint=_INSTALL)
     numbers = tuple(map(int, re.findall(r"\d+", version or "0")[:2]))
-    if numbers < (2, 6):
-        raise MissingError(f"PyTorch {version} is older than 2.6", hint="rehearsals run with PyTorch 2.6 or later")
+    if numbers < OLDEST:
+        oldest = ".".join(map(str, OLDEST))
+        raise MissingError(f"PyTorch {version} is older than {oldest}", hint=f"rehearsals run with PyTorch {oldest} or later")
     return TorchBuild(version or "", int(cuda.split(".")[0]), _cudnn_version(folder.parent), folder / "lib")
 
 
@@ -69,14 +80,26 @@ def _assigned(name: str, text: str) -> str | None:
 
 
 def _cudnn_version(packages: Path) -> int:
-    """Return cuDNN's number, as 92000 for 9.20.0, from the package that PyTorch depends on and that mostly lies beside it."""
+    """
+    Return cuDNN's number, from the package that PyTorch depends on and that mostly lies beside it.
+
+    Where cuDNN is not a package, it is the one that PyTorch's own package asks for.
+    """
     for name in ("nvidia-cudnn-cu13", "nvidia-cudnn-cu12"):
         beside = next(packages.glob(f"{name.replace('-', '_')}-*.dist-info"), None)
         version = beside.name.removesuffix(".dist-info").rpartition("-")[2] if beside else _version_of(name)
         if version is not None:
-            major, minor, patch = version.split(".")[:3]
-            return int(major) * 10000 + int(minor) * 100 + int(patch)
-    return 90000
+            return _cudnn_number(version)
+    about = next(packages.glob("torch-*.dist-info/METADATA"), None)
+    wanted = (
+        re.search(r"^Requires-Dist: nvidia-cudnn-cu\d+ ?\(?==([\d.]+)", about.read_text(encoding="utf-8"), re.MULTILINE) if about else None
+    )
+    return _cudnn_number(wanted[1]) if wanted else 90_000
+
+
+def _cudnn_number(version: str) -> int:
+    major, minor, patch = map(int, version.split(".")[:3])
+    return major * (10_000 if major >= 9 else 1000) + minor * 100 + patch
 
 
 def _version_of(package: str) -> str | None:

@@ -199,8 +199,9 @@ def _extensions(torch: TorchBuild) -> list[Path]:
 def _driver_functions(torch: TorchBuild, callers: list[Path]) -> set[str]:
     from memplan.standin.symbols import driver_functions, functions_in_sources  # noqa: PLC0415
 
-    triton = torch.libraries.parents[1] / "triton" / "backends" / "nvidia"
-    return driver_functions(callers) | functions_in_sources(sorted(triton.glob("*.c")))
+    triton = torch.libraries.parents[1] / "triton"
+    folders = (triton / "backends" / "nvidia", triton / "runtime" / "backends")  # the second before Triton 3
+    return driver_functions(callers) | functions_in_sources(sorted(path for folder in folders for path in folder.glob("*.c")))
 
 
 def _defined(paths: Iterable[Path]) -> set[str]:

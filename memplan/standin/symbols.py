@@ -43,8 +43,13 @@ def driver_functions(libraries: list[Path]) -> set[str]:
 
 
 def functions_in_sources(sources: list[Path]) -> set[str]:
-    """Return every name that looks like a function of the driver in C files that are compiled at run time (Triton's)."""
-    return {match.decode() for source in sources for match in NAMED_OF_DRIVER.findall(source.read_bytes())}
+    """
+    Return every name that looks like a function of the driver in C files that are compiled at run time (Triton's).
+
+    With `_v2` too: to some of them cuda.h gives that name when they are compiled (`#define cuMemFree cuMemFree_v2`).
+    """
+    names = {match.decode() for source in sources for match in NAMED_OF_DRIVER.findall(source.read_bytes())}
+    return names | {f"{name}_v2" for name in names}
 
 
 def _read_only_data(library: Path) -> bytes:

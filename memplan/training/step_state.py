@@ -170,17 +170,18 @@ _KEY: Any = "memplan.training.step_state"
 _open_states: list[StepState] = []
 _COMPILE_WARNING = r"Using `torch\.compile\(module\)` when there are global hooks"  # they are these, and may run once more
 _lock = threading.Lock()
+_is_compiling = torch.compiler.is_compiling if hasattr(torch.compiler, "is_compiling") else torch._utils.is_compiling  # the latter in 2.1
 
 
 def _before_forward(module: nn.Module, _inputs: Any) -> None:
-    if torch.compiler.is_compiling():  # inside a compiled region, which keeps nothing but tensors
+    if _is_compiling():  # inside a compiled region, which keeps nothing but tensors
         return
     for state in _open_states:
         state.before_forward(module)
 
 
 def _after_forward(module: nn.Module, _inputs: Any, _output: Any) -> None:
-    if torch.compiler.is_compiling():
+    if _is_compiling():
         return
     for state in _open_states:
         state.after_forward(module)

@@ -121,6 +121,19 @@ def test_a_file_that_cannot_be_forked_is_loaded_for_each_rehearsal(torch_build: 
     assert peaks == [MIB + beside, 2 * MIB + beside]
 
 
+def test_a_file_may_ask_for_gpus_when_it_is_loaded(torch_build: TorchBuild, tmp_path: Path) -> None:
+    """PyTorch refuses CUDA in a fork of a process that has asked; here it is loaded once, and each request names its GPU."""
+    (tmp_path / "train.py").write_text(
+        "import os, torch\nassert torch.cuda.is_available() and torch.cuda.device_count() == 1\nLOADED = os.getpid()\n"
+        "def build(device, name):\n    assert os.getppid() == LOADED\n    assert torch.cuda.get_device_name() == name\n"
+        "    return lambda: torch.zeros(8, device=device)\n"
+    )
+
+    with Rehearser(step_source_from(f"{tmp_path}/train.py:build")) as rehearser:
+        for gpu in (find_gpu("t4"), find_gpu("h100")):
+            assert rehearser.rehearse(gpu=gpu, values={"name": gpu.name}).gpu_name == gpu.name
+
+
 # what fails. One process serves all of it: a fork that breaks takes nothing with it.
 
 

@@ -43,7 +43,8 @@ def step_of(workload: Workload, stage: Stage | None, device: str) -> Callable[[]
     """Return the step of *workload* in *stage* on *device*."""
     precision = workload.training.precision
     model = make_model(workload, device)
-    scaler = torch.amp.GradScaler("cuda", enabled=precision == "fp16-mixed")
+    grad_scaler = torch.amp.GradScaler if hasattr(torch.amp, "GradScaler") else torch.cuda.amp.GradScaler  # the first is there from 2.3 on
+    scaler = grad_scaler(enabled=precision == "fp16-mixed")
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = make_optimizer(workload.optimizer, trained)
     micro_batch = make_micro_batch(workload, stage, model, scaler, device)

@@ -115,7 +115,8 @@ class Attention(nn.Module):
 
     def _fused(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
         grouped = query.shape[1] != key.shape[1]
-        if grouped and mask is not None:  # with a mask grouped keys would leave only the kernel that keeps all pairs
+        # With a mask grouped keys would leave only the kernel that keeps all pairs; up to PyTorch 2.4 no kernel takes them.
+        if grouped and (mask is not None or torch.__version__ < "2.5"):
             key, value = self._repeated(key), self._repeated(value)
             grouped = False
         return functional.scaled_dot_product_attention(
@@ -125,7 +126,7 @@ class Attention(nn.Module):
             attn_mask=mask,
             dropout_p=self.model.attention_dropout if self.training else 0.0,
             is_causal=mask is None and self.model.architecture == "decoder",
-            enable_gqa=grouped,
+            **({"enable_gqa": True} if grouped else {}),
         )
 
     def _eager(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:

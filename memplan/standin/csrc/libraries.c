@@ -115,13 +115,23 @@ int cudnnGetTensorNdDescriptor(const Descriptor *descriptor, int room, int *type
     }
     return 0;
 }
+/* of a matrix of a recurrent network, which is all that PyTorch asks of */
+int cudnnGetFilterNdDescriptor(const Descriptor *descriptor, int room, int *type, int *format, int *num_dims, int *dims) {
+    *type = descriptor->type;
+    *format = 0;
+    *num_dims = descriptor->num_dims;
+    for (int i = 0; i < descriptor->num_dims && i < room; i++) dims[i] = descriptor->dims[i];
+    return 0;
+}
 
 size_t cudnnGetVersion(void) { return CUDNN_VERSION; }
 size_t cudnnGetCudartVersion(void) { return CUDA_MAJOR * 1000; }
 const char *cudnnGetErrorString(int status) { return status ? "not served by the stand-in device" : "success"; }
 void cudnnGetLastErrorString(char *out, size_t size) { if (size) out[0] = 0; }
+/* its minor number had one digit until 9.0 */
+enum { MAJOR_UNIT = CUDNN_VERSION >= 90000 ? 10000 : 1000 };
 int cudnnGetProperty(int property, int *out) {
-    *out = property == 0 ? CUDNN_VERSION / 10000 : property == 1 ? CUDNN_VERSION / 100 % 100 : CUDNN_VERSION % 100;
+    *out = property == 0 ? CUDNN_VERSION / MAJOR_UNIT : property == 1 ? CUDNN_VERSION % MAJOR_UNIT / 100 : CUDNN_VERSION % 100;
     return 0;
 }
 int cudnnCreate(void **out) { *out = new_handle(); return 0; }

@@ -93,3 +93,41 @@ int cudnnGetRNNTempSpaceSizes(void *handle, Rnn *rnn, int training, RnnData *dat
     if (reserve) *reserve = training ? cells * kept * rnn->element_bytes : 0;
     return 0;
 }
+
+/* The calls of cuDNN 7, which PyTorch makes where it has cuDNN 8 (up to 2.3): the width and type of the input come with each of them. */
+int cudnnSetRNNDescriptor_v6(void *handle, Rnn *rnn, int hidden_size, int num_layers, void *dropout, int input_mode, int direction, int mode,
+                             int algorithm, int precision) {
+    *rnn = (Rnn){mode, 2, direction ? 2 : 1, 0, hidden_size, hidden_size, num_layers, 0}; /* two biases unless told otherwise */
+    return 0;
+}
+int cudnnSetRNNProjectionLayers(void *handle, Rnn *rnn, int projection_size, int output_size) {
+    rnn->output_size = projection_size;
+    return 0;
+}
+static Rnn *with_input(Rnn *rnn, const Descriptor *input) { /* of one time step: batch, width, 1 */
+    rnn->input_size = input->dims[1];
+    rnn->element_bytes = bytes_of_type(input->type);
+    return rnn;
+}
+int cudnnGetRNNParamsSize(void *handle, Rnn *rnn, const Descriptor *input, size_t *out, int type) {
+    return cudnnGetRNNWeightSpaceSize(handle, with_input(rnn, input), out);
+}
+int cudnnGetRNNLinLayerMatrixParams(void *handle, Rnn *rnn, int pseudo_layer, const Descriptor *input, void *of_weights, char *weights,
+                                    int linear, Descriptor *matrix, char **address) {
+    return cudnnGetRNNWeightParams(handle, with_input(rnn, input), pseudo_layer, 0, weights, linear, matrix, address, NULL, NULL);
+}
+int cudnnGetRNNLinLayerBiasParams(void *handle, Rnn *rnn, int pseudo_layer, const Descriptor *input, void *of_weights, char *weights, int linear,
+                                  Descriptor *bias, char **address) {
+    return cudnnGetRNNWeightParams(handle, with_input(rnn, input), pseudo_layer, 0, weights, linear, NULL, NULL, bias, address);
+}
+static int temporary_sizes(Rnn *rnn, int steps, Descriptor *const *inputs, size_t *workspace, size_t *reserve) {
+    RnnData data = {0};
+    for (int i = 0; i < steps; i++) data.tokens += inputs[i]->dims[0];
+    return cudnnGetRNNTempSpaceSizes(NULL, with_input(rnn, inputs[0]), 1, &data, workspace, reserve);
+}
+int cudnnGetRNNWorkspaceSize(void *handle, Rnn *rnn, int steps, Descriptor *const *inputs, size_t *out) {
+    return temporary_sizes(rnn, steps, inputs, out, NULL);
+}
+int cudnnGetRNNTrainingReserveSize(void *handle, Rnn *rnn, int steps, Descriptor *const *inputs, size_t *out) {
+    return temporary_sizes(rnn, steps, inputs, NULL, out);
+}

@@ -61,6 +61,21 @@ assert read(p, 8) == b"112233" + b"\\xee" * 2
     )
 
 
+def test_matrices_and_vectors_come_back(torch_build: TorchBuild) -> None:
+    """As they went there."""
+    on_device(
+        torch_build,
+        """
+p, back = malloc(4096), ctypes.create_string_buffer(b"." * 12, 12)
+write(p, b"aabb__ccdd__")
+assert cuda.cublasGetMatrixAsync(2, 2, 2, c_void_p(p), 3, back, 2, None) == 0
+assert back.raw == b"aabbccdd...."
+assert cuda.cublasGetVector(2, 2, c_void_p(p), 2, back, 1) == 0
+assert back.raw == b"aa__ccdd...."
+""",
+    )
+
+
 def test_a_number_that_a_library_gives_the_host_is_a_read(torch_build: TorchBuild) -> None:
     """A norm, a dot product of doubles, an index; on the device it is as unknown as anything computed."""
     on_device(

@@ -26,7 +26,19 @@ from memplan.hardware.torch_install import TorchBuild
 SOURCES = Path(__file__).with_name("csrc")
 RUNTIME, DRIVER, NVML, NVRTC = "libstandin.so", "libcuda.so.1", "libnvidia-ml.so.1", "libnvrtc.so"
 _PARTS = {
-    RUNTIME: ("card.c", "contents.c", "memory.c", "attributes.c", "device.c", "streams.c", "graphs.c", "libraries.c", "backend.c", "rnn.c"),
+    RUNTIME: (
+        "card.c",
+        "contents.c",
+        "checks.c",
+        "memory.c",
+        "attributes.c",
+        "device.c",
+        "streams.c",
+        "graphs.c",
+        "libraries.c",
+        "backend.c",
+        "rnn.c",
+    ),
     DRIVER: ("driver.c",),
     NVML: ("nvml.c",),
     NVRTC: ("nvrtc.c",),

@@ -58,7 +58,7 @@ def rehearse(
             given for (None: any).
         timeout_seconds: After so long the process is ended.
         context_bytes: Device memory that the CUDA context takes, in bytes.
-        library_workspaces: Count an allowance for workspaces that cuDNN and cuFFT choose at run time; the lower bound is without it.
+        library_workspaces: Count an allowance for workspaces that CUDA's libraries choose at run time; the lower bound is without it.
         checks_tensor_types: Run one step more, which counts for nothing, to find large tensors of wide types.
         environment: Environment variables for the process, as PYTORCH_ALLOC_CONF.
 

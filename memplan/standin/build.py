@@ -27,8 +27,8 @@ SOURCES = Path(__file__).with_name("csrc")
 RUNTIME, DRIVER, NVML, NVRTC = "libstandin.so", "libcuda.so.1", "libnvidia-ml.so.1", "libnvrtc.so"
 _PARTS = {
     RUNTIME: (
-        *("card.c", "contents.c", "memory.c", "attributes.c", "device.c", "streams.c", "graphs.c", "libraries.c", "backend.c", "rnn.c"),
-        *("nccl.c", "python.c"),
+        *("card.c", "contents.c", "checks.c", "memory.c", "attributes.c", "device.c", "streams.c", "graphs.c", "libraries.c", "solvers.c"),
+        *("backend.c", "rnn.c", "nccl.c", "python.c"),
     ),
     DRIVER: ("driver.c",),
     NVML: ("nvml.c",),
@@ -54,14 +54,20 @@ _EXTENSIONS = ("bitsandbytes/libbitsandbytes_cuda{cuda}*.so", "flash_attn*.so", 
 # garbage where it gave a place for an answer, with a callback that is never called, or with host memory that nobody wrote. So a pattern is
 # only added here after a look at the function's declaration in CUDA's headers; tests/standin/test_build.py looks at them too.
 
+# Ends of functions that make a sparse matrix, which is more than a handle: products ask how large it is (solvers.c).
+_SPARSE_MATRIX = r"(Const)?(Coo|Csr|Csc|Bsr|\w+Ell)$"
+
 # Functions that answer on the host, whatever else their names say.
 _ANSWERS = re.compile(
-    r"Get|Query|Find|Import|Export|Open|MakePlan|Estimate|Managed|Conditional|bufferSize|[sS]izes?(2|Ext|_v8)?$|PlanInit"
+    rf"cusparseCreate{_SPARSE_MATRIX}"
+    r"|Get|Query|Find|Import|Export|Open|MakePlan|Estimate|Managed|Conditional|bufferSize|[sS]izes?(2|Ext|_v8)?$|PlanInit"
     r"|zeroPivot|[nN]nz|SpVV|SpGEMM_(workEstimation|compute|estimateMemory)|gesvd[ap]|Search"
     r"|cublas\w*(dot[cu]?|nrm2|asum|amax|amin|rotm?g|Dotc?Ex|Nrm2Ex|AsumEx|Iam\w+Ex|Rotm?gEx)(_v2)?(_64)?$"
 )
 # Functions that make a handle and return it by their first argument.
-_MAKES_A_HANDLE = re.compile(r"(cublas|cusolver|cusparse|cudnn)\w*Create(?!Identity)\w*|cublasLt\w*Create|cusparse\w+_createDescr")
+_MAKES_A_HANDLE = re.compile(
+    rf"(cublas|cusolver|cusparse|cudnn)\w*Create(?!Identity|{_SPARSE_MATRIX})\w*|cublasLt\w*Create|cusparse\w+_createDescr"
+)
 # Functions after which the device holds what it held: settings, destruction, waiting, what compiled code registers.
 _COMPUTES_NOTHING = re.compile(
     r"(cublas|cusolver|cusparse(?!Lt)|cudnn|cufft)\w*(Set|Destroy|destroyDescr)\w*"
@@ -205,11 +211,13 @@ def _driver_functions(torch: TorchBuild, callers: list[Path]) -> set[str]:
 
 
 def _defined(paths: Iterable[Path]) -> set[str]:
-    """Return the functions that the C files define: each begins a line with its type, or with the macro that makes it."""
+    """Return the functions that the C files define: each begins a line with its type, or with the macro that makes it or them."""
     text = "\n".join(path.read_text(encoding="utf-8") for path in paths)
     defined = set(re.findall(r"^(?:int|void|void \*\*|size_t|unsigned|char|const char \*) ?\*{0,2}(\w+)\(", text, re.MULTILINE))
     kinds = re.findall(r"DESCRIPTOR\((\w+)\)", text)
     defined |= {f"cudnn{verb}{kind}Descriptor" for kind in kinds for verb in ("Create", "Destroy")}
+    for names in re.findall(r"^OF_FOUR_TYPES\((\w+), (\w+)", text, re.MULTILINE):  # of real matrices, and of complex ones
+        defined |= {f"cusolverDn{letter}{name}" for letters, name in zip(("SD", "CZ"), names, strict=True) for letter in letters}
     return defined | set(re.findall(r"^[A-Z_]+\((cu\w+)", text, re.MULTILINE))
 
 

@@ -56,9 +56,14 @@ def _ctc(device, *, through_cudnn):
     return functional.ctc_loss(likelihood, torch.randint(1, 20, (16, 30), device=device), *lengths)
 
 
-def _sparse_product(device):
-    matrix = torch.sparse_coo_tensor(torch.tensor([[0, 1, 1], [2, 0, 2]]), torch.ones(3), (2, 3)).to(device)
-    return torch.sparse.mm(matrix, _leaf(device, 3, 4))
+def _sparse(device, *, is_coalesced):
+    """Two rows and three columns. Where it is not coalesced, PyTorch counts on the device how many elements are left: none."""
+    indices = torch.tensor([[0, 1, 1], [2, 0, 2]], device=device)
+    return torch.sparse_coo_tensor(indices, torch.ones(3, device=device), (2, 3), is_coalesced=is_coalesced)
+
+
+def _rows(device, *, requires_grad=False):
+    return torch.ones(64, 32).to_sparse_csr().to(device).requires_grad_(requires_grad)
 
 
 def _symmetric(device):
@@ -250,10 +255,22 @@ OPERATORS = {
     "lu_factor": lambda device: torch.linalg.lu_factor(_symmetric(device)),
     "ldl_factor": lambda device: torch.linalg.ldl_factor(torch.eye(64, device=device)),
     "householder_product": lambda device: torch.linalg.householder_product(torch.ones(64, 8, device=device), torch.ones(8, device=device)),
+    "multivariate_normal": lambda device: torch.distributions.MultivariateNormal(
+        torch.zeros(8, device=device), torch.eye(8, device=device) + _leaf(device, 8, 8)
+    ).log_prob(torch.zeros(8, device=device)),
     "matrix_exp": lambda device: torch.linalg.matrix_exp(_symmetric(device)),
     "matrix_power": lambda device: torch.linalg.matrix_power(_symmetric(device), 5),
-    "sparse_product": _sparse_product,
-    "sparse_csr": lambda device: torch.eye(64).to_sparse_csr().to(device) @ torch.ones(64, 8, device=device),
+    "sparse_product": lambda device: torch.sparse.mm(_sparse(device, is_coalesced=False), _leaf(device, 3, 4)),
+    "sparse_product_coalesced": lambda device: torch.sparse.mm(_sparse(device, is_coalesced=True).requires_grad_(), _leaf(device, 3, 4)),
+    "sparse_csr": lambda device: _rows(device) @ _leaf(device, 32, 8),
+    "sparse_csr_learns": lambda device: torch.sparse.mm(_rows(device, requires_grad=True), _leaf(device, 32, 8)),
+    "sparse_csr_vector": lambda device: _rows(device) @ _leaf(device, 32),
+    "sparse_csr_half": lambda device: _rows(device).half() @ _leaf(device, 32, 8, dtype=torch.float16),
+    "sparse_sampled": lambda device: torch.sparse.sampled_addmm(_rows(device), _leaf(device, 64, 5), _leaf(device, 5, 32)).to_dense(),
+    "sparse_triangular": lambda device: (
+        torch.triangular_solve(torch.ones(64, 8, device=device), torch.eye(64).to_sparse_csr().to(device)).solution
+    ),
+    "sparse_by_sparse": lambda device: _rows(device) @ torch.ones(32, 64).to_sparse_csr().to(device),
     "sparse_to_csr": lambda device: torch.eye(64, device=device).to_sparse_csr(),
     "sparse_coalesce": lambda device: (
         torch.sparse_coo_tensor(torch.zeros(1, 9, dtype=torch.long), torch.ones(9), (4,)).to(device).coalesce()
@@ -271,6 +288,110 @@ OPERATORS = {
     "rng_state": lambda device: torch.cuda.set_rng_state(torch.cuda.get_rng_state(device), device),
     "memory_pool": _in_a_pool,
 }
+
+
+def _solvable(matrix):
+    return matrix @ matrix.mH
+
+
+def _of_columns(matrix, count):
+    return torch.ones_like(matrix[..., :count])
+
+
+FACTORIZATIONS = {
+    "svd": torch.linalg.svd,
+    "svd_reduced": lambda matrix: torch.linalg.svd(matrix[..., :7], full_matrices=False),
+    "svdvals": torch.linalg.svdvals,
+    "qr": torch.linalg.qr,
+    "qr_wide": lambda matrix: torch.linalg.qr(matrix[..., :7, :]),
+    "cholesky": lambda matrix: torch.linalg.cholesky(_solvable(matrix)),
+    "cholesky_ex": lambda matrix: torch.linalg.cholesky_ex(_solvable(matrix)),
+    "cholesky_solve": lambda matrix: torch.cholesky_solve(_of_columns(matrix, 3), matrix),
+    "cholesky_inverse": torch.cholesky_inverse,
+    "eigh": lambda matrix: torch.linalg.eigh(_solvable(matrix)),
+    "eigvalsh": lambda matrix: torch.linalg.eigvalsh(_solvable(matrix)),
+    "eig": torch.linalg.eig,
+    "eigvals": torch.linalg.eigvals,
+    "solve": lambda matrix: torch.linalg.solve(matrix, _of_columns(matrix, 3)),
+    "solve_triangular": lambda matrix: torch.linalg.solve_triangular(matrix, _of_columns(matrix, 3), upper=True),
+    "inv": torch.linalg.inv,
+    "inv_ex": torch.linalg.inv_ex,
+    "lstsq": lambda matrix: torch.linalg.lstsq(matrix[..., :7], _of_columns(matrix, 3)).solution,
+    "lu": torch.linalg.lu,
+    "lu_factor": torch.linalg.lu_factor,
+    "lu_solve": lambda matrix: torch.linalg.lu_solve(*torch.linalg.lu_factor(matrix), _of_columns(matrix, 3)),
+    "ldl_factor": lambda matrix: torch.linalg.ldl_factor(matrix.detach()),
+    "ldl_solve": lambda matrix: torch.linalg.ldl_solve(*torch.linalg.ldl_factor(matrix.detach()), _of_columns(matrix, 3)),
+    "det": torch.linalg.det,
+    "slogdet": lambda matrix: torch.linalg.slogdet(matrix)[1],
+    "pinv": torch.linalg.pinv,
+    "pinv_hermitian": lambda matrix: torch.linalg.pinv(_solvable(matrix), hermitian=True),
+    "matrix_rank": torch.linalg.matrix_rank,
+    "householder_product": lambda matrix: torch.linalg.householder_product(matrix[..., :7], matrix[..., 0, :7]),
+    "geqrf": lambda matrix: torch.geqrf(matrix.detach()),
+    "ormqr": lambda matrix: torch.ormqr(*torch.geqrf(matrix.detach()), _of_columns(matrix, 3) * matrix[..., :1]),
+    "pca_lowrank": torch.pca_lowrank,
+    "svd_lowrank": torch.svd_lowrank,
+    "cond": torch.linalg.cond,
+    "nuclear_norm": lambda matrix: torch.linalg.matrix_norm(matrix, "nuc"),
+}
+
+
+def factorizations(device, shape, dtype, library="default"):
+    """Each of FACTORIZATIONS, forward and backward."""
+
+    def step():
+        torch.backends.cuda.preferred_linalg_library(library)
+        failed = {}
+        for name, factorize in FACTORIZATIONS.items():
+            results = factorize(_leaf(device, *shape, dtype=getattr(torch, dtype)))
+            results = results if isinstance(results, tuple) else (results,)
+            losses = [result.abs().sum() for result in results if result.requires_grad]
+            try:
+                sum(losses, torch.zeros((), device=device, requires_grad=True)).backward()
+            except RuntimeError as error:
+                failed[name] = error
+        assert not failed, failed
+
+    return step
+
+
+def keeps_qr(device, shape):
+    """Of a QR decomposition without gradients, everything is still there when the step ends."""
+    kept = []
+
+    def step():
+        kept[:] = torch.linalg.qr(torch.empty(shape, device=device))
+
+    return step
+
+
+def keeps_eigenvectors(device, size):
+    """The same of an eigendecomposition, whose matrix is there from the beginning."""
+    matrix = torch.empty(size, size, device=device)
+    kept = []
+
+    def step():
+        kept.clear()
+        kept[:] = torch.linalg.eigh(matrix)
+
+    return step
+
+
+def checkpointed_svd(device):
+    """A yes or no that the program reads while PyTorch computes a gradient of an SVD, and runs the forward again for it."""
+
+    def step():
+        read = []
+
+        def forward(matrix):
+            read.append(bool((matrix.real > 1e9).any()))
+            return torch.linalg.svdvals(matrix).sum()  # whose gradient is the first that wants what the forward made
+
+        torch.utils.checkpoint.checkpoint(forward, _leaf(device, 8, 8, dtype=torch.complex64), use_reentrant=False).backward()
+        assert read == [False, False], read
+
+    return step
 
 
 def recurrent(device, kind="LSTM", hidden=512, projection=0, layers=2, both_ways=True, is_half=False, kept_bytes=None):

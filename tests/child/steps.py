@@ -87,9 +87,14 @@ def asks_nvml(device):
     return step
 
 
-def solves(device):
-    """Asks a library for the size of a workspace that nobody can know."""
-    return lambda: torch.linalg.qr(torch.randn(64, 64, device=device))
+def multiplies_sparse(device):
+    """Asks a library how large the product of two sparse matrices is, which only their values say."""
+
+    def step():
+        sparse = torch.eye(64).to_sparse_csr().to(device)
+        sparse @ sparse
+
+    return step
 
 
 def runs_triton(device):

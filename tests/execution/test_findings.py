@@ -247,5 +247,5 @@ def test_what_the_device_does_not_serve_in_the_closer_look_is_no_failure(run: Ru
     """The program's own steps made no such call; one step more of them does, and has no number."""
     assert run("not_served_when_types_are_checked").fits
 
-    with pytest.raises(MissingError, match="does not serve cusolver"):
+    with pytest.raises(MissingError, match="does not serve cusparseSpGEMM"):
         run("not_served_when_types_are_checked", steps=4)

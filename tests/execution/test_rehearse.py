@@ -153,9 +153,9 @@ def test_a_program_that_hangs_is_ended(torch_build: TorchBuild) -> None:
 
 
 def test_what_is_not_served_is_named_and_gives_no_number(rehearser_of: RehearserOf) -> None:
-    """cuSOLVER's QR asks for the size of a workspace: the call is named."""
-    with pytest.raises((MissingError, UsageError), match=r"cusolver|QR|geqrf"):
-        rehearser_of(f"{STEPS}:solves").rehearse(gpu="a100-80", steps=1)
+    """cuSPARSE is asked for the size of a product of sparse matrices: the call is named."""
+    with pytest.raises((MissingError, UsageError), match=r"cusparseSpGEMM"):
+        rehearser_of(f"{STEPS}:multiplies_sparse").rehearse(gpu="a100-80", steps=1)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import pytest
 
 from memplan.errors import MissingError
 from memplan.hardware.torch_install import TorchBuild
-from memplan.standin.build import DRIVER, NVML, RUNTIME, _defined, _runtime_stub, build
+from memplan.standin.build import DRIVER, NVML, RUNTIME, SOURCES, _defined, _runtime_stub, build
 from memplan.standin.symbols import driver_functions, functions_in_sources, runtime_functions, undefined_symbols
 
 
@@ -79,14 +79,16 @@ def test_undefined_symbols_are_read_off_a_library(torch_build: TorchBuild, tmp_p
 
 
 def test_what_the_c_files_define_is_found(tmp_path: Path) -> None:
-    """By their first lines, and through the two macros that make functions."""
+    """By their first lines, and through the macros that make functions."""
     source = tmp_path / "some.c"
     source.write_text(
         "int cudaOne(int a) { return 0; }\nvoid **__cudaTwo(void) {}\nDESCRIPTOR(Tensor)\n"
-        "NEEDS_NOTHING(cudnnThree, void *h)\nstatic int own(void) {}\n"
+        "NEEDS_NOTHING(cudnnThree, void *h)\nstatic int own(void) {}\nOF_FOUR_TYPES(orgqr, ungqr, n, int n, int *out)\n"
     )
+    of_four_types = {"cusolverDnSorgqr", "cusolverDnDorgqr", "cusolverDnCungqr", "cusolverDnZungqr"}
 
-    assert _defined([source]) == {"cudaOne", "__cudaTwo", "cudnnCreateTensorDescriptor", "cudnnDestroyTensorDescriptor", "cudnnThree"}
+    named = {"cudaOne", "__cudaTwo", "cudnnCreateTensorDescriptor", "cudnnDestroyTensorDescriptor", "cudnnThree"}
+    assert _defined([source]) == named | of_four_types
 
 
 @pytest.mark.parametrize(
@@ -102,8 +104,9 @@ def test_what_the_c_files_define_is_found(tmp_path: Path) -> None:
         ("cublasSetStream_v2", "{ return 0; }"),
         ("cusparseDestroySpMat", "{ return 0; }"),
         ("cudaEventRecord", "{ return 0; }"),
-        ("cusparseSpSV_createDescr", "new_handle"),  # by its first argument, as cusparseCreateCsr
-        ("cusparseCreateCsr", "new_handle"),
+        ("cusparseSpSV_createDescr", "new_handle"),  # by its first argument, as cusparseCreateDnMat
+        ("cusparseCreateDnMat", "new_handle"),
+        ("cusparseCreateConstBsr", "not_served"),  # a sparse matrix, which products ask for its size
         ("cusparseCreateIdentityPermutation", "kernel_ran"),
         ("cudaMemcpyBatchAsync", "not_served"),  # what would be copied
         ("cudaMemcpy3DAsync", "not_served"),
@@ -155,6 +158,27 @@ def test_no_function_that_succeeds_gives_an_answer_to_the_host(torch_build: Torc
     answering.pop("cudaStreamUpdateCaptureDependencies", None)  # reads the nodes that it is given
     assert answering == {}
     assert on_the_host == {f"cublas{kind}getrfBatched" for kind in "SDCZ"}  # of these `info` is on the device (cuBLAS documentation)
+
+
+def _shape(arguments: str) -> str:
+    """Return a letter for each argument: a pointer, 64 bits, or less. CUDA's objects are pointers, its other types are enumerations."""
+    objects, wide = r"\*|\w+(Handle|Info|Params|Descr)_t\b", r"long long|int64_t|size_t"
+    return "".join("p" if re.search(objects, one) else "l" if re.search(wide, one) else "i" for one in arguments.split(","))
+
+
+def test_the_solvers_take_the_arguments_that_cudas_headers_say(torch_build: TorchBuild) -> None:
+    """One of the wrong size, or too many or few, would put an answer somewhere else. What this CUDA does not have is not looked at."""
+    packages = torch_build.libraries.parents[1] / "nvidia"
+    headers = [path.read_text(errors="replace") for path in packages.glob("*/include/cus*.h")]
+    text = re.sub(r"/\*.*?\*/|//[^\n]*", " ", "\n".join(headers), flags=re.DOTALL)
+    if "cusolverDnSgeqrf_bufferSize(" not in text or "cusparseSpMM(" not in text:
+        pytest.skip("CUDA's headers are not here")
+    solvers = subprocess.run(["cc", "-E", "-P", str(SOURCES / "solvers.c")], capture_output=True, text=True, check=True).stdout
+    served = dict(re.findall(r"\bint (cu(?:solver|sparse)\w+)\(([^{]*?)\) ?\{", solvers))
+    declared = {name: arguments for name, arguments in re.findall(r"\b(cu\w+) ?\(([^;{]*?)\) ?;", text) if name in served}
+
+    assert len(declared) > 60
+    assert {name: _shape(served[name]) for name in declared} == {name: _shape(arguments) for name, arguments in declared.items()}
 
 
 def test_without_a_compiler_it_says_what_to_install(torch_build: TorchBuild, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -61,6 +61,21 @@ assert read(p, 8) == b"112233" + b"\\xee" * 2
     )
 
 
+def test_matrices_and_vectors_come_back(torch_build: TorchBuild) -> None:
+    """As they went there."""
+    on_device(
+        torch_build,
+        """
+p, back = malloc(4096), ctypes.create_string_buffer(b"." * 12, 12)
+write(p, b"aabb__ccdd__")
+assert cuda.cublasGetMatrixAsync(2, 2, 2, c_void_p(p), 3, back, 2, None) == 0
+assert back.raw == b"aabbccdd...."
+assert cuda.cublasGetVector(2, 2, c_void_p(p), 2, back, 1) == 0
+assert back.raw == b"aa__ccdd...."
+""",
+    )
+
+
 def test_a_number_that_a_library_gives_the_host_is_a_read(torch_build: TorchBuild) -> None:
     """A norm, a dot product of doubles, an index; on the device it is as unknown as anything computed."""
     on_device(
@@ -133,5 +148,75 @@ assert driver.cuPointerGetAttribute(answer, 2, c_ulonglong(malloc(4096))) == 801
 assert answer.raw == b"." * 8
 assert driver.cuPointerGetAttribute(answer, 3, c_ulonglong(0x700000000000)) == 0
 assert int.from_bytes(answer.raw, sys.byteorder) == 0x700000000000
+""",
+    )
+
+
+def test_a_factorizations_workspace_is_told_in_elements_or_bytes(torch_build: TorchBuild) -> None:
+    """64 columns and rows of a matrix of 100 x 10, 3n² + 64n for eigenvectors; nothing where no allowance is wanted; 2**31 - 1 at most."""
+    on_device(
+        torch_build,
+        """
+import os
+elements, on_device, on_host = c_int(-1), c_size_t(7), c_size_t(7)
+assert cuda.cusolverDnSgeqrf_bufferSize(None, 100, 10, None, 100, byref(elements)) == 0
+assert elements.value == 0
+os.environ["MEMPLAN_WORKSPACES"] = "1"
+for kind in "SDCZ":
+    assert getattr(cuda, f"cusolverDn{kind}geqrf_bufferSize")(None, 100, 10, None, 100, byref(elements)) == 0
+    assert elements.value == 64 * 110
+n, sizes = ctypes.c_int64(100), (byref(on_device), byref(on_host))
+assert cuda.cusolverDnXsyevd_bufferSize(None, None, 1, 0, n, 1, None, n, 1, None, 1, *sizes) == 0  # CUDA_R_64F
+assert (on_device.value, on_host.value) == ((3 * 100**2 + 64 * 100) * 8, 0)
+assert cuda.cusolverDnZheevd_bufferSize(None, 1, 0, 30_000, None, 30_000, None, byref(elements)) == 0
+assert elements.value == 2**31 - 1
+""",
+    )
+
+
+def test_jacobis_method_takes_what_was_seen(torch_build: TorchBuild) -> None:
+    """cusolverDnCheevjBatched, CUDA 11: what it said of matrices of 4 x 4 (cupy/cupy#7261)."""
+    on_device(
+        torch_build,
+        """
+import os
+os.environ["MEMPLAN_WORKSPACES"] = "1"
+elements = c_int()
+for batch, seen in {1: 2077, 2: 3126, 4: 5224, 8: 9420, 16: 17812, 32: 34596, 64: 68164, 128: 135300, 256: 269572}.items():
+    assert cuda.cusolverDnCheevjBatched_bufferSize(None, 1, 0, 4, None, 4, None, byref(elements), None, batch) == 0
+    assert elements.value == seen
+""",
+    )
+
+
+def test_an_approximate_svd_tells_residuals(torch_build: TorchBuild) -> None:
+    """On the host, one for each matrix: none."""
+    on_device(
+        torch_build,
+        """
+residuals = (ctypes.c_double * 3)(7, 7, 7)
+row, square = ctypes.c_longlong(4), ctypes.c_longlong(16)
+sizes = 1, 4, 4, 4, None, 4, square, None, row, None, 4, square, None, 4, square
+assert cuda.cusolverDnSgesvdaStridedBatched(None, *sizes, None, 0, None, residuals, 2) == 0
+assert list(residuals) == [0, 0, 7]
+""",
+    )
+
+
+def test_a_sparse_matrix_tells_its_size(torch_build: TorchBuild) -> None:
+    """Rows, columns and elements, of both layouts."""
+    on_device(
+        torch_build,
+        """
+Long = ctypes.c_int64
+matrix, told = c_void_p(), (Long(), Long(), Long())
+size, places = (Long(3), Long(4), Long(5)), (None, None, None)
+assert cuda.cusparseCreateCsr(byref(matrix), *size, *places, 2, 2, 0, 0) == 0
+assert cuda.cusparseSpMatGetSize(matrix, *map(byref, told)) == 0
+assert [number.value for number in told] == [3, 4, 5]
+assert cuda.cusparseDestroySpMat(matrix) == 0
+assert cuda.cusparseCreateCoo(byref(matrix), *size, *places, 3, 0, 1) == 0
+assert cuda.cusparseSpMatGetSize(matrix, *map(byref, told)) == 0
+assert [number.value for number in told] == [3, 4, 5]
 """,
     )

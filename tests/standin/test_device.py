@@ -515,30 +515,15 @@ grid_sample affine_grid ctc_loss cross_entropy dropout multi_head_attention mult
 interpolate interpolate_bicubic weight_norm spectral_norm checkpointed clip_grad_norm poisson bernoulli gamma lgamma_digamma
 special_bessel igamma fake_quantize segment_reduce foreach_norm tril_indices matrix_exp matrix_power solve_triangular cholesky_solve
 cholesky_batch inv_batch solve_batch
-sparse_product sparse_to_csr sparse_coalesce profiled list_gpu_processes second_order vmapped saved rng_state memory_pool
+cholesky qr orthogonal lstsq svd_lowrank eigh eigh_batch eig svd svdvals_batch pinv solve inv det slogdet lu_factor ldl_factor
+householder_product multivariate_normal
+sparse_product sparse_product_coalesced sparse_csr sparse_csr_learns sparse_csr_vector sparse_csr_half
+sparse_sampled sparse_triangular sparse_to_csr sparse_coalesce profiled list_gpu_processes second_order vmapped saved rng_state memory_pool
 """
 
 NAMED = {
     "ctc_loss_cudnn": "cudnnGetCTCLossWorkspaceSize",
-    "cholesky": r"cusolverDn\w*potrf_bufferSize",
-    "qr": r"cusolverDn\w*geqrf_bufferSize",
-    "orthogonal": r"cusolverDn\w*geqrf_bufferSize",
-    "lstsq": r"cusolverDn\w*geqrf_bufferSize",
-    "svd_lowrank": r"cusolverDn\w*geqrf_bufferSize",
-    "eigh": r"cusolverDn\w*(syev|heev)\w*_bufferSize",
-    "eigh_batch": r"cusolverDn\w*(syev|heev)\w*_bufferSize",
-    "eig": r"cusolverDn\w*geev_bufferSize",
-    "svd": r"cusolverDn\w*gesvd\w*_bufferSize",
-    "svdvals_batch": r"cusolverDn\w*gesvd\w*_bufferSize",
-    "pinv": r"cusolverDn\w*gesvd\w*_bufferSize",
-    "solve": r"cusolverDn\w*getrf_bufferSize",
-    "inv": r"cusolverDn\w*getrf_bufferSize",
-    "det": r"cusolverDn\w*getrf_bufferSize",
-    "slogdet": r"cusolverDn\w*getrf_bufferSize",
-    "lu_factor": r"cusolverDn\w*getrf_bufferSize",
-    "ldl_factor": r"cusolverDn\w*sytrf_bufferSize",
-    "householder_product": r"cusolverDn\w*orgqr_bufferSize",
-    "sparse_csr": "cusparseSpMM_bufferSize",
+    "sparse_by_sparse": "cusparseSpGEMM_workEstimation",
     "semi_structured": r"cusparseLt\w+",
     "event_ipc": "cudaIpcGetEventHandle",
     "tensor_ipc": "cudaIpcGetMemHandle",
@@ -558,13 +543,12 @@ def test_operators_run(device: Device) -> None:
 
 
 def test_what_an_operator_wants_and_is_not_served_is_named(device: Device) -> None:
-    """Sizes of workspaces that only the real library knows, and handles for other processes: no number comes of these."""
+    """Sizes that only the real library knows, or only the values say, and handles for other processes: no number comes of these."""
     failed = {}
     for name, call in NAMED.items():
         try:
             device.run("operator", name=name)
-            if name != "eig":  # MAGMA, which some PyTorch have, works it out on the host
-                failed[name] = "ran"
+            failed[name] = "ran"
         except MissingError as error:
             if not re.search(f"does not serve .*{call}", error.message):
                 failed[name] = error.message
@@ -583,9 +567,61 @@ def test_fourier_transforms_are_allowed_a_workspace(device: Device, name: str) -
     assert "fourier up to" in finding.message
 
 
+# factorizations
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "complex64", "complex128"])
+@pytest.mark.parametrize("shape", [(12, 12), (3, 12, 12), (20, 12, 12), (2, 600, 600)], ids=str)
+def test_factorizations_run(device: Device, shape: tuple[int, ...], dtype: str) -> None:
+    """Forward and backward; and nobody is asked whether they went well, which PyTorch itself reads from the GPU."""
+    seen = device.run("factorizations", shape=list(shape), dtype=dtype, steps=1)
+
+    assert seen.reads == ()
+
+
+def test_magma_works_where_a_program_wants_it(device: Device) -> None:
+    """What it reads from the GPU to work on it itself is nothing that a person could answer."""
+    seen = device.run("factorizations", shape=[2, 600, 600], dtype="float32", library="magma", steps=1)
+
+    assert seen.reads == ()
+
+
+def test_a_qr_decomposition_keeps_its_factors(device: Device) -> None:
+    """Of five matrices of 300 x 64: Q of 5·300·64 and R of 5·64·64 fp32 values, in multiples of 512 bytes."""
+    seen = device.run("keeps_qr", shape=[5, 300, 64])
+
+    assert seen.steps[-1].allocated_bytes == 384_000 + 81_920
+
+
+def test_the_workspace_of_a_factorization_is_an_allowance(device: Device) -> None:
+    """Of a matrix of 1024 x 1024 fp32 values, 3·1024² + 64·1024 values: they are in the peak, are told, and are not in the lower bound."""
+    seen, without = (device.run("keeps_eigenvectors", size=1024, workspaces=allowed) for allowed in (True, False))
+    (finding,) = seen.findings
+    kept = 2 * 4 * MIB + 4096  # the matrix, its vectors and 1024 values
+
+    assert seen.steps[-1].allocated_bytes == kept
+    assert seen.peak_allocated_bytes == kept + 512 + (3 * 1024 * 1024 + 64 * 1024) * 4  # and whether it went well
+    assert "factorization up to 12.2 MiB" in finding.message
+    assert without.findings == ()
+    assert seen.device_used.low_bytes == without.peak_reserved_bytes < seen.peak_reserved_bytes
+
+
+def test_the_workspace_of_a_sparse_product_is_an_allowance(device: Device) -> None:
+    """As much as the matrix itself: 64·32 fp32 values with an index of 8 bytes each, and 65 row offsets of 8."""
+    (finding,) = device.run("operator", name="sparse_csr", workspaces=True).findings
+
+    assert "sparse product up to 24.5 KiB" in finding.message
+
+
+def test_the_program_is_asked_what_it_reads_in_the_gradient_of_a_factorization(device: Device) -> None:
+    """A checkpoint runs the forward again there, and gets the same answer again."""
+    device.run("checkpointed_svd", steps=1)
+
+
 def test_there_is_no_operator_without_an_expectation(device: Device) -> None:
     """Those that run and those that are named are all that the programs' file has."""
-    known = re.findall(r'^    "(\w+)": ', PROGRAMS.read_text(encoding="utf-8"), re.MULTILINE)
+    operators = PROGRAMS.read_text(encoding="utf-8").partition("\nOPERATORS = {")[2].partition("\n}")[0]
+    known = re.findall(r'^    "(\w+)": ', operators, re.MULTILINE)
 
     assert sorted(known) == sorted([*RUN.split(), *NAMED])
 

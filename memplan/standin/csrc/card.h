@@ -52,6 +52,7 @@ void card_memory_lost(uintptr_t address, size_t bytes); /* given back: what come
 #pragma GCC visibility push(hidden) /* a library of the program may have functions of these names */
 void memory_copy(Copy copy);
 void unknown_read(void *to, size_t bytes); /* the host reads what only the real device would know */
+int is_own_check(unsigned char *to, size_t bytes); /* PyTorch reads whether a call of its own went well: 1, and answered */
 #pragma GCC visibility pop
 
 int stream_captures(void *stream);

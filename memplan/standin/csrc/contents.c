@@ -99,7 +99,7 @@ void memplan_on_read(Reader asked) { reader = asked; }
 
 void unknown_read(void *to, size_t bytes) {
     memset(to, 0, bytes);
-    if (bytes && reader) reader(to, bytes); /* without the lock: it may run Python, and wait for other threads */
+    if (bytes && reader && !is_own_check(to, bytes)) reader(to, bytes); /* without the lock: it may run Python, and wait for other threads */
 }
 
 static void keep(const Copy *copy) {

@@ -23,21 +23,27 @@ int cublasLtMatmulAlgoGetHeuristic(void *handle, void *operation, void *a, void 
     return 0;
 }
 
-/* Matrices go to the device as copies of rows do: a column is a row of *rows* elements. */
-int cublasSetMatrixAsync(int rows, int columns, int element, const void *from, int from_ld, void *to, int to_ld, void *stream) {
-    size_t bytes = element;
+/* Matrices go to the device and back as copies of rows do: a column is a row of *rows* elements. A vector is a matrix of one row. */
+static int copy_matrix(int rows, int columns, size_t bytes, const void *from, int from_ld, void *to, int to_ld) {
     memory_copy((Copy){to, to_ld * bytes, from, from_ld * bytes, rows * bytes, columns});
     return 0;
 }
-int cublasSetMatrix(int rows, int columns, int element, const void *from, int from_ld, void *to, int to_ld) {
-    return cublasSetMatrixAsync(rows, columns, element, from, from_ld, to, to_ld, NULL);
-}
-int cublasSetVectorAsync(int n, int element, const void *from, int from_step, void *to, int to_step, void *stream) {
-    return cublasSetMatrixAsync(1, n, element, from, from_step, to, to_step, stream);
-}
-int cublasSetVector(int n, int element, const void *from, int from_step, void *to, int to_step) {
-    return cublasSetVectorAsync(n, element, from, from_step, to, to_step, NULL);
-}
+#define COPIES_MATRIX(Call, ...) \
+    int Call(int rows, int columns, int element, const void *from, int from_ld, void *to, int to_ld __VA_ARGS__) { \
+        return copy_matrix(rows, columns, element, from, from_ld, to, to_ld); \
+    }
+#define COPIES_VECTOR(Call, ...) \
+    int Call(int n, int element, const void *from, int from_step, void *to, int to_step __VA_ARGS__) { \
+        return copy_matrix(1, n, element, from, from_step, to, to_step); \
+    }
+COPIES_MATRIX(cublasSetMatrix)
+COPIES_MATRIX(cublasGetMatrix)
+COPIES_MATRIX(cublasSetMatrixAsync, , void *stream)
+COPIES_MATRIX(cublasGetMatrixAsync, , void *stream)
+COPIES_VECTOR(cublasSetVector)
+COPIES_VECTOR(cublasGetVector)
+COPIES_VECTOR(cublasSetVectorAsync, , void *stream)
+COPIES_VECTOR(cublasGetVectorAsync, , void *stream)
 
 /* One number computed on the device: it stays there, or the host reads it (cublasSetPointerMode). */
 static int give_result(void *result, size_t bytes) {

@@ -34,7 +34,7 @@ class Batches:
                     self.seen.append((self._step(), shapes))
             return batch
 
-        _BaseDataLoaderIter.__next__ = noted  # type: ignore[method-assign]
+        setattr(_BaseDataLoaderIter, "__next__", noted)  # noqa: B010  (a method, as mypy sees it)
 
     @property
     def last_size(self) -> int | None:

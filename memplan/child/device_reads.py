@@ -39,8 +39,8 @@ _OWN = str(Path(__file__).parent)
 _READER = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_size_t)
 
 Basis = Literal["data", "answer", "assumed", "rule", "padding", "ordinary", "zero"]
-"""What an answer stands on: the program's own data, the user, an assumption about what floats decide, what holds in an ordinary training, the
-worse of two cases (a mask has padding), a number that a program only looks at, or nothing."""
+"""What an answer stands on: the program's own data, the user, an assumption about what floats decide, what holds in an ordinary training,
+the worse of two cases (a mask has padding), a number that a program only looks at, or nothing."""
 
 _RULES: tuple[tuple[str, bool, str], ...] = (
     (r"isfinite|linalg\.eig(vals)?\(", True, "an ordinary step's values are finite"),
@@ -255,7 +255,8 @@ def _content(answer: str, size: int) -> bytes:
         value = float(answer) if "." in answer else int(answer)
     if isinstance(value, float):
         dtype = getattr(_reading, "dtype", None)
-        element = struct.pack(_FORMATS.get(dtype, "=f" if size % 4 == 0 and size != 8 else "=d"), value)
+        usual = "=f" if size % 4 == 0 and size != 8 else "=d"
+        element = struct.pack(usual if dtype is None else _FORMATS.get(dtype, usual), value)
     else:
         width = next(width for width in (8, 4, 2, 1) if size % width == 0)
         element = (value % 2 ** (8 * width)).to_bytes(width, sys.byteorder)

@@ -4,10 +4,10 @@ The values pass: integers, booleans and small numbers computed on the host, besi
 Labels, masks, lengths, edges and routing tables come from the host, and what a program makes of them on the device (comparisons, indexing,
 nonzero, unique, sort, cumsum …) the host can compute as well. Each storage of the device whose content is known has a *shadow* of the same
 bytes on the host, so that views and changes in place need no rule of their own: a tensor's values are the same view of the shadow. What a
-read gets is noted by line and turn (`recorded_values.py`); the memory pass behind it reads the same and is followed by no mode, since a mode
-keeps arguments alive for longer and so changes what is allocated.
+read gets is noted by line and turn (`recorded_values.py`). The memory pass behind it reads the same and is followed by no mode: a mode keeps
+arguments alive for longer, and so changes what is allocated.
 
-What a model computes from its weights has no value. Where such numbers choose (a router, a threshold), an assumption stands in: in the first
+What a model computes from its weights has no value. Where such numbers choose (a router, a threshold), an assumption stands in: in one
 variant everything passes and experts get equal shares; in the other nothing passes and one expert gets all.
 """
 
@@ -45,8 +45,10 @@ SWEEP_EVERY = 4096
 _ALL_PASS: Mapping[Variant, str] = {"all": "everything passes", "none": "nothing passes"}
 _SHARES: Mapping[Variant, str] = {"all": "each of the choices gets an equal share", "none": "the first choices get all"}
 
-_COMPARISONS = {"eq", "ne", "lt", "le", "gt", "ge", "isclose", "logical_not", "logical_and", "logical_or", "logical_xor", "bitwise_not",
-                "bitwise_and", "bitwise_or"}  # fmt: skip
+_COMPARISONS = {
+    "eq", "ne", "lt", "le", "gt", "ge", "isclose", "logical_not", "logical_and", "logical_or", "logical_xor", "bitwise_not", "bitwise_and",
+    "bitwise_or",
+}  # fmt: skip
 _FINITE = {"isnan": False, "isinf": False, "isposinf": False, "isneginf": False, "isfinite": True}
 _MASKED = {"index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index", "_unsafe_index_put", "masked_select", "nonzero"}
 """Operations that count the set elements of masks, and wait for the count."""
@@ -61,8 +63,10 @@ _HEAVY = {
 }  # fmt: skip
 """Operations of a model: what comes of them depends on weights."""
 
-_RANDOM = {"rand", "randn", "randint", "randperm", "rand_like", "randn_like", "randint_like", "bernoulli", "bernoulli_", "uniform_", "normal_",
-           "random_", "exponential_", "multinomial", "normal", "log_normal_", "geometric_"}  # fmt: skip
+_RANDOM = {
+    "rand", "randn", "randint", "randperm", "rand_like", "randn_like", "randint_like", "bernoulli", "bernoulli_", "uniform_", "normal_",
+    "random_", "exponential_", "multinomial", "normal", "log_normal_", "geometric_",
+}  # fmt: skip
 _EMPTY = {"empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "resize_"}
 
 
@@ -114,9 +118,7 @@ class HostValues(TorchDispatchMode):
                 return content, self._awaited.assumption
         return None
 
-    def _run(
-        self, run: Callable[[], Any], awaited: Iterable[Awaited], assumption: str | None = None, *, repeats: bool = False
-    ) -> Any:
+    def _run(self, run: Callable[[], Any], awaited: Iterable[Awaited], assumption: str | None = None, *, repeats: bool = False) -> Any:
         self._awaited.values, self._awaited.assumption, self._awaited.repeats = deque(awaited), assumption, repeats
         try:
             return run()
@@ -198,7 +200,7 @@ class HostValues(TorchDispatchMode):
             if _is_plain(made) and made.is_cuda and name != "resize_":
                 self.fill(made, 0)
             return made
-        if name in _RANDOM and not self._can_draw(func, args, kwargs, devices):
+        if name in _RANDOM and not self._can_draw(func, args, devices):
             return self._unknown(func, name, args, kwargs, run())
         if name == "repeat_interleave":
             self._apply_repeats(args[0])
@@ -215,7 +217,7 @@ class HostValues(TorchDispatchMode):
         limit = MOST_COPIED if name in _COMPARISONS or name in _FINITE else MOST_COMPUTED
         return all(tensor.numel() <= limit for tensor in floats)
 
-    def _can_draw(self, func: Any, args: Any, kwargs: Any, devices: list[Any]) -> bool:
+    def _can_draw(self, func: Any, args: Any, devices: list[Any]) -> bool:
         """Say whether random numbers are to be drawn here: those of weights are not."""
         if devices:
             return all(tensor.numel() <= MOST_COMPUTED and self.value(tensor) is not None for tensor in devices)
@@ -241,9 +243,13 @@ class HostValues(TorchDispatchMode):
         result = self._run(lambda: func(*args, **kwargs), awaited, assumption, repeats=repeats)
         for tensor, value in zip(tree_flatten(result)[0], tree_flatten(found)[0], strict=False):
             if _is_plain(tensor) and tensor.is_cuda and isinstance(value, torch.Tensor):
-                if self.value(tensor) is None or all(tensor is not given for given in devices):  # those given were changed as their views
-                    self.learn(tensor, value, assumption)
+                self._learn_unless_given(tensor, value, assumption, devices)
         return result
+
+    def _learn_unless_given(self, tensor: Any, value: torch.Tensor, assumption: str | None, given: list[Any]) -> None:
+        """Keep what was returned; an argument that was changed in place is returned too, and its shadow has been changed already."""
+        if self.value(tensor) is None or all(tensor is not one for one in given):
+            self.learn(tensor, value, assumption)
 
     def _on_host(self, value: Any) -> Any:
         return self.value(value) if _is_plain(value) and value.is_cuda else value

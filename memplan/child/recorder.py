@@ -102,7 +102,7 @@ class Recorder:
         """
         Read values from the file at *path*; with a *variant*, find them and write them there when the program ends.
 
-        While they are sought nothing is compiled, so that each operation can be followed. What a program draws at random is the same each time.
+        While they are sought nothing is compiled, so that each operation can be followed. What is drawn at random is the same each time.
         """
         if not path:
             return
@@ -114,7 +114,7 @@ class Recorder:
             return
         os.environ["TORCHDYNAMO_DISABLE"] = "1"
         if "torch._dynamo" in sys.modules:
-            torch._dynamo.config.disable = True  # type: ignore[attr-defined]  # a module that torch loads when it is asked for
+            torch._dynamo.config.disable = True
         self._values_path = Path(path)
         self._values = HostValues(self.reads, self._values_written, "all" if variant == "all" else "none")
         self._values.__enter__()

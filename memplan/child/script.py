@@ -31,7 +31,7 @@ SETTLE_SECONDS = 0.1
 a program that ends with a backward gets there before it."""
 
 MOST_EXTRA_STEPS = 100
-"""How many steps more than asked for are run to see an optimizer step that has not yet: WGAN's generator steps every hundredth time at first
+"""How many steps more than asked for are run to see an optimizer step that has not yet: WGAN's generator steps every hundredth time first
 (Arjovsky et al. 2017, section 4 and their code)."""
 
 

@@ -72,7 +72,7 @@ def _never_stepped(optimizers: Sequence[str]) -> Iterator[Finding]:
     if optimizers:
         yield Finding(
             kind="never_stepped",
-            message=f"{_listed(optimizers)} never stepped in the steps that were run: its state, and what leads to its step, is not counted",
+            message=f"{_listed(optimizers)} never stepped in the steps that were run: its state is not counted, nor what leads to its step",
         )
 
 
@@ -169,8 +169,8 @@ def _reads(reads: Sequence[DeviceRead]) -> Iterator[Finding]:
     if assumed:
         yield Finding(
             kind="device_values",
-            message=f"numbers that the model computes decide sizes at {_places(assumed)}: told is the larger of two ends, everything passes "
-            f"or nothing does, equal shares or one that gets all; if you know better: {_EXAMPLE}",
+            message=f"numbers that the model computes decide sizes at {_places(assumed)}: two ends were run (everything passes and "
+            f"equal shares; nothing passes and one gets all), and the larger is reported; if you know better: {_EXAMPLE}",
         )
     for read in [read for read in reads if decides(read) and read.answer in ("true", "false")][:SHOWN]:
         other = "false" if read.answer == "true" else "true"

@@ -163,8 +163,8 @@ class Rehearsal(MemoryEstimate):
     @property
     def verdict(self) -> Verdict:
         """
-        Return what can be said: it fits; it ran only by giving cached memory back (tight: most such steps run out on a real GPU); it does not
-        fit; or unknown, where the program failed, or sizes were guessed.
+        Return what can be said: it fits; it ran only by giving cached memory back (tight: most such steps run out on a real GPU); it does
+        not fit; or unknown, where the program failed, or sizes were guessed.
         """
         if self.failure is not None:
             return "unknown"

@@ -98,7 +98,7 @@ class Rehearser(Closing):
         return rehearsal_of(whole, without=without, other=found.other, context=assumed_range(context_bytes))
 
     def _check(self, run: Run) -> None:
-        """Raise what is to be said of a program that failed: by a call that the device does not serve, or in another way than for memory."""
+        """Raise what is to be said of a program that failed: by a call that the device does not serve, or otherwise than for memory."""
         if run.record.failure is not None:
             run.log.check()
         self._runner.check(run.record)

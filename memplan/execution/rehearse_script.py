@@ -65,8 +65,8 @@ def rehearse_script(
     Run the program that *words* say on *gpu*; return what its memory did. Its exit code is minus the signal's number where one ended it.
 
     *words* begin with a script, ``-m`` or a program. The program's output goes where this process's does (*output_to_stderr*: all of it to
-    standard error). *steps* ends it after that many steps. Of several processes, the one that trains is reported. Raises NothingSeenError for
-    a program that did not use the GPU, or ended before it could report; UsageError for one that is not there, or after *timeout_seconds*;
+    standard error). *steps* ends it after that many steps. Of several processes, the one that trains is reported. Raises NothingSeenError
+    for a program that did not use the GPU, or ended before it could report; UsageError for one that is not there, or after *timeout_seconds*;
     MissingError when this machine cannot rehearse it.
     """
     command = command_from(words)

@@ -38,8 +38,8 @@ def rehearsal_of(
     """
     Return the rehearsal that *run* is.
 
-    *without*: the same without the libraries' workspaces, where there were any. *other*: the same with another assumption about numbers that
-    the model computes, by which it takes less. *context*: what CUDA takes beside PyTorch's allocator.
+    *without*: the same without the libraries' workspaces, where there were any. *other*: the same with another assumption about numbers
+    that the model computes, by which it takes less. *context*: what CUDA takes beside PyTorch's allocator.
     *exit_code* and *process* are those of a whole program.
     """
     record = run.record

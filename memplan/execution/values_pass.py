@@ -50,8 +50,8 @@ def settle(
     """
     Return what *run*, called once or several times, shows of a program; files of values go to *folder*.
 
-    *answers* are the user's: a share or a number is the content of a mask, which only a values pass can keep for the backward. *has_padding*:
-    the batch is one with padding, so that to ask a mask for it is no reason to follow values.
+    *answers* are the user's: a share or a number is the content of a mask, which only a values pass can keep for the backward.
+    *has_padding*: the batch is one with padding, so that to ask a mask for it is no reason to follow values.
     """
     first = run(None)
     if not (needs_values(first.record, has_padding=has_padding) or _has_sizes(answers)):

@@ -10,8 +10,8 @@ from memplan.api.rehearsals import rehearse
 from memplan.errors import UsageError
 from memplan.estimators.calibration import calibrated, keep_calibration
 from memplan.execution.measure import Measurer
-from memplan.execution.rehearsal import OutOfMemory
 from memplan.execution.measurement import Measurement, compare, contradiction
+from memplan.execution.rehearsal import OutOfMemory
 from memplan.execution.step_source import StepSource
 from memplan.hardware.catalog import find_gpu
 from memplan.hardware.gpu import GpuSpec

@@ -354,7 +354,15 @@ for number in range(1, 100):
         (WITHOUT_OPTIMIZER, [1, 2, 3]),
         (CATCHES_ALL, [1, 2]),
     ],
-    ids=["accumulation", "scaled", "two optimizers", "one unused", "one that steps seldom", "without an optimizer", "except for everything"],
+    ids=[
+        "accumulation",
+        "scaled",
+        "two optimizers",
+        "one unused",
+        "one that steps seldom",
+        "without an optimizer",
+        "except for everything",
+    ],
 )
 def test_a_script_is_ended_after_the_steps_of_its_optimizers(
     script: Script, capfd: pytest.CaptureFixture[str], text: str, printed: list[int]

@@ -4,7 +4,7 @@ The values pass: integers, booleans and small numbers computed on the host, besi
 Labels, masks, lengths, edges and routing tables come from the host, and what a program makes of them on the device (comparisons, indexing,
 nonzero, unique, sort, cumsum …) the host can compute as well. Each storage of the device whose content is known has a *shadow* of the same
 bytes on the host, so that views and changes in place need no rule of their own: a tensor's values are the same view of the shadow. What a
-read gets is noted by line and turn (`recorded_values.py`). The memory pass behind it reads the same and is followed by no mode: a mode keeps
+read gets is noted by line and turn (`recorded_values.py`). The memory pass behind it reads the same, and no mode follows it: a mode keeps
 arguments alive for longer, and so changes what is allocated.
 
 What a model computes from its weights has no value. Where such numbers choose (a router, a threshold), an assumption stands in: in one

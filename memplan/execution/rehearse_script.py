@@ -66,7 +66,7 @@ def rehearse_script(
 
     *words* begin with a script, ``-m`` or a program. The program's output goes where this process's does (*output_to_stderr*: all of it to
     standard error). *steps* ends it after that many steps. Of several processes, the one that trains is reported. Raises NothingSeenError
-    for a program that did not use the GPU, or ended before it could report; UsageError for one that is not there, or after *timeout_seconds*;
+    for a program that did not use the GPU, or ended before it could report; UsageError for one that is not there or takes longer;
     MissingError when this machine cannot rehearse it.
     """
     command = command_from(words)

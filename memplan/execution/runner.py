@@ -104,7 +104,9 @@ class Runner:
 
         *device* gives the environment of the process, for when it has to be started (one whose program begins CUDA when it is loaded serves
         once); *environment* are variables for this run alone. *values_file*: a file of values to read or to write
-        (`values_pass.py`). *until*: a file that the run waits for at its end, while it holds its memory. Raises UsageError, with everything ended, after *timeout_seconds*.
+        (`values_pass.py`). *until*: a file that the run waits for at its end, while it holds its memory.
+
+        Raises UsageError, with everything ended, after *timeout_seconds*.
         """
         self.result.unlink(missing_ok=True)
         request = {

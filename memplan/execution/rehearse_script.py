@@ -22,7 +22,8 @@ from memplan.execution.summary import Run, rehearsal_of
 from memplan.hardware.gpu import GpuSpec
 from memplan.hardware.torch_install import find_torch
 from memplan.memory.cuda_context import CONTEXT_BYTES, assumed_range
-from memplan.standin.build import build, path_for_variables
+from memplan.standin.build import build
+from memplan.standin.compiled_libraries import path_for_variables
 from memplan.standin.launch import caches_in, command_for, environment_for
 
 HOOK = Path(__file__).parents[1] / "child" / "hook"

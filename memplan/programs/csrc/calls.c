@@ -288,9 +288,11 @@ static int make(int at, const char *path, Maker maker, const void *with, int is_
     if (overlay_is_on() && (outcome = resolve(at, path, 0, &place)) < 0) return -1;
     if (!outcome && place.is_held) {
         if (overlay.is_lost) return errno = EROFS, -1;
+        int has_slash = place.has_slash;
+        place.has_slash = 0;
         if (!status_of(&place, &status)) return errno = EEXIST, -1;
         if (errno != ENOENT) return -1;
-        if (place.has_slash && !is_folder) return errno = ENOENT, -1;
+        if (has_slash && !is_folder) return errno = ENOENT, -1;
         if (make_room(place.path) || copy_path(place.path, room)) return -1;
         if (mark(place.path, is_folder ? COPIED | HIDDEN : COPIED)) return -1; /* in a new folder everything is new */
         errno = error;
@@ -352,6 +354,11 @@ static int name_maker(const char *path, const void *with) {
 EXPORT int linkat(int from_at, const char *from, int at, const char *path, int flags) {
     char room[PATH_MAX];
     Place goal;
+    struct stat status;
+    if (overlay_is_on() && from && *from) { /* what is wrong with it comes first */
+        int outcome = resolve(from_at, from, !!(flags & AT_SYMLINK_FOLLOW), &goal);
+        if (outcome < 0 || (!outcome && status_of(&goal, &status))) return -1;
+    }
     int held = overlay_is_on() && !resolve(at, path, 0, &goal) && goal.is_held;
     if (!held && is_unchanged()) return syscall(SYS_linkat, from_at, from, at, path, flags);
     /* both names are of the copy */

@@ -250,6 +250,7 @@ const char *writing(int *at, const char *path, int flags, char *room) {
         return path;
     }
     if (overlay.is_lost) return errno = EROFS, NULL;
+    if (place.has_slash && flags & O_CREAT && !is_temporary) return errno = EISDIR, NULL;
     if (!status_of(&place, &status)) {
         if (is_new) return errno = EEXIST, NULL;
         int only_reads = (flags & O_ACCMODE) == O_RDONLY && !(flags & O_TRUNC);
@@ -258,7 +259,6 @@ const char *writing(int *at, const char *path, int flags, char *room) {
             if (may(place.path, S_ISREG(status.st_mode) ? W_OK : W_OK | X_OK) || make_copy(&place, !(flags & O_TRUNC))) return NULL;
         }
     } else if (errno != ENOENT || !(flags & O_CREAT)) return NULL;
-    else if (place.has_slash) return errno = EISDIR, NULL;
     else if (make_room(place.path) || mark(place.path, COPIED)) return NULL;
     else place.where = COPY;
     if (place.where == COPY || place.is_elsewhere) path = real_path(&place, room), *at = AT_FDCWD;

@@ -44,6 +44,7 @@ typedef struct {
     int is_held;      /* writing makes a copy */
     int is_elsewhere; /* the kernel would not get there by the path that the program gave */
     int has_slash;    /* the path ended in one: it means a folder */
+    int num_links;    /* that were followed */
 } Place;
 
 typedef struct {

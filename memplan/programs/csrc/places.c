@@ -84,7 +84,6 @@ static ssize_t link_of(Place *place, char *target) {
 static int walk(Place *place, const char *text, int follow) {
     char rest[PATH_MAX], target[PATH_MAX];
     size_t length = strlen(place->path);
-    int links = 0;
     if (strlen(text) >= PATH_MAX) return errno = ENAMETOOLONG, -1;
     strcpy(rest, text);
     for (char *at = rest; *(at += strspn(at, "/"));) {
@@ -112,10 +111,13 @@ static int walk(Place *place, const char *text, int follow) {
         ssize_t found = link_of(place, target);
         place->has_slash = has_slash;
         if (found < 0) {
-            if (errno == EINVAL || is_last) continue;
-            return -1;
+            struct stat status;
+            if (is_last) continue;
+            if (errno != EINVAL || status_of(place, &status)) return -1;
+            if (!S_ISDIR(status.st_mode)) return errno = ENOTDIR, -1;
+            continue;
         }
-        if (++links > MOST_LINKS) return errno = ELOOP, -1;
+        if (++place->num_links > MOST_LINKS) return errno = ELOOP, -1;
         if (place->where == COPY) place->is_elsewhere = 1;
         place->path[before] = 0;
         length = before;
@@ -138,7 +140,7 @@ static int walk(Place *place, const char *text, int follow) {
 typedef struct {
     _Atomic unsigned writes;
     unsigned generation;
-    int is_elsewhere;
+    int is_elsewhere, num_links;
     char given[MOST_LENGTH], path[MOST_LENGTH];
 } Folder;
 static Folder folders[NUM_FOLDERS];
@@ -153,10 +155,11 @@ static int recall(const char *given, Place *place) {
     unsigned writes = atomic_load_explicit(&slot->writes, memory_order_acquire);
     if (!writes || writes % 2 || slot->generation != generation() || strncmp(slot->given, given, MOST_LENGTH)) return 0;
     memcpy(place->path, slot->path, MOST_LENGTH);
-    int is_elsewhere = slot->is_elsewhere;
+    int is_elsewhere = slot->is_elsewhere, num_links = slot->num_links;
     atomic_thread_fence(memory_order_acquire);
     if (atomic_load_explicit(&slot->writes, memory_order_relaxed) != writes) return 0;
     place->is_elsewhere |= is_elsewhere;
+    place->num_links = num_links;
     return 1;
 }
 static void remember(const char *given, const Place *place, unsigned at_generation) {
@@ -167,6 +170,7 @@ static void remember(const char *given, const Place *place, unsigned at_generati
     atomic_thread_fence(memory_order_release);
     slot->generation = at_generation;
     slot->is_elsewhere = place->is_elsewhere;
+    slot->num_links = place->num_links;
     strcpy(slot->given, given);
     strcpy(slot->path, place->path);
     atomic_store_explicit(&slot->writes, writes + 2, memory_order_release);
@@ -195,7 +199,7 @@ static int walk_to_folder(Place *place, const char *text, size_t length) {
 
 int resolve(int at, const char *path, int follow, Place *place) {
     if (!path || !*path) return 1;
-    place->is_elsewhere = place->has_slash = 0;
+    place->is_elsewhere = place->has_slash = place->num_links = 0;
     *place->path = 0;
     size_t length = strnlen(path, PATH_MAX);
     if (length == PATH_MAX) return 1;

@@ -22,7 +22,8 @@ __attribute__((optimize("optimize-sibling-calls"))) EXPORT void *dlopen(const ch
     if (path && strchr(path, '/') && !is_unchanged()) {
         int at = AT_FDCWD, error = errno;
         const char *found = reading(&at, path, 1, room);
-        if (found) path = found; /* else the C library says that it is not there */
+        if (found) path = found;
+        else if (*path == '/' && !copy_path(path, room)) path = room; /* removed: the C library says that it is not there */
         errno = error;
     }
     return next(path, mode);

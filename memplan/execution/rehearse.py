@@ -8,9 +8,11 @@ missing, and reads its log.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from memplan.execution.device_log import read_device_log
+from memplan.execution.held_back import Writes
 from memplan.execution.rehearsal import Rehearsal
 from memplan.execution.runner import DEFAULT_TIMEOUT_SECONDS, Closing, Runner
 from memplan.execution.step_source import StepSource
@@ -23,10 +25,16 @@ from memplan.standin.launch import environment_for, gpu_description
 
 
 class Rehearser(Closing):
-    """Rehearses one program, as often as asked. To be closed, or used in a `with`."""
+    """
+    Rehearses one program, as often as asked. To be closed, or used in a `with`.
 
-    def __init__(self, source: StepSource) -> None:
+    What the program writes is held back, and found again by its next rehearsal, unless *allow_writes*.
+    """
+
+    def __init__(self, source: StepSource, *, allow_writes: bool = False) -> None:
         self._runner = Runner(source)
+        script = Path(source.name) if source.name.endswith(".py") else None
+        self._writes = Writes(self._runner.folder, script=script, are_allowed=allow_writes)
 
     def close(self) -> None:
         """End the process and leave no file."""
@@ -60,7 +68,7 @@ class Rehearser(Closing):
             log = self._runner.folder / "log"
             log.unlink(missing_ok=True)
             status = self._runner.run(
-                device=lambda: environment_for(gpu, build(find_torch()), context_bytes=context_bytes),
+                device=lambda: self._writes.held_in(environment_for(gpu, build(find_torch()), context_bytes=context_bytes)),
                 environment={
                     **(environment or {}),
                     "MEMPLAN_CARD": gpu_description(gpu, context_bytes),
@@ -81,4 +89,4 @@ class Rehearser(Closing):
         without = None
         if library_workspaces and whole.log.workspaces:
             without = run(with_workspaces=False, checks_tensor_types=False).record
-        return rehearsal_of(whole, without=without, context=assumed_range(context_bytes))
+        return self._writes.told_in(rehearsal_of(whole, without=without, context=assumed_range(context_bytes)))

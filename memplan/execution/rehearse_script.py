@@ -15,6 +15,7 @@ from typing import Any
 
 from memplan.errors import NothingSeenError, UsageError
 from memplan.execution.device_log import read_device_log
+from memplan.execution.held_back import Writes
 from memplan.execution.rehearsal import Rehearsal
 from memplan.execution.run_record import RunRecord, read_record
 from memplan.execution.runner import REHEARSING, ended
@@ -39,17 +40,20 @@ def rehearse_script(
     timeout_seconds: float | None = None,
     output_to_stderr: bool = False,
     context_bytes: int = CONTEXT_BYTES,
+    allow_writes: bool = False,
 ) -> Rehearsal:
     """
     Run ``python *arguments*`` on *gpu*; return what its memory did. Its exit code is minus the signal's number where one ended it.
 
     *arguments* begin with a script or ``-m``. The program's output goes where this process's does (*output_to_stderr*: all of it to
-    standard error). *steps* ends it after that many optimizer steps. Raises NothingSeenError for a program that did not use the GPU, or
-    ended before it could report; UsageError after *timeout_seconds*, MissingError when this machine cannot rehearse it.
+    standard error). *steps* ends it after that many optimizer steps. What it writes is held back, unless *allow_writes*. Raises
+    NothingSeenError for a program that did not use the GPU, or ended before it could report; UsageError after *timeout_seconds*,
+    MissingError when this machine cannot rehearse it.
     """
     libraries = build(find_torch())
     with tempfile.TemporaryDirectory(prefix="memplan-rehearsal-") as folder:
         log = Path(folder) / "log"
+        writes = Writes(Path(folder), script=None if arguments[0] == "-m" else Path(arguments[0]), are_allowed=allow_writes)
         environment = environment_for(gpu, libraries, context_bytes=context_bytes) | {
             **caches_in(Path(folder)),
             "MEMPLAN_LOG": str(log),
@@ -60,6 +64,7 @@ def rehearse_script(
             REHEARSING: "1",
         }
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(path_for_variables(HOOK)), environment.get("PYTHONPATH", "")]))
+        environment = writes.held_in(environment)
         process = subprocess.Popen(command_for(arguments), env=environment, stdout=sys.stderr.fileno() if output_to_stderr else None)
         with _ended(process, folder):
             try:
@@ -72,7 +77,7 @@ def rehearse_script(
         record = _record(Path(folder), process.pid)
         if record is None:
             raise _nothing_seen(process.returncode)
-        return rehearsal_of(Run(record, device_log), context=assumed_range(context_bytes), exit_code=process.returncode)
+        return writes.told_in(rehearsal_of(Run(record, device_log), context=assumed_range(context_bytes), exit_code=process.returncode))
 
 
 def _nothing_seen(exit_code: int) -> NothingSeenError:

@@ -16,7 +16,7 @@ import hashlib
 import os
 import platform
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -76,11 +76,12 @@ class Overlay:
                 yield FileWritten(Path("/") / copy.relative_to(self._copies), copy.lstat().st_size)
 
     def removed(self) -> list[Path]:
-        """Return the files and folders of the user's that the program has removed, or given another name."""
+        """Return the user's files and folders that the program has removed, or given another name; of a folder, not what is in it."""
         log = self._scratch / "removed"
         names = log.read_bytes().split(b"\0")[:-1] if log.exists() else []
-        paths = (Path(os.fsdecode(name)) for name in dict.fromkeys(names))
-        return [path for path in paths if not os.path.lexists(f"{self._copies}{path}")]
+        paths = (Path(os.fsdecode(name)) for name in names)
+        gone = {path: None for path in paths if not os.path.lexists(f"{self._copies}{path}")}  # a set that keeps their order
+        return [path for path in gone if gone.keys().isdisjoint(path.parents)]
 
 
 def build_overlay(cache: Path | None = None) -> Path:
@@ -107,8 +108,3 @@ def _is_as_it_was(file: FileWritten, copies: Path) -> bool:
     except OSError:
         return False
     return (before.st_size, before.st_mtime_ns) == (now.st_size, now.st_mtime_ns)
-
-
-def total_bytes(files: Iterable[FileWritten]) -> int:
-    """Return how much *files* hold."""
-    return sum(file.size_bytes for file in files)

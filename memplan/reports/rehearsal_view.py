@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 from memplan.analysis.would_fit import WouldFit
@@ -36,10 +37,32 @@ def view_rehearsal(rehearsal: Rehearsal, gpu: GpuSpec, would_fit: WouldFit | Non
             f"{format_bytes(used.low_bytes)} to {format_bytes(used.high_bytes)}",
         ),
         ("retries", str(rehearsal.num_alloc_retries)),
+        *_held_back(rehearsal),
     ]
     breakdown = Breakdown("the step at its peak", breakdown_rows(rehearsal.breakdown, gpu.total_memory_bytes))
     fits = tuple(_would_fit(would_fit)) if would_fit else ()
     return RehearsalView(_rehearsal_headline(rehearsal, gpu), tuple(facts), breakdown, tuple(_rehearsal_warnings(rehearsal, gpu)), fits)
+
+
+_MOST_NAMES = 3
+
+
+def _held_back(rehearsal: Rehearsal) -> Iterator[tuple[str, str]]:
+    """Yield what the program would have done to the user's files."""
+    written, removed = rehearsal.num_held_back_files, rehearsal.held_back_removals
+    if written:
+        names = _names([file.path for file in rehearsal.held_back_files], written)
+        size = format_bytes(rehearsal.held_back_bytes)
+        yield "files held back", f"{written} ({size}): {names}; `allow_writes=True` writes them"
+    if removed:
+        yield "removals held back", f"{len(removed)}: {_names(removed, len(removed))}; `allow_writes=True` removes them"
+
+
+def _names(paths: Sequence[str], count: int) -> str:
+    """Return the first of *paths*, as they are seen from the working folder where they lie below it."""
+    here = f"{Path.cwd()}/"
+    names = [path.removeprefix(here) for path in paths[:_MOST_NAMES]]
+    return ", ".join([*names, *(["…"] if count > len(names) else [])])
 
 
 def _rehearsal_headline(rehearsal: Rehearsal, gpu: GpuSpec) -> str:

@@ -1,4 +1,4 @@
-"""Libraries of our own in C: compiled once, kept in the cache, and named so that the variables of the dynamic linker can hold their path."""
+"""Libraries of our own in C: compiled once, kept in the cache, under a path that the variables of the dynamic linker can hold."""
 
 from __future__ import annotations
 

@@ -34,6 +34,7 @@ from typing import Any
 import torch
 import torch._dynamo  # the first optimizer would import it, in every fork anew
 
+from memplan.child.hook.memplan_uploads import hold_uploads_back
 from memplan.child.recorder import Recorder, place_of
 from memplan.errors import is_out_of_memory
 
@@ -210,6 +211,7 @@ def wait_for(path: str) -> None:
 
 def main(requests: int, answers: int) -> None:
     """Serve requests until there are no more."""
+    hold_uploads_back()
     recorder = Recorder()
     build: Build | None = None
     failure: dict[str, Any] | None = None

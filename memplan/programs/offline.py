@@ -21,8 +21,12 @@ def offline_variables(folder: Path, inherited: Mapping[str, str]) -> dict[str, s
     """
     Return the variables that the user has not set: trackers stay offline, and write below *folder* where they would write by themselves.
 
-    W&B's own process is a program that calls the kernel without the C library, so that what it writes cannot be held back otherwise.
+    W&B's own process is a program that calls the kernel without the C library: what it writes cannot be led to a copy.
     """
     (folder / "wandb").mkdir(exist_ok=True)  # W&B takes another where it is not there
-    wanted = _SWITCHES | {"MLFLOW_TRACKING_URI": (folder / "mlruns").as_uri(), "WANDB_DIR": str(folder / "wandb")}
+    wanted = _SWITCHES | {
+        "MLFLOW_TRACKING_URI": (folder / "mlruns").as_uri(),
+        "WANDB_DIR": str(folder / "wandb"),
+        "WANDB_CACHE_DIR": str(folder / "wandb" / "cache"),
+    }
     return {name: value for name, value in wanted.items() if name not in inherited}

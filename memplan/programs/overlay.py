@@ -2,7 +2,8 @@
 Files that a rehearsed program writes: they go to a scratch folder, where it finds them again, and which ends with the rehearsal.
 
 A library in C (`csrc/overlay.h` says how it works) stands first in LD_PRELOAD, in front of the functions of the C library that take a path.
-Every process that the program starts inherits it. Held are all folders, except
+Every process that the program starts inherits it; one that does without the C library is refused by the kernel what would change a file
+of the user's. Held are all folders, except
 
 - what the kernel makes: /dev, /proc, /sys, and /run (but removable disks, in /run/media, are the user's);
 - the rehearsal's own folder;
@@ -28,6 +29,7 @@ LIBRARY = "liboverlay.so"
 _OPTIONS = ("-O2", "-std=gnu11", "-U_FORTIFY_SOURCE", "-fno-delete-null-pointer-checks", "-fvisibility=hidden")
 _PASSED = ("/run",)
 _HELD = ("/run/media",)
+TEMPORARY = ("/tmp", "/var/tmp")
 
 
 class FileWritten(NamedTuple):
@@ -61,7 +63,7 @@ class Overlay:
         yield from (("p", path) for path in (*_PASSED, str(folder)))
         yield from (("h", path) for path in _HELD)
         own = {Path.cwd().resolve(), *([script.resolve().parent] if script else [])}
-        temporary = {Path(path).resolve() for path in (tempfile.gettempdir(), "/tmp", "/var/tmp")}
+        temporary = {Path(path).resolve() for path in (tempfile.gettempdir(), *TEMPORARY)}
         yield from (("t", str(path)) for path in sorted(temporary - own) if path.is_dir())
 
     def written(self) -> list[FileWritten]:
@@ -80,8 +82,8 @@ class Overlay:
         log = self._scratch / "removed"
         names = log.read_bytes().split(b"\0")[:-1] if log.exists() else []
         paths = (Path(os.fsdecode(name)) for name in names)
-        gone = {path: None for path in paths if not os.path.lexists(f"{self._copies}{path}")}  # a set that keeps their order
-        return [path for path in gone if gone.keys().isdisjoint(path.parents)]
+        gone = {path for path in paths if not os.path.lexists(f"{self._copies}{path}")}
+        return sorted(path for path in gone if gone.isdisjoint(path.parents))
 
 
 def build_overlay(cache: Path | None = None) -> Path:

@@ -55,5 +55,8 @@ def _load_hidden() -> None:
 
 
 if "MEMPLAN_RESULTS" in os.environ:
+    from memplan_uploads import hold_uploads_back  # beside this file
+
+    hold_uploads_back()
     sys.meta_path.insert(0, _AfterTorch())
 _load_hidden()

@@ -11,6 +11,7 @@
 #include <sys/mman.h>
 
 #define NUM_SLOTS ((uint64_t)1 << 21) /* the file is sparse */
+#define NUM_FILTERED ((uint64_t)1 << 19)
 #define MOST_CHANGES (NUM_SLOTS / 4 * 3)
 #define MOST_RULES 64
 #define ALL_FLAGS ((uint64_t)7)
@@ -18,7 +19,8 @@
 typedef struct {
     _Atomic uint32_t is_begun, generation, number, unused;
     _Atomic uint64_t num_changes;
-    _Atomic uint64_t slots[NUM_SLOTS]; /* 0, or a hash whose last bits are flags */
+    _Atomic uint64_t filter[NUM_FILTERED / 64]; /* a bit for some of the hash: most paths are in no slot, and the slots in no cache */
+    _Atomic uint64_t slots[NUM_SLOTS];          /* 0, or a hash whose last bits are flags */
 } Index;
 
 /* A folder whose files are held ('h'), passed ('p'), or passed unless they were there when the program began ('t'): what Python wrote. */
@@ -45,8 +47,14 @@ static uint64_t mixed(uint64_t hash) { /* every bit of it into every other; neve
     hash = (hash ^ (hash >> 29)) & ~ALL_FLAGS;
     return hash ? hash : ALL_FLAGS + 1;
 }
+static _Atomic uint64_t *filter_of(uint64_t key, uint64_t *bit) {
+    *bit = 1ull << (key >> 32) % 64;
+    return &paths->filter[(key >> 40) % (NUM_FILTERED / 64)];
+}
 static int flags_of(uint64_t hash) {
-    uint64_t key = mixed(hash);
+    uint64_t key = mixed(hash), bit;
+    _Atomic uint64_t *filter = filter_of(key, &bit);
+    if (!(atomic_load_explicit(filter, memory_order_acquire) & bit)) return 0;
     for (uint64_t at = key >> 3;; at++) {
         uint64_t found = atomic_load_explicit(&paths->slots[at % NUM_SLOTS], memory_order_acquire);
         if (!found) return 0;
@@ -54,8 +62,10 @@ static int flags_of(uint64_t hash) {
     }
 }
 static int add_flags(uint64_t hash, int flags) {
-    uint64_t key = mixed(hash);
+    uint64_t key = mixed(hash), bit;
     if (flags != EARLIER && atomic_load(&paths->num_changes) > MOST_CHANGES) return errno = ENOSPC, -1;
+    _Atomic uint64_t *filter = filter_of(key, &bit);
+    atomic_fetch_or(filter, bit);
     for (uint64_t at = key >> 3;; at++) {
         _Atomic uint64_t *slot = &paths->slots[at % NUM_SLOTS];
         uint64_t found = atomic_load(slot);
@@ -134,7 +144,13 @@ static void set_up(void) {
     overlay.is_lost = !paths;
     overlay.is_on = 1;
     uint32_t no = 0;
-    if (paths && atomic_compare_exchange_strong(&paths->is_begun, &no, 1)) mark_earlier();
+    if (!paths || !atomic_compare_exchange_strong(&paths->is_begun, &no, 1)) return;
+    const char *passed[MOST_RULES];
+    int num_passed = 0;
+    for (int i = 0; i < num_rules; i++)
+        if (rules[i].kind != 'h') passed[num_passed++] = rules[i].path;
+    mark_earlier();
+    guard_originals(passed, num_passed);
 }
 __attribute__((constructor)) static void begin(void) {
     int before = 0, error = errno;
@@ -179,6 +195,7 @@ void judge(Place *place) {
     uint64_t hash = NO_HASH;
     int is_below_hidden = 0, flags = 0;
     size_t from = 0, length = strlen(path);
+    place->is_judged = 1;
     place->is_held = is_held(path);
     place->where = ORIGINAL;
     place->is_hidden = 0;

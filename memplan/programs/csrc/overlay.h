@@ -10,6 +10,7 @@
  *     folders.c    reading folders that have originals and copies
  *     calls.c      the other functions that take a path
  *     processes.c  starting programs, loading libraries, sockets
+ *     guard.c      what does not ask the C library
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -45,6 +46,7 @@ typedef struct {
     int is_elsewhere; /* the kernel would not get there by the path that the program gave */
     int has_slash;    /* the path ended in one: it means a folder */
     int num_links;    /* that were followed */
+    int is_judged;    /* the above is of this path */
 } Place;
 
 typedef struct {
@@ -86,6 +88,9 @@ const char *changing(int *at, const char *path, int follow, char *room);
 int remove_at(int at, const char *path, int flags);
 int rename_at(int from_at, const char *from, int to_at, const char *to, unsigned flags);
 int opened(int at, const char *path, int flags, mode_t mode);
+
+/* guard.c */
+void guard_originals(const char *const *folders, int num_folders);
 
 /* folders.c */
 int is_empty_folder(const Place *place);

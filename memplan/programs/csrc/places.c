@@ -97,11 +97,13 @@ static int walk(Place *place, const char *text, int follow) {
         if (size == 2 && at[0] == '.' && at[1] == '.') {
             while (length && place->path[--length] != '/') continue;
             place->path[length] = 0;
+            place->is_judged = 0;
             at = next;
             continue;
         }
         if (length + size + 2 >= PATH_MAX) return errno = ENAMETOOLONG, -1;
         size_t before = length;
+        place->is_judged = 0;
         place->path[length++] = '/';
         memcpy(place->path + length, at, size);
         place->path[length += size] = 0;
@@ -120,6 +122,7 @@ static int walk(Place *place, const char *text, int follow) {
         if (++place->num_links > MOST_LINKS) return errno = ELOOP, -1;
         if (place->where == COPY) place->is_elsewhere = 1;
         place->path[before] = 0;
+        place->is_judged = 0;
         length = before;
         if (*target == '/') {
             as_seen(target);
@@ -199,7 +202,7 @@ static int walk_to_folder(Place *place, const char *text, size_t length) {
 
 int resolve(int at, const char *path, int follow, Place *place) {
     if (!path || !*path) return 1;
-    place->is_elsewhere = place->has_slash = place->num_links = 0;
+    place->is_elsewhere = place->has_slash = place->num_links = place->is_judged = 0;
     *place->path = 0;
     size_t length = strnlen(path, PATH_MAX);
     if (length == PATH_MAX) return 1;
@@ -225,7 +228,7 @@ int resolve(int at, const char *path, int follow, Place *place) {
         if (walk(place, name, follow)) return -1;
     }
     place->has_slash = has_slash && *place->path;
-    judge(place);
+    if (!place->is_judged) judge(place);
     return 0;
 }
 

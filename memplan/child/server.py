@@ -34,8 +34,8 @@ from typing import Any
 import torch
 import torch._dynamo  # the first optimizer would import it, in every fork anew
 
-from memplan.child.hook.memplan_uploads import hold_uploads_back
 from memplan.child.recorder import Recorder, place_of
+from memplan.child.uploads import hold_uploads_back
 from memplan.errors import is_out_of_memory
 
 Build = Callable[..., Callable[[], object]]

@@ -40,7 +40,7 @@ def everything(root: Path) -> Before:
     found: Before = {}
     for path in [root, *sorted(root.rglob("*"))]:
         status = path.lstat()
-        content = os.readlink(path) if path.is_symlink() else path.read_bytes() if path.is_file() else b""
+        content = str(path.readlink()) if path.is_symlink() else path.read_bytes() if path.is_file() else b""
         found[str(path)] = (status.st_mode, status.st_ino, status.st_nlink, status.st_mtime_ns, status.st_ctime_ns, content)
     return found
 
@@ -237,7 +237,8 @@ def test_programs_that_a_program_starts_see_the_same(hold: Hold) -> None:
     held = hold(file="user's\n")
 
     seen = held.python(
-        "import subprocess\nopen('file', 'a').write('python\\n')\nsubprocess.run('echo bash >> file; cp file copy', shell=True, check=True)\n"
+        "import subprocess\nopen('file', 'a').write('python\\n')\n"
+        "subprocess.run('echo bash >> file; cp file copy', shell=True, check=True)\n"
         "subprocess.run(['bash', '-c', 'echo bare >> file'], env={'PATH': os.environ['PATH']}, check=True)\n"
         "os.system('env -i /bin/sh -c \"echo alone >> file\"')\n"
         "print(json.dumps([open('file').read().split(), open('copy').read().split()]))"
@@ -358,7 +359,7 @@ def test_sockets_and_pipes_with_names_work(hold: Hold) -> None:
     held = hold()
 
     seen = held.python(
-        "import socket\nserver = socket.socket(socket.AF_UNIX)\nserver.bind('here')\nserver.listen()\nclient = socket.socket(socket.AF_UNIX)\n"
+        "import socket\nserver, client = (socket.socket(socket.AF_UNIX) for _ in range(2))\nserver.bind('here')\nserver.listen()\n"
         "client.connect(os.path.abspath('here'))\nclient.send(b'x')\nos.mkfifo('pipe')\n"
         "if os.fork() == 0:\n    open('pipe', 'w').write('through')\n    os._exit(0)\n"
         "print(json.dumps([server.accept()[0].recv(1).decode(), open('pipe').read(), sorted(os.listdir('.'))]))"
@@ -424,7 +425,8 @@ def test_a_program_that_calls_the_kernel_itself_cannot_write(hold: Hold, tmp_pat
     text = (
         "import ctypes, platform\nnumber = {'x86_64': 257, 'aarch64': 56}[platform.machine()]\nlibc = ctypes.CDLL(None)\n"
         "libc.syscall.restype = ctypes.c_long\nversion = libc.syscall(444, None, 0, 1)\n"
-        "print(json.dumps([version, libc.syscall(number, -100, b'file', os.O_WRONLY), libc.syscall(number, -100, b'file', os.O_RDONLY) > 2]))"
+        "opened = [libc.syscall(number, -100, b'file', flags) for flags in (os.O_WRONLY, os.O_RDONLY)]\n"
+        "print(json.dumps([version, opened[0], opened[1] > 2]))"
     )
     version, to_write, to_read = held.python(text)
     if version < 3:
@@ -452,7 +454,10 @@ def test_what_may_not_be_written_fails_as_ever(hold: Hold) -> None:
 def test_a_program_that_is_killed_leaves_nothing(hold: Hold) -> None:
     """While it writes; and what it had written is there for others."""
     held = hold(ckpt="user's")
-    text = "import os, signal\nfile = open('ckpt', 'w')\nfile.write('half')\nfile.flush()\nos.mkdir('more')\nos.kill(os.getpid(), signal.SIGKILL)"
+    text = (
+        "import os, signal\nfile = open('ckpt', 'w')\nfile.write('half')\nfile.flush()\nos.mkdir('more')\n"
+        "os.kill(os.getpid(), signal.SIGKILL)"
+    )
 
     done = subprocess.run([sys.executable, "-c", text], cwd=held.home, env=held.environment(), check=False)
 

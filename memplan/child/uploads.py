@@ -1,7 +1,7 @@
 """
 Uploads to the Hugging Face Hub are held back where files are: a rehearsal's weights are zeros. Downloads work as ever.
 
-Loaded at the start of every Python that a rehearsed script starts: with as few imports as can be. The functions of huggingface_hub that
+Loaded at the start of every Python that a rehearsed script starts, so with as few imports as can be. The functions of huggingface_hub that
 change a repository answer as they do after a success, without the network.
 """
 

@@ -47,10 +47,10 @@ class _AfterHub(MetaPathFinder):
 def _change(module: Any) -> None:
     """Replace the methods of HfApi in *module*, and the functions that are those of one HfApi."""
 
-    def commit(api: Any, *arguments: Any, **options: Any) -> Any:
+    def commit(_: Any, *arguments: Any, **options: Any) -> Any:
         message = options.get("commit_message") or "held back by memplan"
         repository = options.get("repo_id", arguments[0] if arguments and isinstance(arguments[0], str) else "repository")
-        url = f"{api.endpoint}/{repository}/commit/{'0' * 40}"
+        url = f"{module.constants.ENDPOINT}/{repository}/commit/{'0' * 40}"  # CommitInfo reads no other endpoint
         return module.CommitInfo(commit_url=url, commit_message=message, commit_description="", oid="0" * 40)
 
     def repository(api: Any, repo_id: str, **options: Any) -> Any:

@@ -186,7 +186,8 @@ static int is_held(const char *path) {
         if (path[rule->length] == '/' || (!path[rule->length] && rule->kind != 't')) found = rule; /* the temporary folder itself is held */
     }
     if (!found) return 1;
-    if (found->kind != 't' || overlay.is_lost) return found->kind == 'h';
+    if (found->kind != 't') return found->kind == 'h';
+    if (overlay.is_lost) return 1;
     size_t first = found->length + 1 + strcspn(path + found->length + 1, "/");
     return flags_of(hashed(NO_HASH, path, first)) & EARLIER;
 }

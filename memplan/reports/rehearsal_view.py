@@ -45,6 +45,7 @@ def view_rehearsal(rehearsal: Rehearsal, gpu: GpuSpec, would_fit: WouldFit | Non
 
 
 _MOST_NAMES = 3
+_LONGEST_NAME = 40
 
 
 def _held_back(rehearsal: Rehearsal) -> Iterator[tuple[str, str]]:
@@ -59,9 +60,10 @@ def _held_back(rehearsal: Rehearsal) -> Iterator[tuple[str, str]]:
 
 
 def _names(paths: Sequence[str], count: int) -> str:
-    """Return the first of *paths*, as they are seen from the working folder where they lie below it."""
+    """Return some of *paths*, those below the working folder first, and as they are seen from there: caches elsewhere matter less."""
     here = f"{Path.cwd()}/"
-    names = [path.removeprefix(here) for path in paths[:_MOST_NAMES]]
+    names = [path.removeprefix(here) for path in sorted(paths, key=lambda path: not path.startswith(here))[:_MOST_NAMES]]
+    names = [name if len(name) <= _LONGEST_NAME else f"…{name[-_LONGEST_NAME:]}" for name in names]
     return ", ".join([*names, *(["…"] if count > len(names) else [])])
 
 

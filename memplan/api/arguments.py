@@ -37,6 +37,7 @@ _TYPES: dict[str, tuple[Any, str]] = {
     "timeout_seconds": (Annotated[float, Field(gt=0)], "a number of seconds above 0"),
     "context_bytes": (Annotated[int, Field(ge=0)], "a number of bytes"),
     "environment": (Mapping[str, str] | None, "variables by name"),
+    "allow_writes": (bool, "True or False"),
 }
 """By name: the type, and how the error describes it."""
 

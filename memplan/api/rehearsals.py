@@ -44,6 +44,7 @@ def rehearse(
     library_workspaces: bool = True,
     checks_tensor_types: bool = True,
     environment: Mapping[str, str] | None = None,
+    allow_writes: bool = False,
 ) -> Rehearsal:
     """
     Return what *program* does to the memory of *gpu*: a MemoryEstimate, exact except the CUDA context, with its trace.
@@ -61,6 +62,8 @@ def rehearse(
         library_workspaces: Count an allowance for workspaces that CUDA's libraries choose at run time; the lower bound is without it.
         checks_tensor_types: Run one step more, which counts for nothing, to find large tensors of wide types.
         environment: Environment variables for the process, as PYTORCH_ALLOC_CONF.
+        allow_writes: Let the program change files, and upload. By default what it writes goes to a scratch folder, where it finds it again,
+            and which ends with the rehearsal.
 
     Returns:
         The rehearsal; `fits` says whether memory never ran out.
@@ -84,6 +87,7 @@ def rehearse(
         timeout_seconds=timeout_seconds,
         context_bytes=context_bytes,
         environment=environment,
+        allow_writes=allow_writes,
     )
     if REHEARSING in os.environ:
         raise UsageError(
@@ -91,7 +95,8 @@ def rehearse(
             hint='call memplan.rehearse under `if __name__ == "__main__":`, so that loading the file does not call it',
         )
     spec = gpu if isinstance(gpu, GpuSpec) else find_gpu(gpu or "")
-    with Rehearser(step_source_from(program) if isinstance(program, str) else step_source_of(program)) as rehearser:
+    source = step_source_from(program) if isinstance(program, str) else step_source_of(program)
+    with Rehearser(source, allow_writes=allow_writes) as rehearser:
         found = rehearser.rehearse(
             gpu=spec,
             values=values,

@@ -34,6 +34,7 @@ from typing import Any
 import torch
 
 from memplan.child.recorder import MistakeError, Recorder, failure_of
+from memplan.child.uploads import hold_uploads_back
 
 Build = Callable[..., Callable[[], object]]
 
@@ -233,6 +234,7 @@ def main(requests: int, answers: int) -> None:
     let_gpus_be_counted()
     import torch._dynamo  # noqa: PLC0415  (the first optimizer would, in every fork anew; that of 2.3 counts GPUs)
 
+    hold_uploads_back()
     recorder = Recorder()
     build: Build | None = None
     failure: dict[str, Any] | None = None

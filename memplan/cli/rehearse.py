@@ -69,6 +69,7 @@ class _WithProgram(click.Command):
     metavar="SECONDS",
     help="Seconds that the program may take. Default: 600 for each rehearsal; unlimited for a script.",
 )
+@click.option("--allow-writes", is_flag=True, help="Let the program change your files, and upload; by default all that is held back.")
 @format_option
 @click.pass_context
 def rehearse(
@@ -81,6 +82,7 @@ def rehearse(
     steps: int | None,
     reads: Sequence[str],
     timeout: float | None,
+    allow_writes: bool,
     output_format: str,
 ) -> int:
     """
@@ -88,7 +90,8 @@ def rehearse(
 
     FUNCTION is called with the device and the arguments that --set gives, and returns a function that runs one whole step (forward,
     backward, optimizer); exit code 1: out of memory. A script after -- runs unchanged; its output passes through, and its exit code is
-    kept. Needs Linux, a CUDA build of PyTorch (no GPU) and a C compiler.
+    kept. What the program writes goes to a scratch folder that ends with the rehearsal. Needs Linux, a CUDA build of PyTorch (no GPU) and
+    a C compiler.
     """
     program: list[str] = context.meta.get(_PROGRAM, [])
     if (target is None) == (not program):
@@ -105,9 +108,20 @@ def rehearse(
         raise UsageError("--set gives values to a function, not to a script", hint="write the script's own arguments after it")
     gpu = _gpu_named(gpu_name, gpu_memory)
     if program:
-        return _rehearse_script(program, gpu, steps=steps, reads=reads, timeout=timeout, output_format=output_format)
+        return _rehearse_script(
+            program, gpu, steps=steps, reads=reads, timeout=timeout, allow_writes=allow_writes, output_format=output_format
+        )
     assert target is not None
-    return _rehearse_step(target, gpu, values_from(assignments), steps=steps, reads=reads, timeout=timeout, output_format=output_format)
+    return _rehearse_step(
+        target,
+        gpu,
+        values_from(assignments),
+        steps=steps,
+        reads=reads,
+        timeout=timeout,
+        allow_writes=allow_writes,
+        output_format=output_format,
+    )
 
 
 def _gpu_named(name: str | None, memory: str | None) -> GpuSpec:
@@ -127,6 +141,7 @@ def _rehearse_step(
     steps: int | None,
     reads: Sequence[str],
     timeout: float | None,
+    allow_writes: bool,
     output_format: str,
 ) -> int:
     from memplan.analysis.would_fit import what_would_fit
@@ -138,7 +153,7 @@ def _rehearse_step(
     source = step_source_from(text)
     folder = Path(source.name).parent if source.name.endswith(".py") else Path()
     answers = read_answers(reads, folder)
-    with Rehearser(source) as rehearser:
+    with Rehearser(source, allow_writes=allow_writes) as rehearser:
 
         def run(kind: GpuSpec, tried: Any, *, checks_tensor_types: bool = False) -> Rehearsal:
             return rehearser.rehearse(
@@ -157,7 +172,14 @@ def _rehearse_step(
 
 
 def _rehearse_script(
-    program: Sequence[str], gpu: GpuSpec, *, steps: int | None, reads: Sequence[str], timeout: float | None, output_format: str
+    program: Sequence[str],
+    gpu: GpuSpec,
+    *,
+    steps: int | None,
+    reads: Sequence[str],
+    timeout: float | None,
+    allow_writes: bool,
+    output_format: str,
 ) -> int:
     from memplan.execution.read_answers import read_answers
     from memplan.execution.rehearse_script import rehearse_script
@@ -172,6 +194,7 @@ def _rehearse_script(
             answers=answers.request(),
             timeout_seconds=timeout,
             output_to_stderr=output_format == "json",
+            allow_writes=allow_writes,
         )
     except NothingSeenError as error:
         if output_format == "json":
@@ -201,7 +224,7 @@ def _report(rehearsal: Rehearsal, gpu: GpuSpec, would_fit: WouldFit | None, note
     else:
         from memplan.reports.terminal import print_rehearsal
 
-        print_rehearsal(typed, gpu, would_fit=would_fit, notes=notes)
+        print_rehearsal(typed, gpu, would_fit=would_fit, notes=notes, in_words=in_options)
 
 
 def values_from(assignments: Sequence[str]) -> dict[str, TypedText]:

@@ -32,6 +32,7 @@ OPTIONS = {
     "answers": "--read",
     "timeout_seconds": "--timeout",
     "device": "--device",
+    "allow_writes": "--allow-writes",
 }
 """The argument of memplan's functions, and the option."""
 

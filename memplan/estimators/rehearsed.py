@@ -350,6 +350,6 @@ def _rehearser() -> Rehearser:
     from memplan.execution.rehearse import Rehearser  # noqa: PLC0415
     from memplan.execution.step_source import StepSource  # noqa: PLC0415
 
-    rehearser = Rehearser(StepSource("memplan.child.models.built_in", "build"))
+    rehearser = Rehearser(StepSource("memplan.child.models.built_in", "build"), allow_writes=True)  # it writes nothing
     atexit.register(rehearser.close)
     return rehearser

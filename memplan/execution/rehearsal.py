@@ -108,6 +108,16 @@ class Finding(Description):
     """What was seen, and what to do."""
 
 
+class HeldBackFile(Description):
+    """A file that the program wrote, and which went to the scratch folder of the rehearsal."""
+
+    path: str
+    """Where the program wrote it."""
+
+    size_bytes: NonNegativeInt
+    """At the end of the rehearsal."""
+
+
 class Rehearsal(MemoryEstimate):
     """A training step that was run on the simulated GPU: its memory, exactly."""
 
@@ -140,6 +150,18 @@ class Rehearsal(MemoryEstimate):
 
     values: dict[str, object] = Field(default_factory=dict)
     """What build was called with, its own defaults included."""
+
+    held_back_files: tuple[HeldBackFile, ...] = ()
+    """What the program wrote and the user's disk did not get, the largest first, at most a thousand."""
+
+    num_held_back_files: NonNegativeInt = 0
+    """How many there were."""
+
+    held_back_bytes: NonNegativeInt = 0
+    """Their size."""
+
+    held_back_removals: tuple[str, ...] = ()
+    """Files and folders that the program removed or renamed and that are still there, at most a thousand."""
 
     exit_code: int = 0
     """How the program ended, where it was a whole one."""

@@ -8,9 +8,11 @@ missing, and reads its log.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from memplan.execution.device_log import read_device_log
+from memplan.execution.held_back import Writes
 from memplan.execution.rehearsal import Rehearsal
 from memplan.execution.runner import DEFAULT_TIMEOUT_SECONDS, Closing, Runner
 from memplan.execution.step_source import StepSource
@@ -24,10 +26,16 @@ from memplan.standin.launch import environment_for, gpu_description
 
 
 class Rehearser(Closing):
-    """Rehearses one program, as often as asked. To be closed, or used in a `with`."""
+    """
+    Rehearses one program, as often as asked. To be closed, or used in a `with`.
 
-    def __init__(self, source: StepSource) -> None:
+    What the program writes is held back, and found again by its next rehearsal, unless *allow_writes*.
+    """
+
+    def __init__(self, source: StepSource, *, allow_writes: bool = False) -> None:
         self._runner = Runner(source)
+        script = Path(source.name) if source.name.endswith(".py") else None
+        self._writes = Writes(self._runner.folder, script=script, are_allowed=allow_writes)
 
     def close(self) -> None:
         """End the process and leave no file."""
@@ -64,7 +72,7 @@ class Rehearser(Closing):
             log.unlink(missing_ok=True)
             card = gpu if values_file is None or values_file.variant is None or has_run_out else with_ample_memory(gpu)
             status = self._runner.run(
-                device=lambda: environment_for(gpu, build(find_torch()), context_bytes=context_bytes),
+                device=lambda: self._writes.held_in(environment_for(gpu, build(find_torch()), context_bytes=context_bytes)),
                 environment={
                     **(environment or {}),
                     "MEMPLAN_CARD": gpu_description(card, context_bytes),
@@ -95,7 +103,8 @@ class Rehearser(Closing):
         without = None
         if library_workspaces and whole.log.workspaces:
             without = run(found.values, with_workspaces=False, checks_tensor_types=False).record
-        return rehearsal_of(whole, without=without, other=found.other, context=assumed_range(context_bytes))
+        told = rehearsal_of(whole, without=without, other=found.other, context=assumed_range(context_bytes))
+        return self._writes.told_in(told)
 
     def _check(self, run: Run) -> None:
         """Raise what is to be said of a program that failed: by a call that the device does not serve, or otherwise than for memory."""

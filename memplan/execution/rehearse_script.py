@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from memplan.errors import NothingSeenError, UsageError
 from memplan.execution.command import Command, command_from
 from memplan.execution.device_log import read_device_log
+from memplan.execution.held_back import Writes
 from memplan.execution.rehearsal import Rehearsal
 from memplan.execution.run_record import RunRecord, read_record
 from memplan.execution.runner import REHEARSING, ended
@@ -25,7 +26,8 @@ from memplan.execution.values_pass import NO_VALUES, ValuesFile, settle, with_am
 from memplan.hardware.gpu import GpuSpec
 from memplan.hardware.torch_install import TorchBuild, find_torch
 from memplan.memory.cuda_context import CONTEXT_BYTES, assumed_range
-from memplan.standin.build import build, path_for_variables
+from memplan.standin.build import build
+from memplan.standin.compiled_libraries import path_for_variables
 from memplan.standin.launch import caches_in, command_for, environment_for
 
 HOOK = Path(__file__).parents[1] / "child" / "hook"
@@ -60,14 +62,17 @@ def rehearse_script(
     timeout_seconds: float | None = None,
     output_to_stderr: bool = False,
     context_bytes: int = CONTEXT_BYTES,
+    allow_writes: bool = False,
 ) -> Rehearsal:
     """
     Run the program that *words* say on *gpu*; return what its memory did. Its exit code is minus the signal's number where one ended it.
 
     *words* begin with a script, ``-m`` or a program. The program's output goes where this process's does (*output_to_stderr*: all of it to
-    standard error). *steps* ends it after that many steps. Of several processes, the one that trains is reported. Raises NothingSeenError
-    for a program that did not use the GPU, or ended before it could report; UsageError for one that is not there or takes longer;
-    MissingError when this machine cannot rehearse it.
+    standard error). *steps* ends it after that many steps. What it writes is held back, unless *allow_writes*. Of several processes, the
+    one that trains is reported.
+
+    Raises NothingSeenError for a program that did not use the GPU, or ended before it could report; UsageError for one that is not there or
+    takes longer; MissingError when this machine cannot rehearse it.
     """
     command = command_from(words)
     torch = find_torch(None if command.is_of_this_python else command.python)
@@ -75,20 +80,26 @@ def rehearse_script(
     with tempfile.TemporaryDirectory(prefix="memplan-rehearsal-") as name:
         whole = Path(name)
         process_of: dict[int, Ended] = {}
+        script = next((Path(word) for word in command.words[1:] if word.endswith(".py")), None)
 
         def run(values_file: ValuesFile | None) -> Run:
             folder = Path(tempfile.mkdtemp(dir=whole))
             is_followed = values_file is not None and values_file.variant is not None
             inherited = os.environ | command.environment
             card = with_ample_memory(gpu) if is_followed and not any(ended_.has_run_out for ended_ in process_of.values()) else gpu
+            writes = Writes(folder, script=script, are_allowed=allow_writes)
+            file = values_file._replace(path=folder / "values") if is_followed and values_file is not None else values_file or NO_VALUES
             environment = {
                 **environment_for(card, libraries, context_bytes=context_bytes, inherited=inherited),
                 **_for_recorder(torch, folder, steps, answers, inherited),
-                **{f"MEMPLAN_{key.upper()}": value for key, value in (values_file or NO_VALUES).request().items()},
+                **{f"MEMPLAN_{key.upper()}": value for key, value in file.request().items()},
             }
+            environment = writes.held_in(environment)
             process = _start(command, environment, is_first=values_file is None, output_to_stderr=output_to_stderr)
             with _ended(process, str(folder)):
                 _wait(process, timeout_seconds)
+            if values_file is not None and values_file.path is not None and file.path is not None and file.path.exists():
+                file.path.replace(values_file.path)  # what a program writes stays in the folder of its own run
             log, record = read_device_log(folder / "log"), _record(folder)
             if record is None or record.failure is not None or process.returncode:
                 log.check()
@@ -96,18 +107,19 @@ def rehearse_script(
                 raise _nothing_seen(process.returncode)
             if record.failure is not None and record.failure.kind == "mistake":
                 raise UsageError(record.failure.message, hint="name the Python that runs it: `-- /path/to/python train.py`")
-            process_of[id(record)] = Ended(process.returncode, record.pid == process.pid, record.out_of_memory is not None)
+            process_of[id(record)] = Ended(process.returncode, record.pid == process.pid, record.out_of_memory is not None, writes)
             return Run(record, log)
 
         found = settle(run, folder=whole, answers=answers)
         record, how = found.run.record, process_of[id(found.run.record)]
-        return rehearsal_of(
+        rehearsal = rehearsal_of(
             found.run,
             other=found.other,
             context=assumed_range(context_bytes),
             exit_code=how.exit_code,
             process=None if how.is_first else " ".join(record.command),
         )
+        return how.writes.told_in(rehearsal)
 
 
 class Ended(NamedTuple):
@@ -117,6 +129,7 @@ class Ended(NamedTuple):
     is_first: bool
     """What is told of is the process that was started, not one that it started."""
     has_run_out: bool
+    writes: Writes
 
 
 def _start(command: Command, environment: Mapping[str, str], *, is_first: bool, output_to_stderr: bool) -> subprocess.Popen[bytes]:

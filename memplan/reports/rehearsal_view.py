@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 from memplan.analysis.would_fit import WouldFit
@@ -37,6 +38,7 @@ def view_rehearsal(rehearsal: Rehearsal, gpu: GpuSpec, would_fit: WouldFit | Non
             f"{format_bytes(used.low_bytes)} to {format_bytes(used.high_bytes)}",
         ),
         ("retries", str(rehearsal.num_alloc_retries)),
+        *_held_back(rehearsal),
     ]
     if rehearsal.assumed_range is not None:
         low, high = (format_bytes(end) for end in (rehearsal.assumed_range.low_bytes, rehearsal.assumed_range.high_bytes))
@@ -46,6 +48,29 @@ def view_rehearsal(rehearsal: Rehearsal, gpu: GpuSpec, would_fit: WouldFit | Non
     breakdown = Breakdown("the step at its peak", breakdown_rows(rehearsal.breakdown, gpu.total_memory_bytes))
     fits = tuple(_would_fit(would_fit)) if would_fit else ()
     return RehearsalView(_rehearsal_headline(rehearsal, gpu), tuple(facts), breakdown, tuple(_rehearsal_warnings(rehearsal, gpu)), fits)
+
+
+_MOST_NAMES = 3
+_LONGEST_NAME = 40
+
+
+def _held_back(rehearsal: Rehearsal) -> Iterator[tuple[str, str]]:
+    """Yield what the program would have done to the user's files."""
+    written, removed = rehearsal.num_held_back_files, rehearsal.held_back_removals
+    if written:
+        names = _names([file.path for file in rehearsal.held_back_files], written)
+        size = format_bytes(rehearsal.held_back_bytes)
+        yield "files held back", f"{written} ({size}): {names}; `allow_writes=True` writes them"
+    if removed:
+        yield "removals held back", f"{len(removed)}: {_names(removed, len(removed))}; `allow_writes=True` removes them"
+
+
+def _names(paths: Sequence[str], count: int) -> str:
+    """Return some of *paths*, those below the working folder first, and as they are seen from there: caches elsewhere matter less."""
+    here = f"{Path.cwd()}/"
+    names = [path.removeprefix(here) for path in sorted(paths, key=lambda path: not path.startswith(here))[:_MOST_NAMES]]
+    names = [name if len(name) <= _LONGEST_NAME else f"…{name[-_LONGEST_NAME:]}" for name in names]
+    return ", ".join([*names, *(["…"] if count > len(names) else [])])
 
 
 def _rehearsal_headline(rehearsal: Rehearsal, gpu: GpuSpec) -> str:

@@ -102,13 +102,23 @@ def print_curves(curves: Iterable[Curve], *, stream: TextIO | None = None) -> No
 
 
 def print_rehearsal(
-    rehearsal: Rehearsal, gpu: GpuSpec, *, would_fit: WouldFit | None = None, notes: Sequence[str] = (), stream: TextIO | None = None
+    rehearsal: Rehearsal,
+    gpu: GpuSpec,
+    *,
+    would_fit: WouldFit | None = None,
+    notes: Sequence[str] = (),
+    in_words: Callable[[str], str] = str,
+    stream: TextIO | None = None,
 ) -> None:
-    """Print the report of *rehearsal* on *gpu*, and what would fit instead; *notes* are what the command noticed."""
+    """
+    Print the report of *rehearsal* on *gpu*, and what would fit instead.
+
+    *notes* are what the command noticed; *in_words* makes the command's options of the Python that the facts speak.
+    """
     console, view = _console(stream), view_rehearsal(rehearsal, gpu, would_fit)
     console.print(Text(view.headline, style="bold green" if rehearsal.fits else "bold red"))
     console.print()
-    console.print(_facts(view.facts))
+    console.print(_facts((name, in_words(value)) for name, value in view.facts))
     console.print()
     console.print(Text(f"memory of {view.breakdown.title}"))
     console.print(_bars(view.breakdown.rows))

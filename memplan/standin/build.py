@@ -6,22 +6,15 @@ that nobody expects more (a kernel of a library), or else says that it is not se
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import os
 import platform
 import re
-import shutil
-import subprocess
-import sysconfig
-import tempfile
 from collections.abc import Iterable
-from functools import lru_cache
 from pathlib import Path
 
-from memplan.errors import MissingError
-from memplan.hardware.cache_dir import default_cache, private_cache, temporary_folder
+from memplan.hardware.cache_dir import default_cache
 from memplan.hardware.torch_install import TorchBuild
+from memplan.standin.compiled_libraries import compile_library, find_compiler, made_once, path_for_variables
 
 SOURCES = Path(__file__).with_name("csrc")
 RUNTIME, DRIVER, NVML, NVRTC = "libstandin.so", "libcuda.so.1", "libnvidia-ml.so.1", "libnvrtc.so"
@@ -93,88 +86,23 @@ def build(torch: TorchBuild, cache: Path | None = None) -> Path:
     """
     Return the folder with the device's libraries for *torch*, compiling them where they are not there yet.
 
-    Two processes may build at once: each compiles into a folder of its own and the first to finish gives it its name. Where *cache* cannot
-    be written, they are built for this process alone. Raises MissingError when there is no C compiler, or it fails.
+    Where *cache* cannot be written, they are built for this process alone. Raises MissingError when there is no C compiler, or it fails.
     """
     return path_for_variables(_built(torch, cache or default_cache()))
 
 
 def _built(torch: TorchBuild, cache: Path) -> Path:
-    name = f"standin-{_fingerprint(torch)}"
-    if _is_folder(cache / name):
-        return cache / name
-    compiler = _compiler()
-    try:
-        cache.mkdir(parents=True, exist_ok=True)
-        working = Path(tempfile.mkdtemp(prefix="building-", dir=cache))
-    except OSError:
-        cache = private_cache()
-        if _is_folder(cache / name):
-            return cache / name
-        working = Path(tempfile.mkdtemp(prefix="building-", dir=cache))
-    try:
-        _compile_all(torch, compiler, working)
-    except BaseException:  # Ctrl-C too: half a device is of no use to anybody
-        shutil.rmtree(working, ignore_errors=True)
-        raise
-    try:
-        working.rename(cache / name)
-    except OSError:  # another process was first
-        shutil.rmtree(working)
-    return cache / name
-
-
-_SEPARATORS = re.compile("[:;$]")
-"""What LD_LIBRARY_PATH is split at or expanded at (ld.so(8)), and PYTHONPATH at its colon: neither can quote."""
-
-
-def path_for_variables(folder: Path) -> Path:
-    """Return a path of *folder* that LD_LIBRARY_PATH and PYTHONPATH can hold: itself, or a link to it of this process."""
-    if not _SEPARATORS.search(str(folder)):
-        return folder
-    link = _links() / folder.name
-    with contextlib.suppress(FileExistsError):  # made before
-        link.symlink_to(folder.absolute())
-    return link
-
-
-@lru_cache(maxsize=1)
-def _links() -> Path:
-    """Return a folder for links, of this process alone, whose path those variables can hold."""
-    places = [place for place in (tempfile.gettempdir(), "/tmp", "/var/tmp", "/dev/shm") if not _SEPARATORS.search(place)]
-    for place in places:
-        with contextlib.suppress(OSError):
-            return temporary_folder("memplan-links-", place)
-    raise MissingError(
-        "the path of memplan's cache has one of `:`, `;` and `$`, and so has that of every folder for temporary files",
-        hint="set XDG_CACHE_HOME to a folder whose path has none of them",
-    )
-
-
-def _is_folder(path: Path) -> bool:
-    """Say whether *path* is a folder that this user can see: `Path.is_dir` of some Pythons raises below a folder of another user."""
-    try:
-        return path.is_dir()
-    except OSError:
-        return False
+    return made_once(f"standin-{_fingerprint(torch)}", cache, lambda folder: _compile_all(torch, find_compiler(), folder))
 
 
 def _fingerprint(torch: TorchBuild) -> str:
     digest = hashlib.sha256(repr((torch.version, torch.cuda_major, torch.cudnn_version, platform.machine())).encode())
     for path in _extensions(torch):
         digest.update(f"{path} {path.stat().st_mtime_ns}".encode())
-    for path in (*sorted(SOURCES.iterdir()), Path(__file__), Path(__file__).with_name("symbols.py")):
+    parts = (Path(__file__).with_name(name) for name in ("build.py", "compiled_libraries.py", "symbols.py"))
+    for path in (*sorted(SOURCES.iterdir()), *parts):
         digest.update(path.read_bytes())
     return digest.hexdigest()[:16]
-
-
-def _compiler() -> str:
-    wanted = [os.environ.get("CC", ""), "cc", "gcc", "clang", sysconfig.get_config_var("CC") or ""]
-    for name in wanted:
-        found = (shutil.which(name) or shutil.which(name.split()[0])) if name.strip() else None  # "gcc -m64", "/opt/my tools/gcc"
-        if found:
-            return found
-    raise MissingError("no C compiler to build the simulated GPU with", hint="install one (`apt install gcc`), or name it in CC")
 
 
 def _compile_all(torch: TorchBuild, compiler: str, folder: Path) -> None:
@@ -245,15 +173,9 @@ def _soname(torch: TorchBuild, library: str) -> str:
 def _compile(torch: TorchBuild, compiler: str, output: Path, sources: list[Path], *, soname: str) -> None:
     versions = output.with_suffix(".versions")
     versions.write_text(f"{soname} {{ global: *; }};\n", encoding="utf-8")
-    command = [
-        *(compiler, "-shared", "-fPIC", "-O1", "-w", f"-I{SOURCES}", f"-Wl,-soname,{soname}"),
+    options = [
+        *("-O1", f"-I{SOURCES}", f"-Wl,-soname,{soname}"),
         *(f"-DCUDA_MAJOR={torch.cuda_major}", f"-DCUDNN_VERSION={torch.cudnn_version}"),
         *(("-Xlinker", f"--version-script={versions}") if output.name == NVRTC else ()),  # -Wl would split its path at a comma
-        *(*map(str, sources), "-o", str(output), "-ldl", "-lpthread"),
     ]
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
-    if result.returncode:
-        said = "\n".join(result.stderr.splitlines()[:5])
-        raise MissingError(
-            f"{compiler} could not build the simulated GPU: {said}", hint="try another compiler: CC=clang memplan rehearse …"
-        )
+    compile_library(compiler, output, sources, *options)

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -60,9 +61,9 @@ def script(torch_build: TorchBuild, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.chdir(tmp_path)
     (tmp_path / "common.py").write_text(COMMON)
 
-    def run(text: str, *arguments: str, steps: int | None = None, timeout_seconds: float | None = 100) -> Rehearsal:
+    def run(text: str, *arguments: str, timeout_seconds: float | None = 100, **options: Any) -> Rehearsal:
         (tmp_path / "train.py").write_text(text)
-        return rehearse_script(["train.py", *arguments], gpu=find_gpu("t4"), steps=steps, timeout_seconds=timeout_seconds)
+        return rehearse_script(["train.py", *arguments], gpu=find_gpu("t4"), timeout_seconds=timeout_seconds, **options)
 
     return run
 
@@ -121,7 +122,7 @@ def test_the_order_of_the_module_path_is_the_programs(script: Script, tmp_path: 
     """As without a rehearsal, also where memplan's own folder is in PYTHONPATH, before others."""
     root = str(Path(memplan_package.__file__).parents[1])
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path / "first"), root, str(tmp_path / "last")]))
-    script("import sys, torch\ntorch.ones(1, device='cuda')\nopen('path', 'w').write('\\n'.join(sys.path))")
+    script("import sys, torch\ntorch.ones(1, device='cuda')\nopen('path', 'w').write('\\n'.join(sys.path))", allow_writes=True)
 
     path = (tmp_path / "path").read_text().splitlines()
 
@@ -532,7 +533,7 @@ def test_a_script_that_hangs_is_ended_with_all_that_it_started(script: Script, t
     starts = "import subprocess, sys\nsubprocess.run([sys.executable, 'deaf.py'], start_new_session=True)"
 
     with pytest.raises(UsageError, match="did not end within 3 seconds"):
-        script(starts, timeout_seconds=3)
+        script(starts, timeout_seconds=3, allow_writes=True)
 
     gone = Path("/proc") / Path("pid").read_text().strip()
     for _ in range(50):  # it has been killed; who takes its exit code is not ours to say

@@ -1,0 +1,45 @@
+"""What a rehearsed program writes, and uploads: held back unless the user allows it, and told in the report."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from memplan.execution.rehearsal import HeldBackFile, Rehearsal
+from memplan.programs.offline import offline_variables
+from memplan.programs.overlay import Overlay
+
+MOST_TOLD = 1000
+"""Files of which the report has the names."""
+
+
+class Writes:
+    """What one rehearsal does with the files that its program writes; *folder* is the rehearsal's own, *script* what it runs."""
+
+    def __init__(self, folder: Path, *, script: Path | None, are_allowed: bool) -> None:
+        self._folder = folder
+        self._script = script
+        self._are_allowed = are_allowed
+        self._overlay: Overlay | None = None
+
+    def held_in(self, environment: Mapping[str, str]) -> dict[str, str]:
+        """Return *environment* for a process whose writes are held back; unchanged where they are allowed."""
+        if self._are_allowed:
+            return dict(environment)
+        if self._overlay is None:
+            self._overlay = Overlay(self._folder, script=self._script)
+        return {**environment, **offline_variables(self._folder, environment), **self._overlay.environment(environment)}
+
+    def told_in(self, rehearsal: Rehearsal) -> Rehearsal:
+        """Return *rehearsal* with what was held back."""
+        if self._overlay is None:
+            return rehearsal
+        files, removed = self._overlay.written(), self._overlay.removed()
+        return rehearsal.model_copy(
+            update={
+                "held_back_files": tuple(HeldBackFile(path=str(file.path), size_bytes=file.size_bytes) for file in files[:MOST_TOLD]),
+                "num_held_back_files": len(files),
+                "held_back_bytes": sum(file.size_bytes for file in files),
+                "held_back_removals": tuple(map(str, removed[:MOST_TOLD])),
+            }
+        )

@@ -1,0 +1,112 @@
+"""
+Files that a rehearsed program writes: they go to a scratch folder, where it finds them again, and which ends with the rehearsal.
+
+A library in C (`csrc/overlay.h` says how it works) stands first in LD_PRELOAD, in front of the functions of the C library that take a path.
+Every process that the program starts inherits it; one that does without the C library is refused by the kernel what would change a file
+of the user's. Held are all folders, except
+
+- what the kernel makes: /dev, /proc, /sys, and /run (but removable disks, in /run/media, are the user's);
+- the rehearsal's own folder;
+- what is new in a folder for temporary files (/tmp, /var/tmp, TMPDIR). What was there before the program began is held: an earlier run's
+  output, or the program's own working folder. Where that folder, or the script's, is the temporary folder itself, all of it is held.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from memplan.hardware.cache_dir import default_cache
+from memplan.standin.compiled_libraries import compile_library, find_compiler, made_once, path_for_preload
+
+SOURCES = Path(__file__).with_name("csrc")
+LIBRARY = "liboverlay.so"
+_OPTIONS = ("-O2", "-std=gnu11", "-U_FORTIFY_SOURCE", "-fno-delete-null-pointer-checks", "-fvisibility=hidden")
+_PASSED = ("/run",)
+_HELD = ("/run/media",)
+TEMPORARY = ("/tmp", "/var/tmp")
+
+
+class FileWritten(NamedTuple):
+    """A file that the program wrote, or changed."""
+
+    path: Path
+    size_bytes: int
+
+
+class Overlay:
+    """The scratch folder of one rehearsal, in *folder*, which is the rehearsal's own. *script*: the file that is run, where it is known."""
+
+    def __init__(self, folder: Path, *, script: Path | None = None) -> None:
+        folder = folder.resolve()
+        self._scratch = folder / "overlay"
+        self._copies = self._scratch / "files"
+        for path in (self._scratch, self._copies, self._scratch / "work"):
+            path.mkdir()
+        self._library = path_for_preload(build_overlay()) / LIBRARY
+        text = "".join(f"{kind} {_one_line(path)}\n" for kind, path in self._rules(folder, script))
+        (self._scratch / "rules").write_bytes(os.fsencode(text))
+
+    def environment(self, inherited: Mapping[str, str]) -> dict[str, str]:
+        """Return the variables that hold what a program writes, for one whose environment is *inherited*."""
+        preload = filter(None, [str(self._library), *inherited.get("LD_PRELOAD", "").split(":")])
+        return {"MEMPLAN_OVERLAY": str(self._scratch), "LD_PRELOAD": ":".join(preload)}
+
+    def _rules(self, folder: Path, script: Path | None) -> Iterator[tuple[str, str]]:
+        """Yield what the library is to know, each with a letter: see `Rule` in csrc/index.c."""
+        yield "l", str(self._library)
+        yield from (("p", path) for path in (*_PASSED, str(folder)))
+        yield from (("h", path) for path in _HELD)
+        own = {Path.cwd().resolve(), *([script.resolve().parent] if script else [])}
+        temporary = {Path(path).resolve() for path in (tempfile.gettempdir(), *TEMPORARY)}
+        yield from (("t", str(path)) for path in sorted(temporary - own) if path.is_dir())
+
+    def written(self) -> list[FileWritten]:
+        """Return the files that the program has written and not removed, the largest first; what Python compiles for itself is not told."""
+        files = [file for file in self._files() if "__pycache__" not in file.path.parts and not _is_as_it_was(file, self._copies)]
+        return sorted(files, key=lambda file: (-file.size_bytes, file.path))
+
+    def _files(self) -> Iterator[FileWritten]:
+        for folder, _, names in os.walk(self._copies):
+            for name in names:
+                copy = Path(folder, name)
+                yield FileWritten(Path("/") / copy.relative_to(self._copies), copy.lstat().st_size)
+
+    def removed(self) -> list[Path]:
+        """Return the user's files and folders that the program has removed, or given another name; of a folder, not what is in it."""
+        log = self._scratch / "removed"
+        names = log.read_bytes().split(b"\0")[:-1] if log.exists() else []
+        paths = (Path(os.fsdecode(name)) for name in names)
+        gone = {path for path in paths if not os.path.lexists(f"{self._copies}{path}")}
+        return sorted(path for path in gone if gone.isdisjoint(path.parents))
+
+
+def build_overlay(cache: Path | None = None) -> Path:
+    """Return the folder with the library, compiled where it is not there yet. Raises MissingError when there is no C compiler."""
+    sources = sorted(SOURCES.iterdir())
+    digest = hashlib.sha256(repr((_OPTIONS, platform.machine())).encode())
+    for path in sources:
+        digest.update(path.read_bytes())
+
+    def compile_it(folder: Path) -> None:
+        compile_library(find_compiler(), folder / LIBRARY, [path for path in sources if path.suffix == ".c"], *_OPTIONS)
+
+    return made_once(f"overlay-{digest.hexdigest()[:16]}", cache or default_cache(), compile_it)
+
+
+def _one_line(path: str) -> str:
+    return path.replace("\n", "\1")
+
+
+def _is_as_it_was(file: FileWritten, copies: Path) -> bool:
+    """Say whether the program opened *file* for writing and never wrote: a copy keeps the time of what it is a copy of."""
+    try:
+        before, now = file.path.lstat(), Path(f"{copies}{file.path}").lstat()
+    except OSError:
+        return False
+    return (before.st_size, before.st_mtime_ns) == (now.st_size, now.st_mtime_ns)

@@ -1,0 +1,48 @@
+"""Uploads to the Hugging Face Hub, in processes of their own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+pytest.importorskip("huggingface_hub")
+
+UPLOADS = """
+import json
+from memplan.child.uploads import hold_uploads_back
+hold_uploads_back()
+import huggingface_hub
+from huggingface_hub import HfApi, create_repo
+api = HfApi(endpoint="http://127.0.0.1:9")  # nobody listens
+"""
+
+
+def upload(text: str, **variables: str) -> tuple[Any, str]:
+    """Run the lines; return what they print, and what is said on standard error."""
+    done = subprocess.run([sys.executable, "-c", UPLOADS + text], env=os.environ | variables, capture_output=True, text=True, check=True)
+    return json.loads(done.stdout), done.stderr
+
+
+def test_uploads_are_answered_as_done_and_it_is_said_once() -> None:
+    """By methods and by functions, at once and in the background."""
+    seen, said = upload(
+        "print(json.dumps([create_repo('me/model').repo_id, create_repo('me/data', repo_type='dataset').repo_id,"
+        "len(api.upload_folder(repo_id='me/model', folder_path='.').oid), huggingface_hub.create_branch('me/model', branch='b'),"
+        "api.upload_file(path_or_fileobj=b'', path_in_repo='a', repo_id='me/model', run_as_future=True).result().commit_message]))",
+        MEMPLAN_OVERLAY="/scratch",
+    )
+
+    assert seen == ["me/model", "me/data", 40, None, "held back by memplan"]
+    assert said.count("memplan: uploads to the Hugging Face Hub are held back in a rehearsal") == 1
+
+
+def test_where_writes_are_allowed_uploads_are() -> None:
+    """huggingface_hub is as ever."""
+    seen, _ = upload("print(json.dumps(HfApi.create_commit.__module__))")
+
+    assert seen == "huggingface_hub.hf_api"

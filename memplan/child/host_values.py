@@ -138,14 +138,14 @@ class HostValues(TorchDispatchMode):
         view = torch.empty(0, dtype=tensor.dtype).set_(shadow.content(), tensor.storage_offset(), tensor.shape, tensor.stride())
         return torch._neg_view(view) if tensor.is_neg() else view
 
-    def learn(self, tensor: Any, value: torch.Tensor, assumption: str | None = None) -> None:
-        """Keep that *tensor* has the content *value*."""
+    def learn(self, tensor: Any, value: torch.Tensor, assumption: str | None = None, *, is_new: bool = False) -> None:
+        """Keep that *tensor* has the content *value*; where it *is_new*, nothing else lies in its storage."""
         if tuple(tensor.shape) != tuple(value.shape) or tensor.layout is not torch.strided:
             return
         known = self.value(tensor)
         if known is None:
             storage = tensor.untyped_storage()
-            if tensor.numel() * tensor.element_size() < storage.nbytes():  # a part of something that is not known
+            if not is_new and tensor.numel() * tensor.element_size() < storage.nbytes():  # a part of something that is not known
                 return
             self._shadows[storage._cdata] = _Shadow(storage, 0, assumption)
             known = self.value(tensor)
@@ -197,8 +197,8 @@ class HostValues(TorchDispatchMode):
             return self._masked(func, name, args, kwargs)
         if name in _EMPTY:
             made = run()
-            if _is_plain(made) and made.is_cuda and name != "resize_":
-                self.fill(made, 0)
+            if _is_plain(made) and made.is_cuda and name != "resize_" and not made.is_floating_point() and not made.is_complex():
+                self.fill(made, 0)  # to be filled part by part; floats without a content may be weights
             return made
         if name in _RANDOM and not self._can_draw(func, args, devices):
             return self._unknown(func, name, args, kwargs, run())
@@ -249,7 +249,7 @@ class HostValues(TorchDispatchMode):
     def _learn_unless_given(self, tensor: Any, value: torch.Tensor, assumption: str | None, given: list[Any]) -> None:
         """Keep what was returned; an argument that was changed in place is returned too, and its shadow has been changed already."""
         if self.value(tensor) is None or all(tensor is not one for one in given):
-            self.learn(tensor, value, assumption)
+            self.learn(tensor, value, assumption, is_new=True)
 
     def _on_host(self, value: Any) -> Any:
         return self.value(value) if _is_plain(value) and value.is_cuda else value
@@ -291,7 +291,7 @@ class HostValues(TorchDispatchMode):
         result = self._run(lambda: func(*args, **kwargs), [count for count in counts if count is not None], assumption)
         if name == "nonzero":
             if values[0] is not None and result.is_cuda:
-                self.learn(result, values[0].nonzero(), assumption)
+                self.learn(result, values[0].nonzero(), assumption, is_new=True)
             return result
         flat = [value for value in tree_flatten((args, kwargs))[0] if _is_plain(value) and value.is_cuda]
         if all(self.value(tensor) is not None for tensor in flat) and self._is_cheap(name, flat):
@@ -301,7 +301,7 @@ class HostValues(TorchDispatchMode):
             except (RuntimeError, NotImplementedError, IndexError):
                 return self._unknown(func, name, args, kwargs, result)
             if _is_plain(result) and result.is_cuda and not name.endswith("_"):
-                self.learn(result, found, self._assumption_of(flat))
+                self.learn(result, found, self._assumption_of(flat), is_new=True)
             return result
         return self._unknown(func, name, args, kwargs, result)
 

@@ -38,6 +38,9 @@ _WRAPPERS = {"env", "nice", "nohup", "time", "stdbuf", "timeout", "numactl", "ta
 """Programs that run another command as it is; which Python that is, PATH says."""
 
 
+_WHAT = "give a script and its arguments, `-m` and a module, or a program: `torchrun train.py`"
+
+
 class Command(NamedTuple):
     """A program to start."""
 
@@ -68,22 +71,20 @@ def command_from(words: Sequence[str]) -> Command:
         name, _, value = rest.pop(0).partition("=")
         environment[name] = value
     if not rest:
-        raise UsageError("after `--` there is no program", hint="`memplan rehearse --gpu t4 -- train.py --epochs 1`")
+        raise UsageError("no program is named", hint=_WHAT)
     first = Path(rest[0])
     if rest[0] == "-m":
         if len(rest) == 1:
-            raise UsageError("-m names no module", hint="`memplan rehearse --gpu t4 -m my.training`")
+            raise UsageError("-m names no module", hint="name it: `-m my.training`")
         return Command((sys.executable, *rest), sys.executable, environment)
     if first.is_dir() or (first.is_file() and (first.suffix in (".py", ".pyz") or not os.access(first, os.X_OK))):
         if first.suffix == ".sh":
-            raise UsageError(f"{first} is a shell script that is not executable", hint=f"`-- bash {' '.join(rest)}`")
+            raise UsageError(f"{first} is a shell script that is not executable", hint=f"start it as `bash {' '.join(rest)}`")
         return Command((sys.executable, *rest), sys.executable, environment)
     path = environment.get("PATH", os.environ.get("PATH", os.defpath))
     program = shutil.which(rest[0], path=path) or _beside_python(rest[0])
     if program is None:
-        raise UsageError(
-            f"{rest[0]} does not exist", hint="after `--` give a script and its arguments, `-m MODULE`, or a program: `torchrun train.py`"
-        )
+        raise UsageError(f"{rest[0]} does not exist", hint=_WHAT)
     return Command((program, *rest[1:]), _python_of(program, rest[1:], path), environment)
 
 

@@ -176,14 +176,14 @@ def test_an_answer_holds_until_its_line_changes(run_memplan: Run, torch_build: T
         answer = json.loads(result.stdout)
         return answer["peak_allocated_bytes"] // 2**20, answer["notes"]
 
-    first = peak("--read", "train.py:7=true", "--read", "train.py:5=true", "train.py:build")
+    first = peak("--read", "train.py:7=false", "--read", "train.py:5=true", "train.py:build")
     again, script = peak("train.py:build"), peak("--", "train.py")
     program.write_text(ASKS.replace("2**22", "2**23"))
     changed = peak("train.py:build")
 
-    assert first == (16, ["--read train.py:5: the program read no value from the device at that line"])
-    assert (again, script) == ((16, []), (16, []))
-    assert changed == (4, [])
+    assert first == (4, ["--read train.py:5: the program read no value from the device at that line"])
+    assert (again, script) == ((4, []), (4, []))
+    assert changed == (32, [])
     assert [path.name for path in (tmp_path / ".memplan").iterdir()] == ["reads.json"]
 
 
@@ -209,7 +209,7 @@ def test_a_script_that_runs_out_of_memory_keeps_its_exit_code(run_memplan: Run, 
     assert (failed.returncode, went_on.returncode) == (1, 0)
     assert "torch.OutOfMemoryError: CUDA out of memory" in failed.stderr
     assert "the figures cover what ran before that" in failed.stdout
-    assert went_on.stdout.startswith("smaller\nDoes not fit on Tesla T4: out of memory in step 1, forward, at")
+    assert went_on.stdout.startswith("smaller\nDoes not fit as it is on Tesla T4: out of memory in step 1, forward, at")
     assert "the program caught the error and went on" in went_on.stdout
 
 

@@ -60,7 +60,7 @@ RunStep = Callable[..., Rehearsal]
 @pytest.fixture(scope="module")
 def run(torch_build: TorchBuild) -> Iterator[RunStep]:
     """Rehearse one of the steps by its name, in a process that has imported transformers: each fork anew would take seconds."""
-    with Rehearser(step_source_from(f"{STEPS}:build")) as rehearser:
+    with Rehearser(step_source_from(f"{STEPS}:build"), allow_writes=True) as rehearser:
         yield lambda name, gpu="a100-80", steps=None, **values: rehearser.rehearse(
             gpu=find_gpu(gpu), values={"name": name, **values}, steps=steps
         )
@@ -132,9 +132,9 @@ def test_every_token_goes_to_its_experts(run: RunStep, tmp_path: Path, config: d
 
 def test_a_size_that_data_decide_is_not_taken_for_zero(torch_build: TorchBuild) -> None:
     """
-    Switch transformers pick tokens by a mask of the router's: experts are taken to get equal shares, or one of them all.
+    Switch transformers pick tokens by a mask of the router's: experts are taken to get equal shares.
 
-    Both are rehearsed, and the larger decides; with zero tokens for each it would be less.
+    Of 4 texts of 64 tokens each of four gets 64.
     """
     config = {
         "model_type": "switch_transformers", "architectures": ["SwitchTransformersForConditionalGeneration"], "vocab_size": 1000,
@@ -145,10 +145,8 @@ def test_a_size_that_data_decide_is_not_taken_for_zero(torch_build: TorchBuild) 
     seen = RehearsedEstimator()(workload_of(config), find_gpu("t4"), None)
 
     assert isinstance(seen, Rehearsal)
-    assert seen.assumed_range is not None
-    assert seen.assumed_range.low_bytes <= seen.assumed_range.expected_bytes == seen.device_used_bytes
-    assert {read.basis for read in seen.reads} == {"assumed"}
-    assert any(read.answer != "0" for read in seen.reads)
+    assert seen.verdict == "fits"
+    assert {(read.basis, read.answer) for read in seen.reads} == {("data", "64")}
 
 
 @pytest.mark.parametrize(

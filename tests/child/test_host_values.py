@@ -1,0 +1,107 @@
+"""Sizes that data decide: found on the host in a pass of its own, and measured in another that nothing disturbs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from memplan.execution.rehearsal import Rehearsal
+from tests.conftest import RehearserOf
+
+STEPS = Path(__file__).with_name("values_steps.py")
+MIB = 2**20
+
+WORKSPACE = 8.125 * MIB
+"""Of cuBLAS, for each thread that multiplies (PyTorch's default for an A100)."""
+
+Run = Callable[..., Rehearsal]
+
+
+@pytest.fixture
+def run(rehearser_of: RehearserOf) -> Run:
+    """Rehearse a program by its name, two steps, with answers by a part of the line."""
+
+    def rehearse(program: str, answers: dict[str, str] | None = None, **values: int) -> Rehearsal:
+        given = {f"values_steps.py:{line_of(text)}": (answer, None) for text, answer in (answers or {}).items()}
+        return rehearser_of(f"{STEPS}:build").rehearse(gpu="a100-80", values={"program": program, **values}, answers=given, steps=2)
+
+    return rehearse
+
+
+def line_of(text: str) -> int:
+    """The number of the only line of the programs that has *text* in it."""
+    (number,) = [number for number, line in enumerate(STEPS.read_text(encoding="utf-8").splitlines(), start=1) if text in line]
+    return number
+
+
+def test_what_integers_of_the_host_decide_is_what_the_host_computes(run: Run) -> None:
+    """Forty ways to ask: the step itself compares each with the same on the CPU."""
+    seen = run("reads")
+
+    assert seen.verdict == "fits"
+    assert {read.basis for read in seen.reads} <= {"data", "rule"}
+
+
+def test_chains_of_operations_are_followed(run: Run) -> None:
+    """Sixty random ones of eight operations, in place, on views and of sizes that data decide."""
+    assert run("pipelines").verdict == "fits"
+
+
+def test_the_memory_of_rows_that_labels_choose_is_counted_in_forward_and_backward(run: Run) -> None:
+    """64 of 256 rows, of 1 MiB each in fp32: the logits, their square's gradient, and the gradient of the logits; the head has 64 MiB."""
+    seen = run("keeps_rows")
+
+    head, logits = 64 * MIB, 64 * MIB
+    assert seen.verdict == "fits"
+    assert seen.breakdown.parameters_bytes == head
+    assert seen.peak_allocated_bytes >= 2 * head + 2 * logits
+    assert seen.peak_allocated_bytes < run("keeps_rows", rows=512).peak_allocated_bytes - 2 * logits + MIB
+
+
+def test_nothing_follows_the_memory_pass(run: Run) -> None:
+    """What is measured is what the program takes that asks for nothing and keeps as many rows by itself."""
+    asked = run("passes_a_threshold", {"(scores > 0.5).nonzero()": "1/2"})
+
+    assert 64 * MIB <= asked.peak_allocated_bytes <= 65 * MIB + WORKSPACE
+    assert asked.assumed_range is None
+
+
+def test_experts_get_equal_shares_or_one_gets_all(run: Run) -> None:
+    """Of 64 tokens with two experts each the first of four gets 32, or all 64: both are run, and the larger is told."""
+    seen = run("routed")
+
+    assert seen.verdict == "fits"
+    assert seen.assumed_range is not None
+    assert (seen.assumed_range.expected_bytes - seen.assumed_range.low_bytes) // MIB in range(31, 65)
+    assert seen.peak_allocated_bytes >= 64 * MIB
+    assert "one gets all" in seen.findings[0].message
+
+
+def test_where_a_model_decides_everything_passes_or_nothing(run: Run) -> None:
+    """128 rows of 1 MiB, or none."""
+    seen = run("passes_a_threshold")
+
+    assert 128 * MIB <= seen.peak_allocated_bytes <= 129 * MIB + WORKSPACE
+    assert seen.assumed_range is not None
+    assert seen.assumed_range.expected_bytes - seen.assumed_range.low_bytes >= 126 * MIB
+
+
+def test_a_program_that_checks_its_numbers_goes_on(run: Run) -> None:
+    """As it would in an ordinary training."""
+    seen = run("checks_its_numbers")
+
+    assert seen.verdict == "fits"
+    assert 64 * MIB <= seen.peak_allocated_bytes <= 65 * MIB + 2 * WORKSPACE
+
+
+@pytest.mark.parametrize("share", ["1/4", "16"])
+def test_an_answer_for_a_mask_holds_in_the_backward_too(run: Run, share: str) -> None:
+    """16 of 64 rows are chosen; autograd asks for the same mask again, from a thread without a frame of Python."""
+    seen = run("keeps_a_share", {"states[mask].sum()": share})
+
+    assert seen.verdict == "fits"
+    assert seen.assumed_range is None
+    states = gradient = scattered = 64 * MIB
+    assert 0 <= seen.peak_allocated_bytes - (states + gradient + scattered + 16 * MIB) <= MIB + WORKSPACE

@@ -1,0 +1,232 @@
+"""Steps whose sizes come from data: what they read from the device has to be what the host would compute."""
+
+from __future__ import annotations
+
+import random
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+MIB_OF_FLOATS = 2**18
+
+
+def build(device, program, **values):
+    """The step of the function *program* of this file."""
+    return globals()[program](device, **values)
+
+
+def host(*shape, low=0, high=100, seed=0):
+    return torch.randint(low, high, shape, generator=torch.Generator().manual_seed(seed))
+
+
+def padded(device):
+    """Texts of several lengths, and their mask, as a loader gives them."""
+    lengths = torch.tensor([5, 2, 7, 3])
+    return (torch.arange(8) < lengths[:, None]).to(device)
+
+
+def _buffer(device):
+    kept = torch.zeros(6, dtype=torch.int64, device=device)
+    kept[2:4] = host(2, seed=5).to(device)
+    kept.view(2, 3)[1].add_(7)
+    return kept.sum().item()
+
+
+def _two_masks(device):
+    table = host(5, 4).to(device)
+    return table[table[:, 0] > 20][:, table[0] > 10].numel()
+
+
+def _in_an_expression(device):
+    mask = padded(device)
+    return int(
+        mask
+        .sum()
+        .item()
+    )  # fmt: skip
+
+
+READS = {
+    "elements of a mask": lambda device: padded(device).nonzero().shape[0],
+    "rows of a mask": lambda device: torch.zeros(4, 8, 3, device=device)[padded(device)].shape[0],
+    "where": lambda device: torch.where(host(50).to(device) > 50)[0].numel(),
+    "masked_select": lambda device: host(50).to(device).masked_select(host(50, seed=1).to(device) < 30).numel(),
+    "argwhere": lambda device: torch.argwhere(host(4, 5).to(device) % 3 == 0).shape[0],
+    "columns of a mask": lambda device: host(2, 100).to(device)[:, host(100, seed=2).to(device) != 5].shape[1],
+    "two masks": _two_masks,
+    "labels that count": lambda device: int((torch.where(host(64) < 20, host(64), -100).to(device) != -100).sum()),
+    "the longest": lambda device: padded(device).sum(1).max().item(),
+    "lengths as a list": lambda device: sum(padded(device).sum(1).tolist()),
+    "lengths to the host": lambda device: int(padded(device).sum(1).cpu()[2]),
+    "lengths to numpy": lambda device: int(padded(device).sum(1).to("cpu", torch.int32).numpy()[0]),
+    "is all padding": lambda device: 3 if padded(device).all() else 4,
+    "is any": lambda device: 3 if bool((host(9).to(device) == host(9)[3].item()).any()) else 4,
+    "equal": lambda device: 1 + torch.equal(host(9).to(device), host(9).to(device)),
+    "unique": lambda device: host(200).to(device).unique().numel(),
+    "unique with counts": lambda device: host(200).to(device).unique(return_inverse=True, return_counts=True)[2].max().item(),
+    "unique rows": lambda device: host(50, 2, high=4).to(device).unique(dim=0).shape[0],
+    "unique_consecutive": lambda device: host(200, high=3).to(device).unique_consecutive().numel(),
+    "unique floats": lambda device: host(50).float().to(device).unique().numel(),
+    "sort": lambda device: host(40).to(device).sort().values[7].item(),
+    "argsort": lambda device: host(40).to(device).argsort(stable=True)[7].item(),
+    "topk": lambda device: host(40).to(device).topk(3).values.sum().item(),
+    "cumsum": lambda device: padded(device).sum(1).cumsum(0)[-1].item(),
+    "bincount": lambda device: host(40, high=6).to(device).bincount(minlength=4).numel(),
+    "one_hot": lambda device: functional.one_hot(host(40, high=6).to(device)).shape[1],
+    "repeat_interleave": lambda device: torch.arange(4, device=device).repeat_interleave(padded(device).sum(1)).numel(),
+    "scatter_add": lambda device: (
+        torch.zeros(9, dtype=torch.int64, device=device).scatter_add_(0, host(40, high=9).to(device), host(40).to(device)).max().item()
+    ),
+    "gather": lambda device: host(5, 5).to(device).gather(1, host(5, 2, high=5).to(device)).sum().item(),
+    "index by integers": lambda device: host(50).to(device)[host(9, high=50).to(device)].max().item(),
+    "arithmetic": lambda device: ((host(9).to(device) * 3 - 7) // 2 % 11).sum().item(),
+    "a buffer that is filled in parts": _buffer,
+    "views": lambda device: host(4, 6).to(device).t().reshape(2, -1)[1].view(-1)[::2].sum().item(),
+    "boxes": lambda device: (torch.tensor([[0.0, 0.5], [1.0, 0.2], [1.0, 0.9]]).to(device)[:, 1] > 0.4).sum().item(),
+    "factories": lambda device: (torch.arange(10, device=device) + torch.full((10,), 3, device=device)).max().item(),
+    "cat and stack": lambda device: torch.cat([host(3).to(device), torch.stack([host(3).to(device)[0]] * 2)]).sum().item(),
+    "an expression of several lines": _in_an_expression,
+    "segments": lambda device: torch.bucketize(host(9).to(device), torch.tensor([10, 50]).to(device)).sum().item(),
+    "padding a sequence": lambda device: nn.utils.rnn.pad_sequence([host(n).to(device) for n in (3, 5)]).ne(0).sum().item(),
+}
+"""Each asks for a number that the host's integers decide."""
+
+
+def reads(device):
+    """Fails with the names of those that got another number than the host computes."""
+    wanted = {name: ask("cpu") for name, ask in READS.items()}
+
+    def step():
+        got = {name: _result(ask, device) for name, ask in READS.items()}
+        wrong = {name: (got[name], wanted[name]) for name in READS if got[name] != wanted[name]}
+        assert not wrong, wrong
+
+    return step
+
+
+def _result(ask, device):
+    try:
+        return ask(device)
+    except RuntimeError as error:  # of a first run, whose zeros go with nothing
+        return str(error)
+
+
+OPERATIONS = [
+    lambda x: x + 3,
+    lambda x: x * x % 97,
+    lambda x: x[x % 2 == 0],
+    lambda x: x.sort().values,
+    lambda x: x.flip(0),
+    lambda x: x.unique(),
+    lambda x: x.cumsum(0) % 1009,
+    lambda x: torch.where(x > 20, x, -x),
+    lambda x: x.view(-1, 1).expand(-1, 2).reshape(-1),
+    lambda x: x[: max(1, x.numel() // 2)],
+    lambda x: x.clone().add_(5),
+    lambda x: x.roll(1),
+    lambda x: x.repeat_interleave(x.abs() % 3),
+    lambda x: x[(x % 7).argsort(stable=True)],
+    lambda x: torch.cat([x, x.max().view(1)]),
+    lambda x: x.clone().masked_fill_(x < 0, 1),
+    lambda x: (x.float() / 2).long(),
+    lambda x: x.bincount() if x.numel() and bool((x >= 0).all()) and int(x.max()) < 5000 else x.abs(),
+    lambda x: x.clamp(-50, 50),
+    lambda x: x.to(torch.int32).to(torch.int64),
+]
+
+
+def pipelines(device, count=60, length=8):
+    """Random chains of operations, each ended by a sum: the same on the device as on the host."""
+
+    def chain(seed, where):
+        choose = random.Random(seed)
+        tensor = host(30, low=-40, seed=seed).to(where)
+        for _ in range(length):
+            tensor = choose.choice(OPERATIONS)(tensor)
+            if not tensor.numel():
+                break
+        return tensor.numel(), int(tensor.sum())
+
+    def step():
+        wrong = {
+            seed: (found, chain(seed, "cpu")) for seed in range(count) if (found := _chained(chain, seed, device)) != chain(seed, "cpu")
+        }
+        assert not wrong, wrong
+
+    return step
+
+
+def _chained(chain, seed, device):
+    try:
+        return chain(seed, device)
+    except RuntimeError as error:
+        return str(error)
+
+
+def keeps_rows(device, rows=256):
+    """A quarter of the labels count; the rows that do are kept for the backward: 1 MiB each of logits."""
+    labels = torch.arange(rows) % 4
+    states = torch.randn(rows, 64, device=device, requires_grad=True)
+    head = nn.Linear(64, MIB_OF_FLOATS, bias=False, device=device)
+
+    def step():
+        head(states[labels.to(device) == 0]).square().mean().backward()
+
+    return step
+
+
+def routed(device, tokens=64, experts=4, chosen=2):
+    """Each expert keeps 1 MiB for every token that the router sends to it; the peak is that of all of them."""
+    gate = nn.Linear(16, experts, device=device)
+    weight = torch.ones(1, MIB_OF_FLOATS, device=device, requires_grad=True)
+
+    def step():
+        scores, indices = gate(torch.randn(tokens, 16, device=device)).softmax(-1).topk(chosen)
+        kept = []
+        for expert in range(experts):
+            rows, places = torch.where(indices == expert)
+            kept.append((scores[rows, places, None] * weight).sum() if expert == 0 else scores[rows, places].sum())
+        torch.stack(kept).sum().backward()
+
+    return step
+
+
+def passes_a_threshold(device, rows=128):
+    """Keeps the rows of which the model says that they are good: 1 MiB each."""
+    model = nn.Linear(16, 1, device=device)
+
+    def step():
+        scores = model(torch.randn(rows, 16, device=device)).squeeze(1)
+        torch.empty(int((scores > 0.5).nonzero().shape[0]), MIB_OF_FLOATS, device=device)
+
+    return step
+
+
+def checks_its_numbers(device):
+    """Asserts that its loss is finite, stops where it is too small or too large, and divides by its norm: 64 MiB where it goes on."""
+    model = nn.Linear(16, 16, device=device)
+
+    def step():
+        loss = model(torch.randn(8, 16, device=device)).square().mean()
+        assert torch.isfinite(loss)
+        assert loss.item() > 0
+        if loss.item() < 1e-6 or loss.item() > 1e6:
+            return
+        loss.backward()
+        scale = 1.0 / nn.utils.clip_grad_norm_(model.parameters(), 1.0).item()
+        torch.empty(int(64 * min(scale, 1)), MIB_OF_FLOATS, device=device)
+
+    return step
+
+
+def keeps_a_share(device, rows=64):
+    """Rows that the model's numbers choose, and their backward; 1 MiB each."""
+    states = torch.randn(rows, MIB_OF_FLOATS, device=device, requires_grad=True)
+    model = nn.Linear(16, 1, device=device)
+
+    def step():
+        mask = model(torch.randn(rows, 16, device=device)).squeeze(1) > 0
+        states[mask].sum().backward()
+
+    return step

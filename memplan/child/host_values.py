@@ -140,7 +140,7 @@ class HostValues(TorchDispatchMode):
 
     def learn(self, tensor: Any, value: torch.Tensor, assumption: str | None = None, *, is_new: bool = False) -> None:
         """Keep that *tensor* has the content *value*; where it *is_new*, nothing else lies in its storage."""
-        if tuple(tensor.shape) != tuple(value.shape) or tensor.layout is not torch.strided:
+        if tuple(tensor.shape) != tuple(value.shape):
             return
         known = self.value(tensor)
         if known is None:
@@ -189,6 +189,8 @@ class HostValues(TorchDispatchMode):
         def run() -> Any:
             return func(*args, **kwargs)
 
+        if func.namespace == "c10d":
+            return self._collective(func, name, args, kwargs, run)
         if name in ("_to_copy", "copy_"):
             return self._copied(run, name, args)
         if name == "_local_scalar_dense":
@@ -257,6 +259,17 @@ class HostValues(TorchDispatchMode):
     def _assumption_of(self, tensors: Iterable[Any]) -> str | None:
         shadows = (self._shadow_of(tensor) for tensor in tensors)
         return next((shadow.assumption for shadow in shadows if shadow is not None and shadow.assumption is not None), None)
+
+    def _collective(self, func: Any, name: str, args: Any, kwargs: Any, run: Callable[[], Any]) -> Any:
+        """Follow what a process hands to itself: it is the only one."""
+        if name in ("allreduce_", "broadcast_", "reduce_", "allreduce_coalesced_", "barrier"):
+            return run()
+        values = [(tensor, self.value(tensor)) for tensor in _given_on(name, args) if tensor.is_cuda]
+        result = self._unknown(func, name, args, kwargs, run())
+        for target, (source, value) in zip(_filled_by(name, args), values, strict=False):
+            if value is not None and target.dtype == source.dtype:
+                self.learn(target, value.view(target.shape), self._assumption_of([source]))
+        return result
 
     def _copied(self, run: Callable[[], Any], name: str, args: Any) -> Any:
         source = args[1] if name == "copy_" else args[0]
@@ -369,11 +382,25 @@ class HostValues(TorchDispatchMode):
         self.learn(places, value, _SHARES[self._variant])
 
 
+def _given_on(name: str, args: Any) -> list[Any]:
+    """Return the tensors that a collective sends, each of which comes back to this process."""
+    if name not in ("allgather_", "_allgather_base_", "reduce_scatter_", "_reduce_scatter_base_"):
+        return []
+    return [tensor for tensor in tree_flatten(args[1])[0] if _is_plain(tensor)]
+
+
+def _filled_by(name: str, args: Any) -> list[Any]:
+    """Return the tensors that it fills, in the same order."""
+    return [tensor for tensor in tree_flatten(args[0])[0] if _is_plain(tensor)] if _given_on(name, args) else []
+
+
 def _awaited_by(name: str, host_args: Any, found: Any) -> tuple[list[Awaited], bool]:
     """Return what the kernel of operation *name* reads while it runs, and whether it reads that as often as it likes."""
     if name in _UNIQUE:
         dim = host_args[1] if name in ("unique_dim", "unique_dim_consecutive") else 0
         return [found[0].shape[dim]], True
+    if name.lstrip("_").startswith("to_sparse") and found.layout in (torch.sparse_coo, torch.sparse_csr):
+        return [found._nnz()], True
     if name == "repeat_interleave":
         return [True, found.numel()], False  # is none negative? and how many are there together?
     if name == "bincount":
@@ -400,7 +427,7 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer) if hasattr(torch.nn
 
 
 def _is_plain(value: Any) -> bool:
-    return type(value) in _PLAIN
+    return type(value) in _PLAIN and value.layout is torch.strided
 
 
 def _is_followed(source: Any) -> bool:

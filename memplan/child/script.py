@@ -24,6 +24,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from memplan.child.collectives import hand_objects_on
 from memplan.child.recorder import Recorder, failure_of, objects_of
 from memplan.child.uploads import hold_uploads_back
 
@@ -216,4 +217,5 @@ def begin() -> None:
         os._exit(3)
     _begun.append(Script(results, int(os.environ["MEMPLAN_STEPS"]), json.loads(os.environ["MEMPLAN_ANSWERS"])))
     hold_uploads_back()
+    hand_objects_on()
     _begun[0].begin()

@@ -53,6 +53,9 @@ class Command(NamedTuple):
     environment: Mapping[str, str] = {}
     """Variables that were written in front of it."""
 
+    is_guess: bool = False
+    """The Python is the one that a shell would start, which the program may choose otherwise."""
+
     @property
     def is_of_this_python(self) -> bool:
         """Say whether it runs with this interpreter, and with its packages."""
@@ -77,7 +80,7 @@ def command_from(words: Sequence[str]) -> Command:
         if len(rest) == 1:
             raise UsageError("-m names no module", hint="name it: `-m my.training`")
         return Command((sys.executable, *rest), sys.executable, environment)
-    if first.is_dir() or (first.is_file() and (first.suffix in (".py", ".pyz") or not os.access(first, os.X_OK))):
+    if (first / "__main__.py").is_file() or (first.is_file() and (first.suffix in (".py", ".pyz") or not os.access(first, os.X_OK))):
         if first.suffix == ".sh":
             raise UsageError(f"{first} is a shell script that is not executable", hint=f"start it as `bash {' '.join(rest)}`")
         return Command((sys.executable, *rest), sys.executable, environment)
@@ -85,7 +88,8 @@ def command_from(words: Sequence[str]) -> Command:
     program = shutil.which(rest[0], path=path) or _beside_python(rest[0])
     if program is None:
         raise UsageError(f"{rest[0]} does not exist", hint=_WHAT)
-    return Command((program, *rest[1:]), _python_of(program, rest[1:], path), environment)
+    python = _python_of(program, rest[1:], path)
+    return Command((program, *rest[1:]), python or _first_on(path), environment, is_guess=python is None)
 
 
 def _beside_python(name: str) -> str | None:
@@ -93,8 +97,8 @@ def _beside_python(name: str) -> str | None:
     return shutil.which(name, path=str(Path(sys.executable).parent)) if os.sep not in name else None
 
 
-def _python_of(program: str, arguments: Sequence[str], path: str) -> str:
-    """Return the Python that *program* is, is written for, or would find first."""
+def _python_of(program: str, arguments: Sequence[str], path: str) -> str | None:
+    """Return the Python that *program* is, is written for, or is told to start; None where nothing says which."""
     name = Path(program).name
     if _PYTHON.fullmatch(name):
         return program
@@ -105,7 +109,7 @@ def _python_of(program: str, arguments: Sequence[str], path: str) -> str:
         found = inner and shutil.which(inner, path=path)
         if found and inner is not None:
             return _python_of(found, list(arguments)[list(arguments).index(inner) + 1 :], path)
-    return _of_first_line(Path(program), path) or _first_on(path)
+    return _of_first_line(Path(program), path)
 
 
 def _up_to_command(arguments: Sequence[str], verbs: Sequence[str]) -> list[str]:

@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from memplan.errors import NothingSeenError, UsageError
+from memplan.errors import MissingError, NothingSeenError, UsageError
 from memplan.execution.command import Command, command_from
 from memplan.execution.device_log import read_device_log
 from memplan.execution.held_back import Writes
@@ -75,7 +75,7 @@ def rehearse_script(
     takes longer; MissingError when this machine cannot rehearse it.
     """
     command = command_from(words)
-    torch = find_torch(None if command.is_of_this_python else command.python)
+    torch = _torch_of(command)
     libraries = build(torch)
     with tempfile.TemporaryDirectory(prefix="memplan-rehearsal-") as name:
         whole = Path(name)
@@ -120,6 +120,18 @@ def rehearse_script(
             process=None if how.is_first else " ".join(record.command),
         )
         return how.writes.told_in(rehearsal)
+
+
+def _torch_of(command: Command) -> TorchBuild:
+    """Return the PyTorch that *command* will run; where it does not say its Python and that has none, this one's."""
+    if command.is_of_this_python:
+        return find_torch()
+    try:
+        return find_torch(command.python)
+    except MissingError:
+        if command.is_guess:
+            return find_torch()
+        raise
 
 
 class Ended(NamedTuple):

@@ -16,11 +16,12 @@ import pytest
 
 import memplan as memplan_package
 from memplan.api.rehearsals import rehearse
-from memplan.errors import NothingSeenError, UsageError
+from memplan.errors import MissingError, NothingSeenError, UsageError
 from memplan.execution.rehearsal import Rehearsal
 from memplan.execution.rehearse_script import rehearse_script
 from memplan.hardware.catalog import find_gpu
 from memplan.hardware.torch_install import TorchBuild
+from memplan.reports.rehearsal_view import view_rehearsal
 from tests.standin.conftest import torch_build
 
 __all__ = ["torch_build"]
@@ -51,6 +52,8 @@ for number in range(3):
 print("trained", flush=True)
 """
 """Three steps: 4 MiB of weights and as much of gradients, 8 MiB of Adam's moments."""
+
+SITE = [path for path in sys.path if path.endswith("site-packages")]
 
 Script = Callable[..., Rehearsal]
 
@@ -188,6 +191,111 @@ def test_nothing_seen_is_exit_code_3_with_a_reason(torch_build: TorchBuild, tmp_
         answer = json.loads(result.stdout)
         assert (answer["fits"], answer["exit_code"], answer["gpu_name"]) == (None, 0, "Tesla T4")
         assert "never used the GPU" in answer["error"]
+
+
+# programs that start Python in their own way
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        [sys.executable, "-I", "train.py"],
+        [sys.executable, "-S", "-E", "train.py"],
+        ["env", "-u", "PYTHONPATH", sys.executable, "train.py"],
+        ["bash", "-c", f"'{sys.executable}' -c pass; exec '{sys.executable}' train.py"],
+    ],
+    ids=["isolated", "without site", "without its path", "a shell"],
+)
+def test_the_recorder_is_there_however_python_is_started(script: Script, tmp_path: Path, words: list[str]) -> None:
+    """Where Python's own start leaves it out, the simulated GPU starts it."""
+    script_text = TRAINING.replace("import os, signal, sys", f"import os, signal, sys\nsys.path[:0] = {[str(tmp_path), *SITE]!r}")
+    (tmp_path / "train.py").write_text(script_text)
+
+    rehearsal = seen(rehearse_script(words, gpu=find_gpu("t4"), timeout_seconds=100))
+
+    assert len(rehearsal.steps) == 3
+    assert rehearsal.breakdown.optimizer_state_bytes == 8 * MIB
+
+
+DISTRIBUTED = """
+import os
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("nccl")
+torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1024, 1024, bias=False).cuda())
+update = torch.optim.AdamW(model.parameters())
+for _ in range(3):
+    model(torch.randn(8, 1024, device="cuda")).sum().backward()
+    update.step()
+    update.zero_grad()
+total = torch.tensor([3.0, 4.0], device="cuda")
+dist.all_reduce(total)
+parts = [torch.empty(2, device="cuda")]
+dist.all_gather(parts, total)
+assert parts[0].tolist() == [3.0, 4.0], parts
+objects = [None]
+dist.all_gather_object(objects, {"steps": 3})
+dist.broadcast_object_list(objects)
+assert objects == [{"steps": 3}], objects
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+def test_a_launcher_with_one_process_on_nccl(script: Script, tmp_path: Path) -> None:
+    """The process that trains is told of, by its command: 4 MiB of weights, as much of DDP's bucket, 8 of Adam's moments."""
+    (tmp_path / "train.py").write_text(DISTRIBUTED)
+
+    rehearsal = seen(rehearse_script(["torchrun", "--nproc-per-node", "1", "train.py"], gpu=find_gpu("t4"), timeout_seconds=200))
+
+    assert rehearsal.process is not None
+    assert rehearsal.process.endswith("train.py")
+    assert (len(rehearsal.steps), rehearsal.breakdown.optimizer_state_bytes) == (3, 8 * MIB)
+    assert rehearsal.peak_allocated_bytes >= 16 * MIB
+
+
+def test_several_processes_on_nccl_are_refused(script: Script, tmp_path: Path) -> None:
+    """By name; there is no figure."""
+    (tmp_path / "train.py").write_text(DISTRIBUTED)
+    words = ["RANK=0", "WORLD_SIZE=2", "LOCAL_RANK=0", "MASTER_ADDR=localhost", "MASTER_PORT=0", "train.py"]
+    text = DISTRIBUTED.replace(
+        'dist.init_process_group("nccl")', 'dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=2)'
+    )
+    (tmp_path / "train.py").write_text(text)
+
+    with pytest.raises(MissingError, match="does not serve NCCL with several processes"):
+        rehearse_script(words, gpu=find_gpu("t4"), timeout_seconds=100)
+
+
+WAITS = TRAINING.replace(
+    'print("trained", flush=True)',
+    """
+print("trained", flush=True)
+import time
+time.sleep(60)
+""",
+)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP], ids=lambda number: number.name)
+def test_a_signal_to_memplan_alone_ends_the_program_and_what_was_seen_is_told(
+    script: Script, tmp_path: Path, number: signal.Signals
+) -> None:
+    """As a batch system sends it; the exit code is that of the signal."""
+    (tmp_path / "train.py").write_text(WAITS)
+    command = [sys.executable, "-m", "memplan", "rehearse", "--gpu", "t4", "--", "train.py"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "trained\n"
+
+    process.send_signal(number)
+    told, _ = process.communicate(timeout=60)
+
+    assert told.startswith("Fits on Tesla T4: ")
+    assert "3 steps" in told
+    assert process.returncode == 128 + number
 
 
 # what is told of a script
@@ -452,6 +560,120 @@ def test_an_error_that_is_not_caught_ends_the_script(script: Script) -> None:
     assert not rehearsal.out_of_memory.is_caught
     assert len(rehearsal.steps) == 1
     assert rehearsal.breakdown.parameters_bytes == 4 * MIB
+
+
+SMALLER = """
+from common import make, torch
+from torch.utils.data import DataLoader, TensorDataset
+model = make()
+update = torch.optim.SGD(model.parameters(), lr=0.1)
+size = 2**16
+while True:
+    try:
+        for rows, in DataLoader(TensorDataset(torch.zeros(2**18, 1)), batch_size=size):
+            model(rows.cuda().expand(-1, 512)).mean().backward()
+            torch.empty(rows.shape[0], 2**18, device="cuda")
+            update.step()
+        break
+    except torch.OutOfMemoryError:
+        size //= 2
+"""
+
+
+def test_the_batch_with_which_a_program_goes_on_is_told(script: Script) -> None:
+    """As `auto_find_batch_size` does: 1 MiB a sample, of which a T4 has room for 8,192, and not for 16,384."""
+    rehearsal = seen(script(SMALLER, steps=2))
+
+    assert rehearsal.verdict == "does_not_fit"
+    assert rehearsal.out_of_memory is not None
+    assert (rehearsal.out_of_memory.batch_size, rehearsal.out_of_memory.batch_size_after) == (2**16, 2**13)
+    headline = view_rehearsal(rehearsal, find_gpu("t4")).headline
+    assert "caught; the program went on with batches of 8192 instead of 65536" in headline
+
+
+TIGHT = """
+from common import torch
+kept = [torch.empty(2**30, dtype=torch.uint8, device="cuda") for _ in range(12)]
+del kept[1::2]
+torch.empty(5 * 2**30, dtype=torch.uint8, device="cuda")
+"""
+
+
+def test_what_runs_only_by_giving_memory_back_is_tight(script: Script) -> None:
+    """Six pieces of 1 GiB are free, and 5 GiB in one are asked for: they are given back first."""
+    rehearsal = seen(script(TIGHT))
+
+    assert (rehearsal.verdict, rehearsal.fits, rehearsal.num_alloc_retries) == ("tight", False, 1)
+    assert view_rehearsal(rehearsal, find_gpu("t4")).headline == "Tight on Tesla T4: it ran only by giving cached memory back (1 retry)"
+
+
+CRASHES = """
+from common import batch, make, torch
+model = make()
+count = torch.zeros(3, dtype=torch.int64, device="cuda").mul(torch.ones(3, dtype=torch.int64, device="cuda"))
+model(batch()).mean().backward()
+{end}
+"""
+
+
+@pytest.mark.parametrize(
+    ("end", "message", "line"),
+    [
+        ("raise ValueError('no such\\nthing')", "ValueError: no such …", 6),
+        ("import sys\ntry:\n    [][1]\nexcept IndexError:\n    sys.exit(1)", "IndexError: list index out of range", 8),
+        ("import os; os._exit(1)", "it ended with exit code 1", None),
+    ],
+    ids=["an error", "an error that ends in sys.exit", "os._exit"],
+)
+def test_a_program_that_failed_has_no_verdict(script: Script, end: str, message: str, line: int | None) -> None:
+    """Its exit code is its own; what ran before is told."""
+    rehearsal = script(CRASHES.format(end=end))
+
+    assert (rehearsal.exit_code, rehearsal.verdict, rehearsal.fits) == (1, "unknown", None)
+    where = f" at {Path('train.py').resolve()}:{line}" if line else ""
+    assert view_rehearsal(rehearsal, find_gpu("t4")).headline == f"No verdict for Tesla T4: the program failed in step 1{where}: {message}"
+    assert rehearsal.peak_allocated_bytes >= 8 * MIB
+
+
+NOT_SERVED = """
+from common import batch, make, torch
+model = make()
+update = torch.optim.SGD(model.parameters(), lr=0.1)
+for number in range(3):
+    model(batch()).mean().backward()
+    try:
+        one = torch.eye(4, device="cuda").to_sparse_csr()
+        one @ one
+    except RuntimeError as error:
+        print(error)
+    update.step()
+"""
+
+
+def test_a_program_that_goes_on_without_a_call_keeps_its_report(script: Script) -> None:
+    """It may take more on a real GPU, which has the call."""
+    rehearsal = seen(script(NOT_SERVED))
+
+    assert (len(rehearsal.steps), rehearsal.verdict, rehearsal.fits) == (3, "unknown", None)
+    assert "does not serve cusparseSpGEMM" in view_rehearsal(rehearsal, find_gpu("t4")).headline
+
+
+LENGTHS = """
+from common import torch
+from torch.utils.data import DataLoader
+embed = torch.nn.Embedding(100, 512).cuda()
+update = torch.optim.SGD(embed.parameters(), lr=0.1)
+for ids in DataLoader([torch.zeros(length, dtype=torch.int64) for length in (10, 700, 30, 40)], batch_size=None):
+    embed(ids.cuda()).sum().backward()
+    update.step()
+"""
+
+
+def test_batches_of_several_shapes_are_told_of(script: Script) -> None:
+    """The largest of an epoch decides, and it may come later."""
+    (finding,) = [finding for finding in seen(script(LENGTHS)).findings if finding.kind == "batch_shapes"]
+
+    assert "10 to 700 among the 4" in finding.message
 
 
 # scripts with settings and processes of their own

@@ -89,9 +89,9 @@ def rehearse(
     Run training with the real PyTorch on a simulated GPU, and report its exact memory.
 
     FUNCTION is called with the device and the arguments that --set gives, and returns a function that runs one whole step (forward,
-    backward, optimizer); exit code 1: out of memory. A script after -- runs unchanged; its output passes through, and its exit code is
-    kept. What the program writes goes to a scratch folder that ends with the rehearsal. Needs Linux, a CUDA build of PyTorch (no GPU) and
-    a C compiler.
+    backward, optimizer); exit code 1: out of memory, or tight; 3: sizes were guessed. A program after -- (train.py, torchrun …, accelerate
+    launch …) runs unchanged; its output passes through, and its exit code is kept. What it writes is held back. Needs Linux, a CUDA build
+    of PyTorch (no GPU) and a C compiler.
     """
     program: list[str] = context.meta.get(_PROGRAM, [])
     if (target is None) == (not program):

@@ -1,12 +1,15 @@
-"""The batches that a program takes from its DataLoaders: their shapes, by step."""
+"""The batches that a program takes from its DataLoaders: their shapes, by step; and on request the largest of an epoch first."""
 
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
+from weakref import WeakSet
 
 import torch
+from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 MOST_BATCHES = 10_000
@@ -20,6 +23,10 @@ class Batches:
         self._step = step
         self.seen: list[tuple[int, tuple[tuple[int, ...], ...]]] = []
         """The step that each batch was taken in, and the shapes of its tensors."""
+        self.num_walked = 0
+        """Batches that were looked at to find the largest."""
+        self._is_walking = False
+        self._walked: WeakSet[Any] = WeakSet()
 
     def attach(self) -> None:
         """Note the batches of every DataLoader from here on."""
@@ -28,19 +35,76 @@ class Batches:
         @functools.wraps(take)
         def noted(iterator: Any) -> Any:
             batch = take(iterator)
-            if len(self.seen) < MOST_BATCHES:
-                shapes = tuple(tuple(tensor.shape) for tensor in tensors_in(batch))
-                if shapes:
-                    self.seen.append((self._step(), shapes))
+            if not self._is_walking:
+                self._note(batch)
             return batch
 
         setattr(_BaseDataLoaderIter, "__next__", noted)  # noqa: B010  (a method, as mypy sees it)
+
+    def _note(self, batch: Any) -> None:
+        shapes = tuple(tuple(tensor.shape) for tensor in tensors_in(batch))
+        if shapes and len(self.seen) < MOST_BATCHES:
+            self.seen.append((self._step(), shapes))
+
+    def lead_with_largest(self, most: int) -> None:
+        """
+        Have every DataLoader begin with its largest batches: it is walked through once before, *most* batches of it.
+
+        They are those with the most elements, all tensors together and each by itself: where the input is longest, and where the target is.
+        """
+        make = DataLoader.__iter__
+
+        @functools.wraps(make)
+        def led(loader: Any) -> Any:
+            if loader in self._walked:
+                return make(loader)
+            self._walked.add(loader)
+            return _Led(self._largest(make(loader), most), make(loader), self._note)
+
+        setattr(DataLoader, "__iter__", led)  # noqa: B010
+
+    def _largest(self, iterator: Any, most: int) -> list[Any]:
+        best: dict[int, tuple[int, Any]] = {}
+        self._is_walking = True
+        try:
+            for number, batch in enumerate(iterator, start=1):
+                sizes = [tensor.numel() for tensor in tensors_in(batch)]
+                for at, size in enumerate([sum(sizes), *sizes]):
+                    if size > best.get(at, (0, None))[0]:
+                        best[at] = (size, batch)
+                self.num_walked += 1
+                if number >= most:
+                    break
+        finally:
+            self._is_walking = False
+        largest = sorted({id(batch): (size, batch) for size, batch in best.values()}.values(), key=lambda found: -found[0])
+        print(f"memplan: of {self.num_walked} batches the largest come first", file=sys.stderr)
+        return [batch for _, batch in largest]
 
     @property
     def last_size(self) -> int | None:
         """Return how many samples the last batch has, by the first dimension of its first tensor that has one."""
         shapes = self.seen[-1][1] if self.seen else ()
         return next((shape[0] for shape in shapes if shape), None)
+
+
+class _Led:
+    """An iterator of a DataLoader, with some batches in front of it."""
+
+    def __init__(self, first: list[Any], rest: Any, note: Callable[[Any], None]) -> None:
+        self._first, self._rest, self._note = first, rest, note
+
+    def __iter__(self) -> _Led:
+        return self
+
+    def __next__(self) -> Any:
+        if not self._first:
+            return next(self._rest)
+        self._note(self._first[0])
+        return self._first.pop(0)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._rest, name)
 
 
 def tensors_in(batch: Any, depth: int = 4) -> Iterator[torch.Tensor]:

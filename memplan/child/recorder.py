@@ -91,6 +91,9 @@ class Recorder:
         self._watch_checkpointing()
         self._watch_resets()
         self.batches.attach()
+        most = int(os.environ.get("MEMPLAN_WORST_BATCH") or 0)
+        if most:
+            self.batches.lead_with_largest(most)
         register_optimizer_step_pre_hook(self._optimizer_begins)
         register_optimizer_step_post_hook(self._optimizer_ends)
         if torch.cuda._initialization_lock.locked():  # CUDA is being initialised, below this call perhaps: it will see to the queue
@@ -378,6 +381,7 @@ class Recorder:
             "tensor_types": self.types.seen if self.types and not was_stopped and not _is_compiled() else [],
             "reads": self.reads.seen(),
             "batches": self.batches.seen,
+            "num_walked_batches": self.batches.num_walked,
             "checkpointing_off": sorted(self.checkpointing_off),
             "without_gradient": sorted(self.without_gradient),
             "out_of_memory": self.out_of_memory,

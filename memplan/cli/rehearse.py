@@ -31,6 +31,9 @@ Examples:
 
 _PROGRAM = "memplan.program"
 
+MOST_WALKED = 10_000
+"""Batches that --worst-batch looks at, unless told otherwise."""
+
 
 class _WithProgram(click.Command):
     """Takes what follows `--`, or begins with `-m`, as another program's command line."""
@@ -69,6 +72,17 @@ class _WithProgram(click.Command):
     metavar="SECONDS",
     help="Seconds that the program may take. Default: 600 for each rehearsal; unlimited for a script.",
 )
+@click.option(
+    "--worst-batch",
+    is_flag=True,
+    help="Look through the DataLoaders of the program first, without training, and begin with the largest batches.",
+)
+@click.option(
+    "--batches",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="With --worst-batch: how many batches to look at. Default: an epoch, at most 10000.",
+)
 @click.option("--allow-writes", is_flag=True, help="Let the program change your files, and upload; by default all that is held back.")
 @format_option
 @click.pass_context
@@ -82,6 +96,8 @@ def rehearse(
     steps: int | None,
     reads: Sequence[str],
     timeout: float | None,
+    worst_batch: bool,
+    batches: int | None,
     allow_writes: bool,
     output_format: str,
 ) -> int:
@@ -106,10 +122,24 @@ def rehearse(
         )
     if program and assignments:
         raise UsageError("--set gives values to a function, not to a script", hint="write the script's own arguments after it")
+    if batches and not worst_batch:
+        raise UsageError("--batches says how many batches --worst-batch looks at", hint="give both")
+    if worst_batch and not program:
+        raise UsageError(
+            "--worst-batch looks through the DataLoaders of a program, not of a function", hint="run the program: `-- train.py`"
+        )
+    walked = (batches or MOST_WALKED) if worst_batch else 0
     gpu = _gpu_named(gpu_name, gpu_memory)
     if program:
         return _rehearse_script(
-            program, gpu, steps=steps, reads=reads, timeout=timeout, allow_writes=allow_writes, output_format=output_format
+            program,
+            gpu,
+            steps=steps,
+            reads=reads,
+            timeout=timeout,
+            most_walked_batches=walked,
+            allow_writes=allow_writes,
+            output_format=output_format,
         )
     assert target is not None
     return _rehearse_step(
@@ -178,6 +208,7 @@ def _rehearse_script(
     steps: int | None,
     reads: Sequence[str],
     timeout: float | None,
+    most_walked_batches: int,
     allow_writes: bool,
     output_format: str,
 ) -> int:
@@ -195,6 +226,7 @@ def _rehearse_script(
             timeout_seconds=timeout,
             output_to_stderr=output_format == "json",
             allow_writes=allow_writes,
+            most_walked_batches=most_walked_batches,
         )
     except NothingSeenError as error:
         if output_format == "json":

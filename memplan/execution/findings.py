@@ -32,7 +32,7 @@ def find(record: RunRecord, *, log: DeviceLog = NO_LOG, unrecorded_peak: str | N
         *_wide_tensors(record),
         *_growth(record.steps),
         *_never_stepped(record.never_stepped),
-        *_batch_shapes(record.batches),
+        *_batch_shapes(record.batches, record.num_walked_batches),
         *_workspaces(log),
         *_reads(record.reads),
     )
@@ -76,8 +76,10 @@ def _never_stepped(optimizers: Sequence[str]) -> Iterator[Finding]:
         )
 
 
-def _batch_shapes(batches: Sequence[Batch]) -> Iterator[Finding]:
+def _batch_shapes(batches: Sequence[Batch], num_walked: int) -> Iterator[Finding]:
     """Tell of batches that are not all alike: the largest of an epoch decides, and it may not have been among them."""
+    if num_walked:
+        return
     trained = [batch for batch in batches if batch.step]
     sizes = {batch.num_elements for batch in trained}
     if len({batch.shapes for batch in trained}) > 1 and len(sizes) > 1:
@@ -85,7 +87,7 @@ def _batch_shapes(batches: Sequence[Batch]) -> Iterator[Finding]:
         yield Finding(
             kind="batch_shapes",
             message=f"the shapes of the batches differ: {_shape(smallest)} to {_shape(largest)} among the {len(trained)} that were taken; "
-            "the largest batch of an epoch decides, and it may be a later one",
+            "the largest batch of an epoch decides, and it may be a later one: `worst_batch=True` begins with it",
         )
 
 

@@ -22,7 +22,7 @@ from memplan.hardware.gpu import GpuSpec
 from memplan.hardware.torch_install import find_torch
 from memplan.memory.cuda_context import CONTEXT_BYTES, assumed_range
 from memplan.standin.build import build
-from memplan.standin.launch import environment_for, gpu_description
+from memplan.standin.launch import environment_for, gpu_description, own_caches
 
 
 class Rehearser(Closing):
@@ -72,7 +72,9 @@ class Rehearser(Closing):
             log.unlink(missing_ok=True)
             card = gpu if values_file is None or values_file.variant is None or has_run_out else with_ample_memory(gpu)
             status = self._runner.run(
-                device=lambda: self._writes.held_in(environment_for(gpu, build(find_torch()), context_bytes=context_bytes)),
+                device=lambda: self._writes.held_in(
+                    environment_for(gpu, build(find_torch()), context_bytes=context_bytes) | own_caches(self._runner.folder)
+                ),
                 environment={
                     **(environment or {}),
                     "MEMPLAN_CARD": gpu_description(card, context_bytes),

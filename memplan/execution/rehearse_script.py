@@ -28,7 +28,7 @@ from memplan.hardware.torch_install import TorchBuild, find_torch
 from memplan.memory.cuda_context import CONTEXT_BYTES, assumed_range
 from memplan.standin.build import build
 from memplan.standin.compiled_libraries import path_for_variables
-from memplan.standin.launch import caches_in, command_for, environment_for
+from memplan.standin.launch import command_for, environment_for, own_caches
 
 HOOK = Path(__file__).parents[1] / "child" / "hook"
 _ROOT = str(Path(__file__).parents[2])
@@ -63,13 +63,15 @@ def rehearse_script(
     output_to_stderr: bool = False,
     context_bytes: int = CONTEXT_BYTES,
     allow_writes: bool = False,
+    most_walked_batches: int = 0,
 ) -> Rehearsal:
     """
     Run the program that *words* say on *gpu*; return what its memory did. Its exit code is minus the signal's number where one ended it.
 
     *words* begin with a script, ``-m`` or a program. The program's output goes where this process's does (*output_to_stderr*: all of it to
     standard error). *steps* ends it after that many steps. What it writes is held back, unless *allow_writes*. Of several processes, the
-    one that trains is reported.
+    one that trains is reported. *most_walked_batches*: look at so many batches of each DataLoader, and begin with the largest;
+    0: as they come.
 
     Raises NothingSeenError for a program that did not use the GPU, or ended before it could report; UsageError for one that is not there or
     takes longer; MissingError when this machine cannot rehearse it.
@@ -92,6 +94,7 @@ def rehearse_script(
             environment = {
                 **environment_for(card, libraries, context_bytes=context_bytes, inherited=inherited),
                 **_for_recorder(torch, folder, steps, answers, inherited),
+                "MEMPLAN_WORST_BATCH": str(most_walked_batches),
                 **{f"MEMPLAN_{key.upper()}": value for key, value in file.request().items()},
             }
             environment = writes.held_in(environment)
@@ -157,7 +160,7 @@ def _for_recorder(
 ) -> dict[str, str]:
     """Return the variables that child/script.py and the device read, and those by which Python finds the hook."""
     return {
-        **caches_in(folder),
+        **own_caches(folder),
         "MEMPLAN_LOG": str(folder / "log"),
         "MEMPLAN_WORKSPACES": "1",
         "MEMPLAN_RESULTS": str(folder),

@@ -48,6 +48,16 @@ def caches_in(folder: Path, *, inherited: Mapping[str, str] = os.environ) -> dic
     return {} if has_home or is_chosen else {"TRITON_CACHE_DIR": str(folder / "triton")}
 
 
+def own_caches(folder: Path) -> dict[str, str]:
+    """
+    Return the variables that have what is compiled kept in *folder*, so that each rehearsal compiles its own.
+
+    With what an earlier run has left in Triton's and Inductor's caches a compiled program takes another peak than on its first start, and a
+    kernel that was compiled for the simulated GPU is not for a real one to find.
+    """
+    return {"TRITON_CACHE_DIR": str(folder / "triton"), "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor")}
+
+
 def gpu_description(gpu: GpuSpec, context_bytes: int) -> str:
     """Return *gpu* as the device reads it; a GPU of which only the size is known is taken for an A100."""
     major, minor = gpu.compute_capability or (8, 0)

@@ -676,6 +676,30 @@ def test_batches_of_several_shapes_are_told_of(script: Script) -> None:
     assert "10 to 700 among the 4" in finding.message
 
 
+WORST = """
+from common import torch
+from torch.utils.data import DataLoader
+embed = torch.nn.Embedding(100, 512).cuda()
+update = torch.optim.SGD(embed.parameters(), lr=0.1)
+samples = [(torch.zeros(length, dtype=torch.int64), torch.zeros(label)) for length, label in ((10, 1), (20, 9), (7000, 1), (40, 1))]
+for ids, labels in DataLoader(samples, batch_size=None, num_workers=2):
+    print(len(ids), len(labels), flush=True)
+    embed(ids.cuda()).sum().backward()
+    update.step()
+"""
+
+
+def test_the_largest_batches_of_an_epoch_come_first_on_request(script: Script, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """That with the most elements, and those with the longest of each input; then the program's own, in their order."""
+    (tmp_path / "train.py").write_text(WORST)
+
+    rehearsal = seen(rehearse_script(["train.py"], gpu=find_gpu("t4"), steps=4, most_walked_batches=100, timeout_seconds=100))
+
+    assert capfd.readouterr().out.splitlines() == ["7000 1", "20 9", "10 1", "20 9"]
+    assert rehearsal.peak_allocated_bytes >= 7000 * 512 * 4
+    assert "batch_shapes" not in [finding.kind for finding in rehearsal.findings]
+
+
 # scripts with settings and processes of their own
 
 

@@ -90,6 +90,7 @@ class Reads:
         """In a values pass: takes place, size, content (None: not known) and assumption of each read."""
         self.is_counting = True
         """Off, what is read is answered and not told of."""
+        self._is_known = False
         self._seen: dict[tuple[str, str], dict[str, Any]] = {}
         self._callback = _READER(self._read)
 
@@ -110,7 +111,19 @@ class Reads:
         """Return the reads by place, the most frequent first."""
         return sorted(self._seen.values(), key=lambda read: -read["count"])
 
+    def copied_back(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """Return what was copied to *tensor* just now; None where the device does not know it any more."""
+        self._is_known = True
+        try:
+            content = tensor.cpu()
+            return content if self._is_known else None
+        finally:
+            self._is_known = False
+
     def _read(self, to: int, size: int) -> None:
+        if self._is_known:  # the device would not ask for what it knows
+            self._is_known = False
+            return
         if size > DECIDES and self.recorded is None and self.on_answer is None:
             return
         frames = frames_from(sys._getframe())

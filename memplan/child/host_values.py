@@ -182,7 +182,7 @@ class HostValues(TorchDispatchMode):
         if not devices and not is_made and func.overloadpacket.__name__ not in ("copy_", "_to_copy"):
             return func(*args, **kwargs)
         if func.is_view:
-            return func(*args, **kwargs)
+            return self._lifted(func(*args, **kwargs)) if func.overloadpacket.__name__ == "lift_fresh" else func(*args, **kwargs)
         return self._follow(func, func.overloadpacket.__name__, args, kwargs, devices)
 
     def _follow(self, func: Any, name: str, args: Any, kwargs: Any, devices: list[Any]) -> Any:
@@ -250,6 +250,10 @@ class HostValues(TorchDispatchMode):
         """Keep what was returned; an argument that was changed in place is returned too, and its shadow has been changed already."""
         if self.value(tensor) is None or all(tensor is not one for one in given):
             self.learn(tensor, value, assumption, is_new=True)
+            return
+        shadow = self._shadow_of(tensor)
+        if shadow is not None:
+            shadow.assumption = assumption or shadow.assumption  # as one_hot writes what was assumed into zeros
 
     def _on_host(self, value: Any) -> Any:
         return self.value(value) if _is_plain(value) and value.is_cuda else value
@@ -272,6 +276,14 @@ class HostValues(TorchDispatchMode):
         elif source.is_cuda:
             result.copy_(value)  # whatever its strides
         return result
+
+    def _lifted(self, made: Any) -> Any:
+        """Keep what `torch.tensor(numbers, device="cuda")`, or a list as an index, has copied to the device without an operation."""
+        if self._shadow_of(made) is None:
+            content = self._reads.copied_back(made)
+            if content is not None:
+                self.learn(made, content)
+        return made
 
     def _scalar(self, run: Callable[[], Any], tensor: Any) -> Any:
         value = self.value(tensor)
@@ -300,8 +312,8 @@ class HostValues(TorchDispatchMode):
                 found = func(*host_args, **host_kwargs)
             except (RuntimeError, NotImplementedError, IndexError):
                 return self._unknown(func, name, args, kwargs, result)
-            if _is_plain(result) and result.is_cuda and not name.endswith("_"):
-                self.learn(result, found, self._assumption_of(flat), is_new=True)
+            if _is_plain(result) and result.is_cuda:
+                self._learn_unless_given(result, found, self._assumption_of(flat), flat)
             return result
         return self._unknown(func, name, args, kwargs, result)
 

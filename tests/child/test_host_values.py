@@ -68,9 +68,10 @@ def test_nothing_follows_the_memory_pass(run: Run) -> None:
     assert asked.assumed_range is None
 
 
-def test_experts_get_equal_shares_or_one_gets_all(run: Run) -> None:
+@pytest.mark.parametrize("is_one_hot", [0, 1])
+def test_experts_get_equal_shares_or_one_gets_all(run: Run, is_one_hot: int) -> None:
     """Of 64 tokens with two experts each the first of four gets 32, or all 64: both are run, and the larger is told."""
-    seen = run("routed")
+    seen = run("routed", is_one_hot=is_one_hot)
 
     assert seen.verdict == "fits"
     assert seen.assumed_range is not None

@@ -88,6 +88,9 @@ READS = {
     "cat and stack": lambda device: torch.cat([host(3).to(device), torch.stack([host(3).to(device)[0]] * 2)]).sum().item(),
     "an expression of several lines": _in_an_expression,
     "segments": lambda device: torch.bucketize(host(9).to(device), torch.tensor([10, 50]).to(device)).sum().item(),
+    "a list of numbers": lambda device: torch.tensor([3, 1, 2], device=device).cumsum(0).max().item(),
+    "a list as an index": lambda device: host(50).to(device)[[7, 3, 7]].sum().item(),
+    "a new tensor of a list": lambda device: host(50).to(device).new_tensor([[7], [3]]).repeat(1, 3).sum().item(),
     "padding a sequence": lambda device: nn.utils.rnn.pad_sequence([host(n).to(device) for n in (3, 5)]).ne(0).sum().item(),
 }
 """Each asks for a number that the host's integers decide."""
@@ -176,7 +179,7 @@ def keeps_rows(device, rows=256):
     return step
 
 
-def routed(device, tokens=64, experts=4, chosen=2):
+def routed(device, tokens=64, experts=4, chosen=2, is_one_hot=0):
     """Each expert keeps 1 MiB for every token that the router sends to it; the peak is that of all of them."""
     gate = nn.Linear(16, experts, device=device)
     weight = torch.ones(1, MIB_OF_FLOATS, device=device, requires_grad=True)
@@ -185,7 +188,7 @@ def routed(device, tokens=64, experts=4, chosen=2):
         scores, indices = gate(torch.randn(tokens, 16, device=device)).softmax(-1).topk(chosen)
         kept = []
         for expert in range(experts):
-            rows, places = torch.where(indices == expert)
+            rows, places = torch.where(functional.one_hot(indices, experts)[..., expert] if is_one_hot else indices == expert)
             kept.append((scores[rows, places, None] * weight).sum() if expert == 0 else scores[rows, places].sum())
         torch.stack(kept).sum().backward()
 

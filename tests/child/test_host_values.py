@@ -89,6 +89,14 @@ def test_where_a_model_decides_everything_passes_or_nothing(run: Run) -> None:
     assert seen.assumed_range.expected_bytes - seen.assumed_range.low_bytes >= 126 * MIB
 
 
+def test_what_a_model_decides_and_no_size_hangs_on_is_no_finding(run: Run) -> None:
+    """How many answers are right is printed: both ends of that assumption take the same."""
+    seen = run("counts_what_is_right")
+
+    assert {read.basis for read in seen.reads} == {"data", "assumed"}
+    assert (seen.verdict, seen.assumed_range, seen.findings) == ("fits", None, ())
+
+
 def test_a_program_that_checks_its_numbers_goes_on(run: Run) -> None:
     """As it would in an ordinary training."""
     seen = run("checks_its_numbers")

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from memplan.execution.device_log import NO_LOG, DeviceLog
-from memplan.execution.rehearsal import DeviceRead, Finding, StepPeaks
+from memplan.execution.rehearsal import DeviceRead, Finding
 from memplan.execution.run_record import Batch, RunRecord
 from memplan.traces.trace import ALLOC, Note, allocation_of, allocations_by_address
 from memplan.units import format_bytes
@@ -39,7 +39,7 @@ def find(
         *_checkpointing(record.checkpointing_off),
         *_without_gradient(record.without_gradient),
         *_wide_tensors(record),
-        *_growth(record.steps),
+        *_growth(record),
         *_never_stepped(record.never_stepped),
         *_batch_shapes(record.batches),
         *_workspaces(log),
@@ -140,7 +140,8 @@ def _wide_tensors(record: RunRecord) -> Iterator[Finding]:
             )
 
 
-def _growth(steps: Sequence[StepPeaks]) -> Iterator[Finding]:
+def _growth(record: RunRecord) -> Iterator[Finding]:
+    steps = record.steps
     if len(steps) < 3:
         return
     peaks = [step.peak_allocated_bytes for step in steps]
@@ -149,8 +150,7 @@ def _growth(steps: Sequence[StepPeaks]) -> Iterator[Finding]:
         yield Finding(
             kind="growth",
             message=f"memory still grows: the peak rose by {format_bytes(peaks[-1] - peaks[-2])} in step {len(steps)}, and by "
-            f"{format_bytes(peaks[-1] - peaks[1])} since step 2; something is kept from step to step (a list of losses that were not "
-            "detached?), or the allocator has not settled",
+            f"{format_bytes(peaks[-1] - peaks[1])} since step 2; {_reason_to_grow(record)}",
         )
     elif len(steps) > 3 and peaks[2] > peaks[1]:
         settled = peaks.index(peaks[-1]) + 1
@@ -159,6 +159,13 @@ def _growth(steps: Sequence[StepPeaks]) -> Iterator[Finding]:
             message=f"the peak rose from step 2 to step {settled} by {format_bytes(peaks[-1] - peaks[1])} and then held for "
             f"{len(steps) - settled} steps: {len(steps)} steps were run instead of three",
         )
+
+
+def _reason_to_grow(record: RunRecord) -> str:
+    places = [read.place for read in record.reads if read.basis == "data"]
+    if len(places) > len(set(places)):
+        return "the data decide sizes that differ from step to step, or something is kept from step to step"
+    return "something is kept from step to step (a list of losses that were not detached?), or the allocator has not settled"
 
 
 def _workspaces(log: DeviceLog) -> Iterator[Finding]:

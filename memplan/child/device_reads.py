@@ -134,6 +134,8 @@ class Reads:
         answer = self.users(frames, size) or known
         if answer is None and size > DECIDES:
             return
+        if answer is not None and answer.basis == "assumed" and _is_yes_or_no(size):
+            answer = _rule(text, frames) or answer  # a check that passes is no choice of the model
         answer = answer or _default(text, frames, size)
         ctypes.memmove(to, answer.content, size)
         if not self.is_counting:
@@ -232,7 +234,7 @@ def _default(text: str, frames: list[FrameType], size: int) -> Answer:
     dtype = getattr(_reading, "dtype", None)
     if any(frame.f_code.co_filename == _SHOWS_TENSORS for frame in frames):
         return Answer(bytes(size), "0", "ordinary", "a tensor is printed")
-    if size == 1 and dtype in (None, torch.bool, torch.uint8):
+    if _is_yes_or_no(size):
         return _yes_or_no(text, frames)
     if dtype is not None and (dtype.is_floating_point or dtype.is_complex):
         is_scale = any(frame.f_code.co_filename == _SCALES for frame in frames) or re.search(r"found_inf|overflow", text)
@@ -244,16 +246,29 @@ def _default(text: str, frames: list[FrameType], size: int) -> Answer:
     return Answer(bytes(size), "0", "zero", "nothing is computed, so it reads zero")
 
 
+def _is_yes_or_no(size: int) -> bool:
+    return size == 1 and getattr(_reading, "dtype", None) in (None, torch.bool, torch.uint8)
+
+
 def _yes_or_no(text: str, frames: list[FrameType]) -> Answer:
+    """Return what a yes or no is in ordinary training."""
+    rule = _rule(text, frames)
+    if rule is not None:
+        return rule
+    if _MASK.search(text):
+        return Answer(b"\0", "false", "padding", "a mask with padding, with which attention takes more memory than without a mask")
+    return Answer(b"\0", "false", "zero", "nothing is computed, so it reads zero")
+
+
+def _rule(text: str, frames: list[FrameType]) -> Answer | None:
+    """Return the answer to a check that an ordinary training passes; None where it is no check."""
     called = itertools.takewhile(is_own, (frame.f_code.co_filename for frame in frames))  # by the program, and below it
     if any(file.startswith(_DISTRIBUTIONS) for file in called):
         return Answer(b"\1", "true", "rule", "a distribution's check of its arguments passes")
     for pattern, value, reason in _RULES:
         if re.search(pattern, text):
             return Answer(bytes([value]), str(value).lower(), "rule", reason)
-    if _MASK.search(text):
-        return Answer(b"\0", "false", "padding", "a mask with padding, with which attention takes more memory than without a mask")
-    return Answer(b"\0", "false", "zero", "nothing is computed, so it reads zero")
+    return None
 
 
 def _content(answer: str, size: int) -> bytes:

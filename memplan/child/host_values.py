@@ -68,6 +68,13 @@ _RANDOM = {
     "random_", "exponential_", "multinomial", "normal", "log_normal_", "geometric_",
 }  # fmt: skip
 _EMPTY = {"empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "resize_"}
+_ALIKE: Mapping[str, int | None] = {
+    "zeros_like": 0, "new_zeros": 0, "zero_": 0, "ones_like": 1, "new_ones": 1, "full_like": None, "new_full": None, "fill_": None,
+}  # fmt: skip
+"""Operations whose result is one number everywhere, whatever their argument holds; None: that number is their last argument."""
+
+_OF_LENGTHS = {"_ctc_loss", "_use_cudnn_ctc_loss", "_cudnn_ctc_loss"}
+"""Operations on what a model computes that copy the lengths of the samples to the host."""
 
 
 Awaited = bool | int | bytes
@@ -128,7 +135,7 @@ class HostValues(TorchDispatchMode):
     # shadows
 
     def _shadow_of(self, tensor: Any) -> _Shadow | None:
-        return self._shadows.get(tensor.untyped_storage()._cdata)
+        return self._shadows.get(tensor.untyped_storage()._cdata) if tensor.layout is torch.strided else None
 
     def value(self, tensor: Any) -> torch.Tensor | None:
         """Return the values of *tensor*, a view of what is kept; None where they are not known."""
@@ -157,12 +164,15 @@ class HostValues(TorchDispatchMode):
 
     def fill(self, tensor: Any, byte: int, assumption: str | None = None) -> None:
         """Keep that every byte of *tensor*, which has a storage of its own, is *byte*."""
+        if tensor.layout is not torch.strided:
+            return
         storage = tensor.untyped_storage()
         self._shadows[storage._cdata] = _Shadow(storage, byte, assumption)
 
     def forget(self, tensor: Any) -> None:
         """Keep that nobody knows what *tensor* holds now."""
-        self._shadows.pop(tensor.untyped_storage()._cdata, None)
+        if tensor.layout is torch.strided:
+            self._shadows.pop(tensor.untyped_storage()._cdata, None)
 
     def _sweep(self) -> None:
         self._num_operations += 1
@@ -195,6 +205,14 @@ class HostValues(TorchDispatchMode):
             return self._scalar(run, args[0])
         if name in _MASKED:
             return self._masked(func, name, args, kwargs)
+        if name in ("_coalesce", "clone") and args[0].layout is torch.sparse_coo:
+            return self._sparse(run, name, args[0])
+        if name in _OF_LENGTHS:
+            known = [self.value(tensor) for tensor in devices if not tensor.is_floating_point()]
+            lengths = [_bytes_of(value) for value in known if value is not None]
+            return self._unknown(func, name, args, kwargs, self._run(run, lengths, self._assumption_of(devices)))
+        if name in _ALIKE and func._overloadname != "Tensor":
+            return self._alike(run, name, args)
         if name in _EMPTY:
             made = run()
             if _is_plain(made) and made.is_cuda and name != "resize_" and not made.is_floating_point() and not made.is_complex():
@@ -284,6 +302,32 @@ class HostValues(TorchDispatchMode):
             if content is not None:
                 self.learn(made, content)
         return made
+
+    def _alike(self, run: Callable[[], Any], name: str, args: Any) -> Any:
+        """Keep what a tensor holds that was made like another, or is overwritten: what that one holds does not count."""
+        made = run()
+        value: Any = args[-1] if _ALIKE[name] is None else _ALIKE[name]
+        if not _is_plain(made) or not made.is_cuda or made.layout is not torch.strided:
+            return made
+        is_all_of_it = made.numel() * made.element_size() == made.untyped_storage().nbytes()
+        if is_all_of_it and value == 0:
+            self.fill(made, 0)
+        elif made.numel() <= MOST_COMPUTED or not made.is_floating_point():
+            self.learn(made, torch.full((), value, dtype=made.dtype).expand(made.shape), is_new=is_all_of_it)
+        else:
+            self.forget(made)
+        return made
+
+    def _sparse(self, run: Callable[[], Any], name: str, sparse: Any) -> Any:
+        """Answer how many different places a sparse tensor has: the gradient of an embedding has those that the batch asked for."""
+        places = self.value(sparse._indices())
+        if places is None:
+            return run()
+        found = places.unique(dim=1) if places.numel() and name == "_coalesce" else places
+        assumption = self._assumption_of([sparse._indices()])
+        result = self._run(run, [found.shape[1]], assumption)
+        self.learn(result._indices(), found, assumption, is_new=True)
+        return result
 
     def _scalar(self, run: Callable[[], Any], tensor: Any) -> Any:
         value = self.value(tensor)

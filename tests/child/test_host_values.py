@@ -23,9 +23,9 @@ Run = Callable[..., Rehearsal]
 def run(rehearser_of: RehearserOf) -> Run:
     """Rehearse a program by its name, two steps, with answers by a part of the line."""
 
-    def rehearse(program: str, answers: dict[str, str] | None = None, **values: int) -> Rehearsal:
+    def rehearse(program: str, answers: dict[str, str] | None = None, *, steps: int = 2, **values: int) -> Rehearsal:
         given = {f"values_steps.py:{line_of(text)}": (answer, None) for text, answer in (answers or {}).items()}
-        return rehearser_of(f"{STEPS}:build").rehearse(gpu="a100-80", values={"program": program, **values}, answers=given, steps=2)
+        return rehearser_of(f"{STEPS}:build").rehearse(gpu="a100-80", values={"program": program, **values}, answers=given, steps=steps)
 
     return rehearse
 
@@ -97,12 +97,29 @@ def test_what_a_model_decides_and_no_size_hangs_on_is_no_finding(run: Run) -> No
     assert (seen.verdict, seen.assumed_range, seen.findings) == ("fits", None, ())
 
 
+def test_data_that_differ_are_a_reason_to_grow(run: Run) -> None:
+    """1 MiB more in every step."""
+    (finding,) = run("keeps_more_and_more", steps=3).findings
+
+    assert finding.message.endswith(
+        "2.0 MiB since step 2; the data decide sizes that differ from step to step, or something is kept from step to step"
+    )
+
+
 def test_a_program_that_checks_its_numbers_goes_on(run: Run) -> None:
     """As it would in an ordinary training."""
     seen = run("checks_its_numbers")
 
     assert seen.verdict == "fits"
     assert 64 * MIB <= seen.peak_allocated_bytes <= 65 * MIB + 2 * WORKSPACE
+
+
+def test_a_check_passes_whatever_is_assumed_of_the_numbers(run: Run) -> None:
+    """Otherwise the end at which nothing passes would fail in it."""
+    seen = run("samples")
+
+    assert {read.basis for read in seen.reads} == {"data", "rule"}
+    assert (seen.verdict, seen.findings) == ("fits", ())
 
 
 @pytest.mark.parametrize("share", ["1/4", "16"])

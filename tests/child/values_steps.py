@@ -47,6 +47,27 @@ def _in_an_expression(device):
     )  # fmt: skip
 
 
+def _scores(device):
+    return nn.Linear(4, 9, device=device)(torch.ones(4, device=device)).detach()
+
+
+def _marked(tensor):
+    tensor[[2, 5]] = 1
+    return (tensor != 0).nonzero().numel()
+
+
+def _rows_of_a_gradient(device):
+    table = nn.Embedding(100, 4, sparse=True, device=device)
+    table(host(40).to(device)).sum().backward()
+    return table.weight.grad.coalesce()._nnz()
+
+
+def _lengths_of_a_loss(device):
+    texts, lengths, sizes = (host(*shape, low=1, high=8).to(device) for shape in ((4, 8), (4,), (4,)))
+    logs = nn.Linear(4, 20, device=device)(torch.ones(9, 4, 4, device=device)).log_softmax(-1)
+    return functional.ctc_loss(logs, texts, lengths + 1, sizes.clamp(max=2), zero_infinity=True).numel()
+
+
 READS = {
     "elements of a mask": lambda device: padded(device).nonzero().shape[0],
     "rows of a mask": lambda device: torch.zeros(4, 8, 3, device=device)[padded(device)].shape[0],
@@ -91,6 +112,13 @@ READS = {
     "a list of numbers": lambda device: torch.tensor([3, 1, 2], device=device).cumsum(0).max().item(),
     "a list as an index": lambda device: host(50).to(device)[[7, 3, 7]].sum().item(),
     "a new tensor of a list": lambda device: host(50).to(device).new_tensor([[7], [3]]).repeat(1, 3).sum().item(),
+    "zeros like scores": lambda device: _marked(torch.zeros_like(_scores(device), dtype=torch.bool)),
+    "new zeros of scores": lambda device: _marked(_scores(device).new_zeros(9, dtype=torch.int64)),
+    "like scores, and all the same": lambda device: torch.full_like(_scores(device), 3, dtype=torch.int64).sum().item(),
+    "filled": lambda device: _marked(torch.empty(9, device=device).fill_(0)),
+    "filled with what the device has": lambda device: int(_marked(torch.zeros(9, device=device).fill_(host(1).to(device)[0]))),
+    "rows of a sparse gradient": _rows_of_a_gradient,
+    "letters of a CTC loss": _lengths_of_a_loss,
     "padding a sequence": lambda device: nn.utils.rnn.pad_sequence([host(n).to(device) for n in (3, 5)]).ne(0).sum().item(),
 }
 """Each asks for a number that the host's integers decide."""
@@ -206,6 +234,20 @@ def passes_a_threshold(device, rows=128):
     return step
 
 
+def samples(device):
+    """A policy whose distribution checks its arguments, and asserts that they are small: 64 MiB where it goes on."""
+    model = nn.Linear(16, 4, device=device)
+
+    def step():
+        logits = model(torch.randn(8, 16, device=device))
+        assert (logits < 1e6).all()
+        torch.distributions.Categorical(logits=logits).sample()
+        torch.empty(64, MIB_OF_FLOATS, device=device)
+        host(8).to(device).nonzero()
+
+    return step
+
+
 def checks_its_numbers(device):
     """Asserts that its loss is finite, stops where it is too small or too large, and divides by its norm: 64 MiB where it goes on."""
     model = nn.Linear(16, 16, device=device)
@@ -231,6 +273,17 @@ def keeps_a_share(device, rows=64):
     def step():
         mask = model(torch.randn(rows, 16, device=device)).squeeze(1) > 0
         states[mask].sum().backward()
+
+    return step
+
+
+def keeps_more_and_more(device):
+    """Of labels that say 1 there are more in every step, and 1 MiB is kept for each until the next step."""
+    kept, numbers = [], iter(range(1, 100))
+
+    def step():
+        count = (torch.arange(64) < next(numbers)).to(device).sum()
+        kept[:] = [torch.empty(int(count), MIB_OF_FLOATS, device=device)]
 
     return step
 

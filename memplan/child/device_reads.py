@@ -32,6 +32,7 @@ DECIDES = 65_536
 """Copies above this many bytes are data that goes to the host, not values that decide something, as long as nobody knows them."""
 
 _TORCH = str(Path(torch.__file__).parent)
+_LBFGS = str(Path(_TORCH) / "optim" / "lbfgs.py")
 _DISTRIBUTIONS = str(Path(_TORCH) / "distributions")
 _SHOWS_TENSORS = str(Path(_TORCH) / "_tensor_str.py")
 _SCALES = str(Path(_TORCH) / "amp" / "grad_scaler.py")
@@ -242,8 +243,20 @@ def _default(text: str, frames: list[FrameType], size: int) -> Answer:
         if is_scale or format_ is None or size % struct.calcsize(format_):
             return Answer(bytes(size), "0", "ordinary", "no overflow was found" if is_scale else "a number that nothing computed")
         one = struct.pack(format_, 1.0)
+        if size == len(one) and any(frame.f_code.co_filename == _LBFGS for frame in frames):
+            return _falling(format_)
         return Answer(one * (size // len(one)), "1.0", "ordinary", "an ordinary number: nothing is computed")
+    if size in (4, 8) and any(frame.f_code.co_filename == _LBFGS for frame in frames):
+        return _falling("=f" if size == 4 else "=d")
     return Answer(bytes(size), "0", "zero", "nothing is computed, so it reads zero")
+
+
+def _falling(format_: str) -> Answer:
+    return Answer(struct.pack(format_, 1 / next(_losses)), "less each time", "rule", "the loss falls, so that L-BFGS goes on")
+
+
+_losses = itertools.count(1)
+"""How often L-BFGS asked for a number; one that stays would end its iterations."""
 
 
 def _is_yes_or_no(size: int) -> bool:
@@ -263,6 +276,10 @@ def _yes_or_no(text: str, frames: list[FrameType]) -> Answer:
 def _rule(text: str, frames: list[FrameType]) -> Answer | None:
     """Return the answer to a check that an ordinary training passes; None where it is no check."""
     called = itertools.takewhile(is_own, (frame.f_code.co_filename for frame in frames))  # by the program, and below it
+    of_lbfgs = next((_line(frame) for frame in frames if frame.f_code.co_filename == _LBFGS), None)
+    if of_lbfgs is not None:
+        goes_on = "ys >" in of_lbfgs or "abs(gtd_new) <=" in of_lbfgs
+        return Answer(bytes([goes_on]), str(goes_on).lower(), "rule", "the first step of a line search is taken, and L-BFGS goes on")
     if any(file.startswith(_DISTRIBUTIONS) for file in called):
         return Answer(b"\1", "true", "rule", "a distribution's check of its arguments passes")
     for pattern, value, reason in _RULES:

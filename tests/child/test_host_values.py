@@ -122,6 +122,14 @@ def test_a_check_passes_whatever_is_assumed_of_the_numbers(run: Run) -> None:
     assert (seen.verdict, seen.findings) == ("fits", ())
 
 
+def test_the_history_of_lbfgs_is_counted(run: Run) -> None:
+    """4 directions and 4 steps; of what is replaced within a step, what was there at its end is known by name."""
+    seen = run("keeps_a_history")
+
+    assert seen.verdict == "fits"
+    assert seen.breakdown.optimizer_state_bytes in range(8 * MIB, 11 * MIB)
+
+
 @pytest.mark.parametrize("share", ["1/4", "16"])
 def test_an_answer_for_a_mask_holds_in_the_backward_too(run: Run, share: str) -> None:
     """16 of 64 rows are chosen; autograd asks for the same mask again, from a thread without a frame of Python."""

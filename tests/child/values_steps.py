@@ -248,6 +248,20 @@ def samples(device):
     return step
 
 
+def keeps_a_history(device):
+    """L-BFGS on 1 MiB: eight iterations, and of the last four the steps and the differences of the gradients."""
+    weight = nn.Parameter(torch.zeros(MIB_OF_FLOATS, device=device))
+    optimizer = torch.optim.LBFGS([weight], max_iter=8, history_size=4)
+
+    def closure():
+        optimizer.zero_grad()
+        loss = (weight - 1).square().sum()
+        loss.backward()
+        return loss
+
+    return lambda: optimizer.step(closure)
+
+
 def checks_its_numbers(device):
     """Asserts that its loss is finite, stops where it is too small or too large, and divides by its norm: 64 MiB where it goes on."""
     model = nn.Linear(16, 16, device=device)

@@ -32,6 +32,7 @@ DECIDES = 65_536
 """Copies above this many bytes are data that goes to the host, not values that decide something, as long as nobody knows them."""
 
 _TORCH = str(Path(torch.__file__).parent)
+_LBFGS = str(Path(_TORCH) / "optim" / "lbfgs.py")
 _DISTRIBUTIONS = str(Path(_TORCH) / "distributions")
 _SHOWS_TENSORS = str(Path(_TORCH) / "_tensor_str.py")
 _SCALES = str(Path(_TORCH) / "amp" / "grad_scaler.py")
@@ -93,6 +94,7 @@ class Reads:
         """In a values pass: takes place, size, content (None: not known) and assumption of each read."""
         self.is_counting = True
         """Off, what is read is answered and not told of."""
+        self._is_known = False
         self._seen: dict[tuple[str, str], dict[str, Any]] = {}
         self._callback = _READER(self._read)
 
@@ -113,7 +115,19 @@ class Reads:
         """Return the reads by place, the most frequent first."""
         return sorted(self._seen.values(), key=lambda read: -read["count"])
 
+    def copied_back(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """Return what was copied to *tensor* just now; None where the device does not know it any more."""
+        self._is_known = True
+        try:
+            content = tensor.cpu()
+            return content if self._is_known else None
+        finally:
+            self._is_known = False
+
     def _read(self, to: int, size: int) -> None:
+        if self._is_known:  # the device would not ask for what it knows
+            self._is_known = False
+            return
         if size > DECIDES and self.recorded is None and self.on_answer is None:
             return
         frames = frames_from(sys._getframe())
@@ -124,6 +138,8 @@ class Reads:
         answer = self.users(frames, size) or known
         if answer is None and size > DECIDES:
             return
+        if answer is not None and answer.basis == "assumed" and _is_yes_or_no(size):
+            answer = _rule(text, frames) or answer  # a check that passes is no choice of the model
         answer = answer or _default(text, frames, size)
         ctypes.memmove(to, answer.content, size)
         if not self.is_counting:
@@ -224,7 +240,7 @@ def _default(text: str, frames: list[FrameType], size: int) -> Answer:
     dtype = getattr(_reading, "dtype", None)
     if any(frame.f_code.co_filename == _SHOWS_TENSORS for frame in frames):
         return Answer(bytes(size), "0", "ordinary", "a tensor is printed")
-    if size == 1 and dtype in (None, torch.bool, torch.uint8):
+    if _is_yes_or_no(size):
         return _yes_or_no(text, frames)
     if dtype is not None and (dtype.is_floating_point or dtype.is_complex):
         is_scale = any(frame.f_code.co_filename == _SCALES for frame in frames) or re.search(r"found_inf|overflow", text)
@@ -232,20 +248,49 @@ def _default(text: str, frames: list[FrameType], size: int) -> Answer:
         if is_scale or format_ is None or size % struct.calcsize(format_):
             return Answer(bytes(size), "0", "ordinary", "no overflow was found" if is_scale else "a number that nothing computed")
         one = struct.pack(format_, 1.0)
+        if size == len(one) and any(frame.f_code.co_filename == _LBFGS for frame in frames):
+            return _falling(format_)
         return Answer(one * (size // len(one)), "1.0", "ordinary", "an ordinary number: nothing is computed")
+    if size in (4, 8) and any(frame.f_code.co_filename == _LBFGS for frame in frames):
+        return _falling("=f" if size == 4 else "=d")
     return Answer(bytes(size), "0", "zero", "nothing is computed, so it reads zero")
 
 
+def _falling(format_: str) -> Answer:
+    return Answer(struct.pack(format_, 1 / next(_losses)), "less each time", "rule", "the loss falls, so that L-BFGS goes on")
+
+
+_losses = itertools.count(1)
+"""How often L-BFGS asked for a number; one that stays would end its iterations."""
+
+
+def _is_yes_or_no(size: int) -> bool:
+    return size == 1 and getattr(_reading, "dtype", None) in (None, torch.bool, torch.uint8)
+
+
 def _yes_or_no(text: str, frames: list[FrameType]) -> Answer:
+    """Return what a yes or no is in ordinary training."""
+    rule = _rule(text, frames)
+    if rule is not None:
+        return rule
+    if _MASK.search(text):
+        return Answer(b"\0", "false", "padding", "a mask with padding, with which attention takes more memory than without a mask")
+    return Answer(b"\0", "false", "zero", "nothing is computed, so it reads zero")
+
+
+def _rule(text: str, frames: list[FrameType]) -> Answer | None:
+    """Return the answer to a check that an ordinary training passes; None where it is no check."""
     called = itertools.takewhile(is_own, (frame.f_code.co_filename for frame in frames))  # by the program, and below it
+    of_lbfgs = next((_line(frame) for frame in frames if frame.f_code.co_filename == _LBFGS), None)
+    if of_lbfgs is not None:
+        goes_on = "ys >" in of_lbfgs or "abs(gtd_new) <=" in of_lbfgs
+        return Answer(bytes([goes_on]), str(goes_on).lower(), "rule", "the first step of a line search is taken, and L-BFGS goes on")
     if any(file.startswith(_DISTRIBUTIONS) for file in called):
         return Answer(b"\1", "true", "rule", "a distribution's check of its arguments passes")
     for pattern, value, reason in _RULES:
         if re.search(pattern, text):
             return Answer(bytes([value]), str(value).lower(), "rule", reason)
-    if _MASK.search(text):
-        return Answer(b"\0", "false", "padding", "a mask with padding, with which attention takes more memory than without a mask")
-    return Answer(b"\0", "false", "zero", "nothing is computed, so it reads zero")
+    return None
 
 
 def _content(answer: str, size: int) -> bytes:

@@ -68,6 +68,13 @@ _RANDOM = {
     "random_", "exponential_", "multinomial", "normal", "log_normal_", "geometric_",
 }  # fmt: skip
 _EMPTY = {"empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "resize_"}
+_ALIKE: Mapping[str, int | None] = {
+    "zeros_like": 0, "new_zeros": 0, "zero_": 0, "ones_like": 1, "new_ones": 1, "full_like": None, "new_full": None, "fill_": None,
+}  # fmt: skip
+"""Operations whose result is one number everywhere, whatever their argument holds; None: that number is their last argument."""
+
+_OF_LENGTHS = {"_ctc_loss", "_use_cudnn_ctc_loss", "_cudnn_ctc_loss"}
+"""Operations on what a model computes that copy the lengths of the samples to the host."""
 
 
 Awaited = bool | int | bytes
@@ -128,7 +135,7 @@ class HostValues(TorchDispatchMode):
     # shadows
 
     def _shadow_of(self, tensor: Any) -> _Shadow | None:
-        return self._shadows.get(tensor.untyped_storage()._cdata)
+        return self._shadows.get(tensor.untyped_storage()._cdata) if tensor.layout is torch.strided else None
 
     def value(self, tensor: Any) -> torch.Tensor | None:
         """Return the values of *tensor*, a view of what is kept; None where they are not known."""
@@ -157,12 +164,15 @@ class HostValues(TorchDispatchMode):
 
     def fill(self, tensor: Any, byte: int, assumption: str | None = None) -> None:
         """Keep that every byte of *tensor*, which has a storage of its own, is *byte*."""
+        if tensor.layout is not torch.strided:
+            return
         storage = tensor.untyped_storage()
         self._shadows[storage._cdata] = _Shadow(storage, byte, assumption)
 
     def forget(self, tensor: Any) -> None:
         """Keep that nobody knows what *tensor* holds now."""
-        self._shadows.pop(tensor.untyped_storage()._cdata, None)
+        if tensor.layout is torch.strided:
+            self._shadows.pop(tensor.untyped_storage()._cdata, None)
 
     def _sweep(self) -> None:
         self._num_operations += 1
@@ -182,7 +192,7 @@ class HostValues(TorchDispatchMode):
         if not devices and not is_made and func.overloadpacket.__name__ not in ("copy_", "_to_copy"):
             return func(*args, **kwargs)
         if func.is_view:
-            return func(*args, **kwargs)
+            return self._lifted(func(*args, **kwargs)) if func.overloadpacket.__name__ == "lift_fresh" else func(*args, **kwargs)
         return self._follow(func, func.overloadpacket.__name__, args, kwargs, devices)
 
     def _follow(self, func: Any, name: str, args: Any, kwargs: Any, devices: list[Any]) -> Any:
@@ -197,6 +207,14 @@ class HostValues(TorchDispatchMode):
             return self._scalar(run, args[0])
         if name in _MASKED:
             return self._masked(func, name, args, kwargs)
+        if name in ("_coalesce", "clone") and args[0].layout is torch.sparse_coo:
+            return self._sparse(run, name, args[0])
+        if name in _OF_LENGTHS:
+            known = [self.value(tensor) for tensor in devices if not tensor.is_floating_point()]
+            lengths = [_bytes_of(value) for value in known if value is not None]
+            return self._unknown(func, name, args, kwargs, self._run(run, lengths, self._assumption_of(devices)))
+        if name in _ALIKE and func._overloadname != "Tensor":
+            return self._alike(run, name, args)
         if name in _EMPTY:
             made = run()
             if _is_plain(made) and made.is_cuda and name != "resize_" and not made.is_floating_point() and not made.is_complex():
@@ -252,6 +270,10 @@ class HostValues(TorchDispatchMode):
         """Keep what was returned; an argument that was changed in place is returned too, and its shadow has been changed already."""
         if self.value(tensor) is None or all(tensor is not one for one in given):
             self.learn(tensor, value, assumption, is_new=True)
+            return
+        shadow = self._shadow_of(tensor)
+        if shadow is not None:
+            shadow.assumption = assumption or shadow.assumption  # as one_hot writes what was assumed into zeros
 
     def _on_host(self, value: Any) -> Any:
         return self.value(value) if _is_plain(value) and value.is_cuda else value
@@ -286,6 +308,40 @@ class HostValues(TorchDispatchMode):
             result.copy_(value)  # whatever its strides
         return result
 
+    def _lifted(self, made: Any) -> Any:
+        """Keep what `torch.tensor(numbers, device="cuda")`, or a list as an index, has copied to the device without an operation."""
+        if self._shadow_of(made) is None:
+            content = self._reads.copied_back(made)
+            if content is not None:
+                self.learn(made, content)
+        return made
+
+    def _alike(self, run: Callable[[], Any], name: str, args: Any) -> Any:
+        """Keep what a tensor holds that was made like another, or is overwritten: what that one holds does not count."""
+        made = run()
+        value: Any = args[-1] if _ALIKE[name] is None else _ALIKE[name]
+        if not _is_plain(made) or not made.is_cuda or made.layout is not torch.strided:
+            return made
+        is_all_of_it = made.numel() * made.element_size() == made.untyped_storage().nbytes()
+        if is_all_of_it and value == 0:
+            self.fill(made, 0)
+        elif made.numel() <= MOST_COMPUTED or not made.is_floating_point():
+            self.learn(made, torch.full((), value, dtype=made.dtype).expand(made.shape), is_new=is_all_of_it)
+        else:
+            self.forget(made)
+        return made
+
+    def _sparse(self, run: Callable[[], Any], name: str, sparse: Any) -> Any:
+        """Answer how many different places a sparse tensor has: the gradient of an embedding has those that the batch asked for."""
+        places = self.value(sparse._indices())
+        if places is None:
+            return run()
+        found = places.unique(dim=1) if places.numel() and name == "_coalesce" else places
+        assumption = self._assumption_of([sparse._indices()])
+        result = self._run(run, [found.shape[1]], assumption)
+        self.learn(result._indices(), found, assumption, is_new=True)
+        return result
+
     def _scalar(self, run: Callable[[], Any], tensor: Any) -> Any:
         value = self.value(tensor)
         return self._run(run, [] if value is None else [_bytes_of(value)], self._assumption_of([tensor]))
@@ -313,8 +369,8 @@ class HostValues(TorchDispatchMode):
                 found = func(*host_args, **host_kwargs)
             except (RuntimeError, NotImplementedError, IndexError):
                 return self._unknown(func, name, args, kwargs, result)
-            if _is_plain(result) and result.is_cuda and not name.endswith("_"):
-                self.learn(result, found, self._assumption_of(flat), is_new=True)
+            if _is_plain(result) and result.is_cuda:
+                self._learn_unless_given(result, found, self._assumption_of(flat), flat)
             return result
         return self._unknown(func, name, args, kwargs, result)
 

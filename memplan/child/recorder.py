@@ -268,6 +268,10 @@ class Recorder:
         self.mark("forward")
 
     def _look_for_gradients(self, optimizer: Any) -> None:
+        """Note which parameters have a gradient, and where it lies: FSDP puts it there itself, and autograd tells of none."""
+        found = [parameter.grad for group in optimizer.param_groups for parameter in group["params"] if parameter.grad is not None]
+        if self._is_recording and any(hasattr(gradient, "_local_tensor") for gradient in found):
+            self.notes["gradients"] |= {(address, self._num_allocs()) for address in addresses(found)}
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 if parameter.requires_grad:
@@ -450,7 +454,8 @@ PLAIN = (torch.Tensor, torch.nn.Parameter)
 def addresses(tensors: Iterable[Any]) -> set[int]:
     """Return where those of *tensors* that lie on the device begin."""
     found = set()
-    for tensor in tensors:
+    for whole in tensors:
+        tensor = getattr(whole, "_local_tensor", whole)  # what of a DTensor lies here
         if type(tensor) in PLAIN and tensor.is_cuda and tensor.layout is torch.strided and not _is_wrapped(tensor):
             found.add(tensor.untyped_storage().data_ptr())
     return found

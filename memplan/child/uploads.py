@@ -22,10 +22,11 @@ def hold_uploads_back() -> None:
     """Change huggingface_hub when it is imported, where a rehearsal holds files back."""
     if "MEMPLAN_OVERLAY" not in os.environ:
         return
+    if any(type(finder).__name__ == _AfterHub.__name__ for finder in sys.meta_path):  # by its name: the hook loads this file by another
+        return
+    sys.meta_path.insert(0, _AfterHub())
     if _MODULE in sys.modules:
         _change(sys.modules[_MODULE])
-    elif not any(isinstance(finder, _AfterHub) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _AfterHub())
 
 
 class _AfterHub(MetaPathFinder):
@@ -34,7 +35,8 @@ class _AfterHub(MetaPathFinder):
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> Any:
         if fullname != _MODULE:
             return None
-        others = (finder for finder in sys.meta_path if finder is not self and hasattr(finder, "find_spec"))
+        behind = sys.meta_path[sys.meta_path.index(self) + 1 :]  # those in front have been asked, and may ask this one again
+        others = (finder for finder in behind if hasattr(finder, "find_spec"))
         spec: Any = next(filter(None, (finder.find_spec(fullname, path, target) for finder in others)), None)
         if spec is None or spec.loader is None:
             return spec

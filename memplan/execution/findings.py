@@ -8,13 +8,16 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from memplan.execution.device_log import NO_LOG, DeviceLog
-from memplan.execution.rehearsal import DeviceRead, Finding, StepPeaks
+from memplan.execution.rehearsal import DeviceRead, Finding
 from memplan.execution.run_record import Batch, RunRecord
 from memplan.traces.trace import ALLOC, Note, allocation_of, allocations_by_address
 from memplan.units import format_bytes
 
 WIDE_SHARE = 0.1
 """Share of the peak from which tensors of a wide type are told of."""
+
+SETTLING_SHARE = 0.01
+"""Share of the peak by which it may rise without a word where nothing more is left at the end of a step: blocks are not always split."""
 
 SHOWN = 3
 """Names and places that a sentence holds."""
@@ -23,17 +26,24 @@ _WIDE = ("float64", "float32", "complex128")
 _SHORT = ("float16", "bfloat16")
 
 
-def find(record: RunRecord, *, log: DeviceLog = NO_LOG, unrecorded_peak: str | None = None) -> tuple[Finding, ...]:
-    """Return the findings of the run that *record* is of; *unrecorded_peak* is where the recorded events were highest."""
+def find(
+    record: RunRecord, *, log: DeviceLog = NO_LOG, unrecorded_peak: str | None = None, other: RunRecord | None = None
+) -> tuple[Finding, ...]:
+    """
+    Return the findings of the run that *record* is of; *unrecorded_peak* is where the recorded events were highest.
+
+    *other*: the run with the other assumption about numbers that the model computes.
+    """
     return (
         *_unrecorded(unrecorded_peak),
         *_checkpointing(record.checkpointing_off),
         *_without_gradient(record.without_gradient),
         *_wide_tensors(record),
-        *_growth(record.steps),
+        *_growth(record),
         *_never_stepped(record.never_stepped),
         *_batch_shapes(record.batches, record.num_walked_batches),
         *_workspaces(log),
+        *_assumptions(record, other),
         *_reads(record.reads),
     )
 
@@ -84,16 +94,23 @@ def _batch_shapes(batches: Sequence[Batch], num_walked: int) -> Iterator[Finding
     sizes = {batch.num_elements for batch in trained}
     if len({batch.shapes for batch in trained}) > 1 and len(sizes) > 1:
         smallest, largest = (pick(trained, key=lambda batch: batch.num_elements) for pick in (min, max))
+        first, last = _differing(smallest, largest)
         yield Finding(
             kind="batch_shapes",
-            message=f"the shapes of the batches differ: {_shape(smallest)} to {_shape(largest)} among the {len(trained)} that were taken; "
+            message=f"the shapes of the batches differ: {_shape(first)} to {_shape(last)} among the {len(trained)} that were taken; "
             "the largest batch of an epoch decides, and it may be a later one: `worst_batch=True` begins with it",
         )
 
 
-def _shape(batch: Batch) -> str:
-    """Return the shape of the largest tensor of *batch*."""
-    return "×".join(map(str, max(batch.shapes, key=math.prod)))
+def _differing(smallest: Batch, largest: Batch) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the shapes of the tensor by which the two differ most; of their largest, where they have not as many tensors."""
+    pairs = list(zip(smallest.shapes, largest.shapes, strict=False)) if len(smallest.shapes) == len(largest.shapes) else []
+    by_largest = max(smallest.shapes, key=math.prod), max(largest.shapes, key=math.prod)
+    return max(pairs, key=lambda pair: math.prod(pair[1]) - math.prod(pair[0]), default=by_largest)
+
+
+def _shape(shape: tuple[int, ...]) -> str:
+    return "×".join(map(str, shape))
 
 
 def _wide_tensors(record: RunRecord) -> Iterator[Finding]:
@@ -125,16 +142,17 @@ def _wide_tensors(record: RunRecord) -> Iterator[Finding]:
             )
 
 
-def _growth(steps: Sequence[StepPeaks]) -> Iterator[Finding]:
+def _growth(record: RunRecord) -> Iterator[Finding]:
+    steps = record.steps
     if len(steps) < 3:
         return
     peaks = [step.peak_allocated_bytes for step in steps]
-    if peaks[-1] > peaks[-2]:
+    is_kept = steps[-1].allocated_bytes > steps[-2].allocated_bytes
+    if peaks[-1] > peaks[-2] * (1 + (0 if is_kept else SETTLING_SHARE)):
         yield Finding(
             kind="growth",
             message=f"memory still grows: the peak rose by {format_bytes(peaks[-1] - peaks[-2])} in step {len(steps)}, and by "
-            f"{format_bytes(peaks[-1] - peaks[1])} since step 2; something is kept from step to step (a list of losses that were not "
-            "detached?), or the allocator has not settled",
+            f"{format_bytes(peaks[-1] - peaks[1])} since step 2; {_reason_to_grow(record)}",
         )
     elif len(steps) > 3 and peaks[2] > peaks[1]:
         settled = peaks.index(peaks[-1]) + 1
@@ -143,6 +161,13 @@ def _growth(steps: Sequence[StepPeaks]) -> Iterator[Finding]:
             message=f"the peak rose from step 2 to step {settled} by {format_bytes(peaks[-1] - peaks[1])} and then held for "
             f"{len(steps) - settled} steps: {len(steps)} steps were run instead of three",
         )
+
+
+def _reason_to_grow(record: RunRecord) -> str:
+    places = [read.place for read in record.reads if read.basis == "data"]
+    if len(places) > len(set(places)):
+        return "the data decide sizes that differ from step to step, or something is kept from step to step"
+    return "something is kept from step to step (a list of losses that were not detached?), or the allocator has not settled"
 
 
 def _workspaces(log: DeviceLog) -> Iterator[Finding]:
@@ -166,14 +191,27 @@ def decides(read: DeviceRead) -> bool:
     return read.basis in ("zero", "padding")
 
 
+def takes_as_much(record: RunRecord, other: RunRecord) -> bool:
+    """Say whether two runs of a program have the same peaks: what was assumed decides what it prints, or chooses, and no size."""
+    return (record.peak_allocated_bytes, record.peak_reserved_bytes) == (other.peak_allocated_bytes, other.peak_reserved_bytes)
+
+
+def _assumptions(record: RunRecord, other: RunRecord | None) -> Iterator[Finding]:
+    assumed = [read for read in record.reads if read.basis == "assumed"]
+    if not assumed or (other is not None and takes_as_much(record, other)):
+        return
+    ends = (
+        "one end was run (everything passes and equal shares), and the program failed at the other (nothing passes and one gets all)"
+        if other is None
+        else "two ends were run (everything passes and equal shares; nothing passes and one gets all), and the larger is reported"
+    )
+    yield Finding(
+        kind="device_values",
+        message=f"numbers that the model computes decide sizes at {_places(assumed)}: {ends}; if you know better: {_EXAMPLE}",
+    )
+
+
 def _reads(reads: Sequence[DeviceRead]) -> Iterator[Finding]:
-    assumed = [read for read in reads if read.basis == "assumed"]
-    if assumed:
-        yield Finding(
-            kind="device_values",
-            message=f"numbers that the model computes decide sizes at {_places(assumed)}: two ends were run (everything passes and "
-            f"equal shares; nothing passes and one gets all), and the larger is reported; if you know better: {_EXAMPLE}",
-        )
     for read in [read for read in reads if decides(read) and read.answer in ("true", "false")][:SHOWN]:
         other = "false" if read.answer == "true" else "true"
         yield Finding(
@@ -208,7 +246,10 @@ def guessed_places(reads: Sequence[DeviceRead]) -> str | None:
 
 
 def _places(reads: Sequence[DeviceRead]) -> str:
-    return _listed([f"{_shown(read.place)} ({read.count}×)" for read in reads])
+    counts: Counter[str] = Counter()
+    for read in reads:
+        counts[_shown(read.place)] += read.count
+    return _listed([f"{place} ({count}×)" for place, count in counts.most_common()])
 
 
 def lower_bound_reasons(reads: Sequence[DeviceRead], log: DeviceLog) -> Iterator[str]:

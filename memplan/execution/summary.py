@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from memplan.execution.device_log import NO_LOG, DeviceLog
-from memplan.execution.findings import find, lower_bound_reasons
+from memplan.execution.findings import find, lower_bound_reasons, takes_as_much
 from memplan.execution.rehearsal import OutOfMemory, ProgramFailure, Rehearsal
 from memplan.execution.run_record import RunRecord
 from memplan.execution.runner import ended
@@ -68,13 +68,13 @@ def rehearsal_of(
         num_alloc_retries=record.num_alloc_retries,
         steps=record.steps,
         grows=len(record.steps) > 2 and record.steps[-1].peak_allocated_bytes > record.steps[-2].peak_allocated_bytes,
-        findings=find(record, log=run.log, unrecorded_peak=where if behind else None),
+        findings=find(record, log=run.log, unrecorded_peak=where if behind else None, other=other.record if other else None),
         reads=record.reads,
         values=dict(record.values),
         exit_code=exit_code,
         failure=_failure(record, exit_code),
         lower_bound_reasons=tuple(lower_bound_reasons(record.reads, run.log)),
-        assumed_range=None if other is None else _assumed_range(other.record, record, context),
+        assumed_range=None if other is None or takes_as_much(record, other.record) else _assumed_range(other.record, record, context),
         process=process,
         trace=trace,
     )

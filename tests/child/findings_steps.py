@@ -1,6 +1,7 @@
 """Steps with something to find in them, and their twins without. One function gives them all: `build(device, name)`."""
 
 import copy
+import itertools
 
 import torch
 from torch.utils.checkpoint import checkpoint
@@ -200,6 +201,28 @@ def settles(device, batch, at=4):
 def steady(device, batch):
     """The same in every step."""
     return training(layers(256).to(device), batch=batch, width=256)
+
+
+def varies(device, batch):
+    """Takes 512 bytes more in every step and keeps nothing: a table of whatever the batch has."""
+    numbers = itertools.count(1)
+
+    def step():
+        torch.empty(2**20 + 512 * next(numbers), dtype=torch.uint8, device=device)
+
+    return step
+
+
+def boxes(device, batch):
+    """Images that are all alike, and of boxes one more with each batch."""
+    samples = [(torch.zeros(3, 32, 32), torch.zeros(number, 5)) for number in range(1, 20)]
+    loader = iter(torch.utils.data.DataLoader(samples, batch_size=1))
+
+    def step():
+        next(loader)
+        torch.empty(2**20, device=device)
+
+    return step
 
 
 # what memory is for

@@ -23,9 +23,9 @@ Run = Callable[..., Rehearsal]
 def run(rehearser_of: RehearserOf) -> Run:
     """Rehearse a program by its name, two steps, with answers by a part of the line."""
 
-    def rehearse(program: str, answers: dict[str, str] | None = None, **values: int) -> Rehearsal:
+    def rehearse(program: str, answers: dict[str, str] | None = None, *, steps: int = 2, **values: int) -> Rehearsal:
         given = {f"values_steps.py:{line_of(text)}": (answer, None) for text, answer in (answers or {}).items()}
-        return rehearser_of(f"{STEPS}:build").rehearse(gpu="a100-80", values={"program": program, **values}, answers=given, steps=2)
+        return rehearser_of(f"{STEPS}:build").rehearse(gpu="a100-80", values={"program": program, **values}, answers=given, steps=steps)
 
     return rehearse
 
@@ -68,9 +68,10 @@ def test_nothing_follows_the_memory_pass(run: Run) -> None:
     assert asked.assumed_range is None
 
 
-def test_experts_get_equal_shares_or_one_gets_all(run: Run) -> None:
+@pytest.mark.parametrize("is_one_hot", [0, 1])
+def test_experts_get_equal_shares_or_one_gets_all(run: Run, is_one_hot: int) -> None:
     """Of 64 tokens with two experts each the first of four gets 32, or all 64: both are run, and the larger is told."""
-    seen = run("routed")
+    seen = run("routed", is_one_hot=is_one_hot)
 
     assert seen.verdict == "fits"
     assert seen.assumed_range is not None
@@ -88,12 +89,45 @@ def test_where_a_model_decides_everything_passes_or_nothing(run: Run) -> None:
     assert seen.assumed_range.expected_bytes - seen.assumed_range.low_bytes >= 126 * MIB
 
 
+def test_what_a_model_decides_and_no_size_hangs_on_is_no_finding(run: Run) -> None:
+    """How many answers are right is printed: both ends of that assumption take the same."""
+    seen = run("counts_what_is_right")
+
+    assert {read.basis for read in seen.reads} == {"data", "assumed"}
+    assert (seen.verdict, seen.assumed_range, seen.findings) == ("fits", None, ())
+
+
+def test_data_that_differ_are_a_reason_to_grow(run: Run) -> None:
+    """1 MiB more in every step."""
+    (finding,) = run("keeps_more_and_more", steps=3).findings
+
+    assert finding.message.endswith(
+        "2.0 MiB since step 2; the data decide sizes that differ from step to step, or something is kept from step to step"
+    )
+
+
 def test_a_program_that_checks_its_numbers_goes_on(run: Run) -> None:
     """As it would in an ordinary training."""
     seen = run("checks_its_numbers")
 
     assert seen.verdict == "fits"
     assert 64 * MIB <= seen.peak_allocated_bytes <= 65 * MIB + 2 * WORKSPACE
+
+
+def test_a_check_passes_whatever_is_assumed_of_the_numbers(run: Run) -> None:
+    """Otherwise the end at which nothing passes would fail in it."""
+    seen = run("samples")
+
+    assert {read.basis for read in seen.reads} == {"data", "rule"}
+    assert (seen.verdict, seen.findings) == ("fits", ())
+
+
+def test_the_history_of_lbfgs_is_counted(run: Run) -> None:
+    """4 directions and 4 steps; of what is replaced within a step, what was there at its end is known by name."""
+    seen = run("keeps_a_history")
+
+    assert seen.verdict == "fits"
+    assert seen.breakdown.optimizer_state_bytes in range(8 * MIB, 11 * MIB)
 
 
 @pytest.mark.parametrize("share", ["1/4", "16"])

@@ -13,9 +13,13 @@ import pytest
 pytest.importorskip("huggingface_hub")
 
 UPLOADS = """
-import json
-from memplan.child.uploads import hold_uploads_back
-hold_uploads_back()
+import importlib.util, json
+from memplan.child import uploads
+spec = importlib.util.spec_from_file_location("memplan_uploads", uploads.__file__)
+first = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(first)
+first.hold_uploads_back()  # when Python starts
+uploads.hold_uploads_back()  # when it has imported PyTorch
 import huggingface_hub
 from huggingface_hub import HfApi, create_repo
 api = HfApi(endpoint="http://127.0.0.1:9")  # nobody listens

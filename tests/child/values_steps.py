@@ -47,6 +47,27 @@ def _in_an_expression(device):
     )  # fmt: skip
 
 
+def _scores(device):
+    return nn.Linear(4, 9, device=device)(torch.ones(4, device=device)).detach()
+
+
+def _marked(tensor):
+    tensor[[2, 5]] = 1
+    return (tensor != 0).nonzero().numel()
+
+
+def _rows_of_a_gradient(device):
+    table = nn.Embedding(100, 4, sparse=True, device=device)
+    table(host(40).to(device)).sum().backward()
+    return table.weight.grad.coalesce()._nnz()
+
+
+def _lengths_of_a_loss(device):
+    texts, lengths, sizes = (host(*shape, low=1, high=8).to(device) for shape in ((4, 8), (4,), (4,)))
+    logs = nn.Linear(4, 20, device=device)(torch.ones(9, 4, 4, device=device)).log_softmax(-1)
+    return functional.ctc_loss(logs, texts, lengths + 1, sizes.clamp(max=2), zero_infinity=True).numel()
+
+
 READS = {
     "elements of a mask": lambda device: padded(device).nonzero().shape[0],
     "rows of a mask": lambda device: torch.zeros(4, 8, 3, device=device)[padded(device)].shape[0],
@@ -88,6 +109,16 @@ READS = {
     "cat and stack": lambda device: torch.cat([host(3).to(device), torch.stack([host(3).to(device)[0]] * 2)]).sum().item(),
     "an expression of several lines": _in_an_expression,
     "segments": lambda device: torch.bucketize(host(9).to(device), torch.tensor([10, 50]).to(device)).sum().item(),
+    "a list of numbers": lambda device: torch.tensor([3, 1, 2], device=device).cumsum(0).max().item(),
+    "a list as an index": lambda device: host(50).to(device)[[7, 3, 7]].sum().item(),
+    "a new tensor of a list": lambda device: host(50).to(device).new_tensor([[7], [3]]).repeat(1, 3).sum().item(),
+    "zeros like scores": lambda device: _marked(torch.zeros_like(_scores(device), dtype=torch.bool)),
+    "new zeros of scores": lambda device: _marked(_scores(device).new_zeros(9, dtype=torch.int64)),
+    "like scores, and all the same": lambda device: torch.full_like(_scores(device), 3, dtype=torch.int64).sum().item(),
+    "filled": lambda device: _marked(torch.empty(9, device=device).fill_(0)),
+    "filled with what the device has": lambda device: int(_marked(torch.zeros(9, device=device).fill_(host(1).to(device)[0]))),
+    "rows of a sparse gradient": _rows_of_a_gradient,
+    "letters of a CTC loss": _lengths_of_a_loss,
     "padding a sequence": lambda device: nn.utils.rnn.pad_sequence([host(n).to(device) for n in (3, 5)]).ne(0).sum().item(),
 }
 """Each asks for a number that the host's integers decide."""
@@ -176,7 +207,7 @@ def keeps_rows(device, rows=256):
     return step
 
 
-def routed(device, tokens=64, experts=4, chosen=2):
+def routed(device, tokens=64, experts=4, chosen=2, is_one_hot=0):
     """Each expert keeps 1 MiB for every token that the router sends to it; the peak is that of all of them."""
     gate = nn.Linear(16, experts, device=device)
     weight = torch.ones(1, MIB_OF_FLOATS, device=device, requires_grad=True)
@@ -185,7 +216,7 @@ def routed(device, tokens=64, experts=4, chosen=2):
         scores, indices = gate(torch.randn(tokens, 16, device=device)).softmax(-1).topk(chosen)
         kept = []
         for expert in range(experts):
-            rows, places = torch.where(indices == expert)
+            rows, places = torch.where(functional.one_hot(indices, experts)[..., expert] if is_one_hot else indices == expert)
             kept.append((scores[rows, places, None] * weight).sum() if expert == 0 else scores[rows, places].sum())
         torch.stack(kept).sum().backward()
 
@@ -201,6 +232,34 @@ def passes_a_threshold(device, rows=128):
         torch.empty(int((scores > 0.5).nonzero().shape[0]), MIB_OF_FLOATS, device=device)
 
     return step
+
+
+def samples(device):
+    """A policy whose distribution checks its arguments, and asserts that they are small: 64 MiB where it goes on."""
+    model = nn.Linear(16, 4, device=device)
+
+    def step():
+        logits = model(torch.randn(8, 16, device=device))
+        assert (logits < 1e6).all()
+        torch.distributions.Categorical(logits=logits).sample()
+        torch.empty(64, MIB_OF_FLOATS, device=device)
+        host(8).to(device).nonzero()
+
+    return step
+
+
+def keeps_a_history(device):
+    """L-BFGS on 1 MiB: eight iterations, and of the last four the steps and the differences of the gradients."""
+    weight = nn.Parameter(torch.zeros(MIB_OF_FLOATS, device=device))
+    optimizer = torch.optim.LBFGS([weight], max_iter=8, history_size=4)
+
+    def closure():
+        optimizer.zero_grad()
+        loss = (weight - 1).square().sum()
+        loss.backward()
+        return loss
+
+    return lambda: optimizer.step(closure)
 
 
 def checks_its_numbers(device):
@@ -228,5 +287,30 @@ def keeps_a_share(device, rows=64):
     def step():
         mask = model(torch.randn(rows, 16, device=device)).squeeze(1) > 0
         states[mask].sum().backward()
+
+    return step
+
+
+def keeps_more_and_more(device):
+    """Of labels that say 1 there are more in every step, and 1 MiB is kept for each until the next step."""
+    kept, numbers = [], iter(range(1, 100))
+
+    def step():
+        count = (torch.arange(64) < next(numbers)).to(device).sum()
+        kept[:] = [torch.empty(int(count), MIB_OF_FLOATS, device=device)]
+
+    return step
+
+
+def counts_what_is_right(device):
+    """Keeps the labels that count, 1 MiB each, and prints how many of the model's answers are right: that decides no size."""
+    model = nn.Linear(16, 8, device=device)
+
+    def step():
+        labels = host(64, high=8).to(device)
+        scores = model(torch.randn(64, 16, device=device))
+        right = (scores.argmax(-1) == labels).sum().item()
+        torch.empty(int((labels > 3).sum()), MIB_OF_FLOATS, device=device)
+        print(f"{right} of {len(labels)}")
 
     return step

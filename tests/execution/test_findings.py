@@ -124,6 +124,21 @@ def test_memory_that_settles_is_told_of_as_settled(run: Run) -> None:
     )
 
 
+def test_steps_that_differ_a_little_and_keep_nothing_are_no_finding(run: Run) -> None:
+    """512 bytes more than 1 MiB in every step, and none of it is there at its end."""
+    seen = run("varies", steps=3)
+
+    assert seen.grows
+    assert seen.findings == ()
+
+
+def test_of_batches_that_differ_the_tensor_is_shown_that_does(run: Run) -> None:
+    """The images are larger, and alike; a fourth step was run to see types."""
+    (finding,) = run("boxes", steps=3).findings
+
+    assert finding.message.startswith("the shapes of the batches differ: 1×1×5 to 1×4×5 among the 4 that were taken;")
+
+
 def test_steady_memory_takes_three_steps(run: Run) -> None:
     """And no finding; a number that the user gave is kept whatever happens."""
     assert len(run("steady").steps) == 3

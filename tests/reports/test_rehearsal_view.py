@@ -22,7 +22,6 @@ def facts_of(gpu: GpuSpec, paths: list[str]) -> dict[str, str]:
         peak_phase="forward",
         gpu_name=gpu.name,
         torch="2.13.0",
-        fits=True,
         num_alloc_retries=0,
         steps=(),
         held_back_files=tuple(HeldBackFile(path=path, size_bytes=2**20) for path in paths),

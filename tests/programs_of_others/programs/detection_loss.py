@@ -41,8 +41,7 @@ class Detector(nn.Module):
             x = layer(x)
             found.append(x)
         return [
-            head(y).view(y.size(0), 3, 5 + CLASSES, y.size(2), y.size(3)).permute(0, 1, 3, 4, 2)
-            for head, y in zip(self.heads, found[2:])
+            head(y).view(y.size(0), 3, 5 + CLASSES, y.size(2), y.size(3)).permute(0, 1, 3, 4, 2) for head, y in zip(self.heads, found[2:])
         ]
 
 

@@ -5,14 +5,26 @@ from torch import nn
 
 LATENT, BATCH, N_CRITIC = 128, 64, 5
 generator = nn.Sequential(
-    nn.ConvTranspose2d(LATENT, 256, 4, 1, 0), nn.BatchNorm2d(256), nn.ReLU(),
-    nn.ConvTranspose2d(256, 128, 4, 2, 1), nn.BatchNorm2d(128), nn.ReLU(),
-    nn.ConvTranspose2d(128, 64, 4, 2, 1), nn.BatchNorm2d(64), nn.ReLU(),
-    nn.ConvTranspose2d(64, 3, 4, 2, 1), nn.Tanh(),
+    nn.ConvTranspose2d(LATENT, 256, 4, 1, 0),
+    nn.BatchNorm2d(256),
+    nn.ReLU(),
+    nn.ConvTranspose2d(256, 128, 4, 2, 1),
+    nn.BatchNorm2d(128),
+    nn.ReLU(),
+    nn.ConvTranspose2d(128, 64, 4, 2, 1),
+    nn.BatchNorm2d(64),
+    nn.ReLU(),
+    nn.ConvTranspose2d(64, 3, 4, 2, 1),
+    nn.Tanh(),
 ).cuda()
 critic = nn.Sequential(
-    nn.Conv2d(3, 64, 4, 2, 1), nn.LeakyReLU(0.2), nn.Conv2d(64, 128, 4, 2, 1), nn.LeakyReLU(0.2),
-    nn.Conv2d(128, 256, 4, 2, 1), nn.LeakyReLU(0.2), nn.Conv2d(256, 1, 4, 1, 0),
+    nn.Conv2d(3, 64, 4, 2, 1),
+    nn.LeakyReLU(0.2),
+    nn.Conv2d(64, 128, 4, 2, 1),
+    nn.LeakyReLU(0.2),
+    nn.Conv2d(128, 256, 4, 2, 1),
+    nn.LeakyReLU(0.2),
+    nn.Conv2d(256, 1, 4, 1, 0),
 ).cuda()
 of_generator = torch.optim.Adam(generator.parameters(), lr=1e-4, betas=(0.0, 0.9))
 of_critic = torch.optim.Adam(critic.parameters(), lr=1e-4, betas=(0.0, 0.9))

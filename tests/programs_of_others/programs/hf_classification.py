@@ -28,15 +28,32 @@ def accuracy(prediction):
 
 
 config = BertConfig(
-    vocab_size=8000, hidden_size=256, num_hidden_layers=4, num_attention_heads=4, intermediate_size=1024, num_labels=3,
+    vocab_size=8000,
+    hidden_size=256,
+    num_hidden_layers=4,
+    num_attention_heads=4,
+    intermediate_size=1024,
+    num_labels=3,
     max_position_embeddings=128,
 )
 arguments = TrainingArguments(
-    output_dir=sys.argv[1], per_device_train_batch_size=32, num_train_epochs=1, fp16=True, logging_steps=1, report_to=[],
-    eval_strategy="steps", eval_steps=2, save_strategy="no", gradient_accumulation_steps=2,
+    output_dir=sys.argv[1],
+    per_device_train_batch_size=32,
+    num_train_epochs=1,
+    fp16=True,
+    logging_steps=1,
+    report_to=[],
+    eval_strategy="steps",
+    eval_steps=2,
+    save_strategy="no",
+    gradient_accumulation_steps=2,
 )
 trainer = Trainer(
-    BertForSequenceClassification(config), arguments, data_collator=collate, train_dataset=Texts(), eval_dataset=Texts(),
+    BertForSequenceClassification(config),
+    arguments,
+    data_collator=collate,
+    train_dataset=Texts(),
+    eval_dataset=Texts(),
     compute_metrics=accuracy,
 )
 trainer.train()

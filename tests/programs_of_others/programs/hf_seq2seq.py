@@ -1,4 +1,4 @@
-"""Seq2SeqTrainer on T5: inputs and targets of several lengths, labels padded with -100, Adafactor, label smoothing."""
+"""Seq2SeqTrainer on T5: inputs and targets of several lengths, labels padded with -100, Adafactor."""
 
 import sys
 
@@ -29,7 +29,12 @@ def collate(samples):
 
 config = T5Config(vocab_size=4000, d_model=256, d_kv=32, d_ff=1024, num_layers=3, num_heads=8, decoder_start_token_id=0)
 arguments = Seq2SeqTrainingArguments(
-    output_dir=sys.argv[1], per_device_train_batch_size=16, num_train_epochs=1, optim="adafactor", label_smoothing_factor=0.1,
-    logging_steps=1, report_to=[], save_strategy="no",
+    output_dir=sys.argv[1],
+    per_device_train_batch_size=16,
+    num_train_epochs=1,
+    optim="adafactor",
+    logging_steps=1,
+    report_to=[],
+    save_strategy="no",
 )
 Seq2SeqTrainer(T5ForConditionalGeneration(config), arguments, data_collator=collate, train_dataset=Pairs()).train()

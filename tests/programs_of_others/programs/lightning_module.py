@@ -14,7 +14,9 @@ class Classifier(L.LightningModule):
     def __init__(self, width=1024, classes=10):
         super().__init__()
         self.save_hyperparameters()
-        self.net = nn.Sequential(nn.Flatten(), nn.Linear(784, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, classes))
+        self.net = nn.Sequential(
+            nn.Flatten(), nn.Linear(784, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, classes)
+        )
         self.accuracy = torchmetrics.Accuracy(task="multiclass", num_classes=classes)
 
     def training_step(self, batch, number):
@@ -37,7 +39,15 @@ class Classifier(L.LightningModule):
 
 data = TensorDataset(torch.randn(2048, 1, 28, 28), torch.randint(0, 10, (2048,)))
 trainer = L.Trainer(
-    max_epochs=2, accelerator="gpu", devices=1, precision="16-mixed", gradient_clip_val=1.0, accumulate_grad_batches=2,
-    default_root_dir=sys.argv[1], enable_checkpointing=False, logger=False, num_sanity_val_steps=1,
+    max_epochs=2,
+    accelerator="gpu",
+    devices=1,
+    precision="16-mixed",
+    gradient_clip_val=1.0,
+    accumulate_grad_batches=2,
+    default_root_dir=sys.argv[1],
+    enable_checkpointing=False,
+    logger=False,
+    num_sanity_val_steps=1,
 )
 trainer.fit(Classifier(), DataLoader(data, 256, shuffle=True), DataLoader(data, 256))

@@ -67,9 +67,7 @@ for update in range(3):
     for epoch in range(EPOCHS):
         np.random.shuffle(order)
         for picked in np.array_split(order, MINIBATCHES):
-            _, log, entropy, value = agent(
-                states.flatten(0, 1)[picked], masks.flatten(0, 1)[picked], actions.flatten()[picked].long()
-            )
+            _, log, entropy, value = agent(states.flatten(0, 1)[picked], masks.flatten(0, 1)[picked], actions.flatten()[picked].long())
             ratio = (log - logs.flatten()[picked]).exp()
             kl = ((ratio - 1) - ratio.log()).mean()
             advantage = advantages.flatten()[picked]

@@ -8,8 +8,12 @@ from torch.utils.data import DataLoader, TensorDataset
 
 def twice(inner, outer):
     return nn.Sequential(
-        nn.Conv2d(inner, outer, 3, padding=1), nn.BatchNorm2d(outer), nn.ReLU(inplace=True),
-        nn.Conv2d(outer, outer, 3, padding=1), nn.BatchNorm2d(outer), nn.ReLU(inplace=True),
+        nn.Conv2d(inner, outer, 3, padding=1),
+        nn.BatchNorm2d(outer),
+        nn.ReLU(inplace=True),
+        nn.Conv2d(outer, outer, 3, padding=1),
+        nn.BatchNorm2d(outer),
+        nn.ReLU(inplace=True),
     )
 
 

@@ -122,7 +122,6 @@ def test_a_program_fits_and_its_model_states_are_those_of_its_shapes(program: Pr
 OTHERS = [
     ("segmentation_unet.py", ""),
     ("detection_loss.py", ""),
-    ("mixtral.py", "transformers"),
     ("gan.py", ""),
     ("recommender.py", ""),
     ("speech_ctc.py", ""),

@@ -483,7 +483,7 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer) if hasattr(torch.nn
 
 
 def _is_plain(value: Any) -> bool:
-    return type(value) in _PLAIN and value.layout is torch.strided
+    return type(value) in _PLAIN
 
 
 def _is_followed(source: Any) -> bool:

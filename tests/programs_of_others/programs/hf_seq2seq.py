@@ -1,4 +1,4 @@
-"""Seq2SeqTrainer on T5: inputs and targets of several lengths, labels padded with -100, Adafactor, label smoothing."""
+"""Seq2SeqTrainer on T5: inputs and targets of several lengths, labels padded with -100, Adafactor."""
 
 import sys
 
@@ -33,7 +33,6 @@ arguments = Seq2SeqTrainingArguments(
     per_device_train_batch_size=16,
     num_train_epochs=1,
     optim="adafactor",
-    label_smoothing_factor=0.1,
     logging_steps=1,
     report_to=[],
     save_strategy="no",

@@ -147,7 +147,7 @@ class HostValues(TorchDispatchMode):
 
     def learn(self, tensor: Any, value: torch.Tensor, assumption: str | None = None, *, is_new: bool = False) -> None:
         """Keep that *tensor* has the content *value*; where it *is_new*, nothing else lies in its storage."""
-        if tuple(tensor.shape) != tuple(value.shape):
+        if tensor.layout is not torch.strided or tuple(tensor.shape) != tuple(value.shape):
             return
         known = self.value(tensor)
         if known is None:

@@ -207,6 +207,8 @@ class HostValues(TorchDispatchMode):
             return self._scalar(run, args[0])
         if name in _MASKED:
             return self._masked(func, name, args, kwargs)
+        if func.namespace == "torchvision" and name == "nms":
+            return self._suppressed(run, args)
         if name in ("_coalesce", "clone") and args[0].layout is torch.sparse_coo:
             return self._sparse(run, name, args[0])
         if name in _OF_LENGTHS:
@@ -330,6 +332,14 @@ class HostValues(TorchDispatchMode):
         else:
             self.forget(made)
         return made
+
+    def _suppressed(self, run: Callable[[], Any], args: Any) -> Any:
+        """Assume of non-maximum suppression that every box stays, or one: which do, the scores of the model decide."""
+        count = args[0].shape[0] if self._variant == "all" else min(1, args[0].shape[0])
+        result = self._run(run, [count], _ALL_PASS[self._variant], repeats=True)
+        if result.numel() == count:
+            self.learn(result, torch.arange(count), _ALL_PASS[self._variant], is_new=True)
+        return result
 
     def _sparse(self, run: Callable[[], Any], name: str, sparse: Any) -> Any:
         """Answer how many different places a sparse tensor has: the gradient of an embedding has those that the batch asked for."""

@@ -191,7 +191,8 @@ def _wait(process: subprocess.Popen[bytes], timeout_seconds: float | None) -> No
     """
     deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
     asked: signal.Signals | None = None
-    awaited = {*_PASSED_ON, signal.SIGCHLD}
+    heard = {number for number in _PASSED_ON if signal.getsignal(number) is not signal.SIG_IGN}  # as `nohup` has it for SIGHUP
+    awaited = {*heard, signal.SIGCHLD}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, awaited)
     try:
         while process.poll() is None:

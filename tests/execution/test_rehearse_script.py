@@ -279,6 +279,26 @@ time.sleep(60)
 )
 
 
+def heard() -> None:
+    """In a process that is started: whoever started the tests may have had these ignored."""
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+
+
+def test_a_signal_that_is_ignored_ends_nothing(script: Script, tmp_path: Path) -> None:
+    """`nohup` has SIGHUP ignored when the terminal goes."""
+    (tmp_path / "train.py").write_text(WAITS.replace("time.sleep(60)", "time.sleep(3)"))
+    command = ["nohup", sys.executable, "-m", "memplan", "rehearse", "--gpu", "t4", "--", "train.py"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True, preexec_fn=heard)  # noqa: PLW1509
+    assert process.stdout is not None
+    assert process.stdout.readline() == "trained\n"
+
+    process.send_signal(signal.SIGHUP)
+    told, _ = process.communicate(timeout=60)
+
+    assert (process.returncode, told.splitlines()[0][:16]) == (0, "Fits on Tesla T4")
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP], ids=lambda number: number.name)
 def test_a_signal_to_memplan_alone_ends_the_program_and_what_was_seen_is_told(
     script: Script, tmp_path: Path, number: signal.Signals
@@ -286,7 +306,7 @@ def test_a_signal_to_memplan_alone_ends_the_program_and_what_was_seen_is_told(
     """As a batch system sends it; the exit code is that of the signal."""
     (tmp_path / "train.py").write_text(WAITS)
     command = [sys.executable, "-m", "memplan", "rehearse", "--gpu", "t4", "--", "train.py"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True, preexec_fn=heard)  # noqa: PLW1509
     assert process.stdout is not None
     assert process.stdout.readline() == "trained\n"
 

@@ -66,7 +66,7 @@ def rehearse(
             and which ends with the rehearsal.
 
     Returns:
-        The rehearsal; `fits` says whether memory never ran out.
+        The rehearsal; `verdict` is fits, tight, does_not_fit or unknown, and `fits` is true for the first alone.
 
     Raises:
         UsageError: If the program fails for another reason than memory.

@@ -128,7 +128,7 @@ class Reads:
         if self._is_known:  # the device would not ask for what it knows
             self._is_known = False
             return
-        if size > DECIDES and self.recorded is None and self.on_answer is None:
+        if size > DECIDES and self.recorded is None and self.on_answer is None and not _reads_integers():
             return
         frames = frames_from(sys._getframe())
         place = next((frame for frame in frames if not is_own(frame.f_code.co_filename)), None)
@@ -136,7 +136,7 @@ class Reads:
         text = _line(place) if place else ""
         known = self._from_data(where, size)  # asked in any case: its turns are counted
         answer = self.users(frames, size) or known
-        if answer is None and size > DECIDES:
+        if answer is None and size > DECIDES and not _reads_integers():
             return
         if answer is not None and answer.basis == "assumed" and _is_yes_or_no(size):
             answer = _rule(text, frames) or answer  # a check that passes is no choice of the model
@@ -201,7 +201,7 @@ def _device() -> Any:
 # which type is read
 
 _reading = threading.local()
-"""The type of the tensor that a method of it reads at the moment, in this thread."""
+"""The type of the tensor that a method of it reads at the moment, in this thread, and the method's name."""
 
 _READING = ("item", "tolist", "cpu", "__bool__", "__float__", "__int__", "__index__")
 
@@ -211,18 +211,24 @@ def _note_types() -> None:
     for name in _READING:
         method = getattr(torch.Tensor, name)
         if not hasattr(method, "is_noted"):
-            setattr(torch.Tensor, name, _noting_type(method))
+            setattr(torch.Tensor, name, _noting_type(name, method))
 
 
-def _noting_type(method: Callable[..., Any]) -> Callable[..., Any]:
+def _reads_integers() -> bool:
+    """Say whether a tensor of integers or of yes and no is being read: however large, it may say how large others are."""
+    dtype = getattr(_reading, "dtype", None)
+    return dtype is not None and not dtype.is_floating_point and not dtype.is_complex
+
+
+def _noting_type(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(method)
     def call(self: Any, *arguments: Any, **keywords: Any) -> Any:
-        outer = getattr(_reading, "dtype", None)
-        _reading.dtype = self.dtype
+        outer = getattr(_reading, "dtype", None), getattr(_reading, "name", "")
+        _reading.dtype, _reading.name = self.dtype, name
         try:
             return method(self, *arguments, **keywords)
         finally:
-            _reading.dtype = outer
+            _reading.dtype, _reading.name = outer
 
     noting: Any = call
     noting.__code__ = noting.__code__.replace(co_filename=_NOT_COMPILED)
@@ -231,6 +237,9 @@ def _noting_type(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 # what is answered where nobody knows
+
+_ROUNDS = re.compile(r"\b(int|round|ceil|floor|range)\(")
+"""Words of a line that makes a whole number of a float, which may be a size."""
 
 _FORMATS = {torch.float16: "=e", torch.float32: "=f", torch.float64: "=d"}
 
@@ -247,6 +256,8 @@ def _default(text: str, frames: list[FrameType], size: int) -> Answer:
         format_ = _FORMATS.get(dtype)
         if is_scale or format_ is None or size % struct.calcsize(format_):
             return Answer(bytes(size), "0", "ordinary", "no overflow was found" if is_scale else "a number that nothing computed")
+        if getattr(_reading, "name", "") in ("__int__", "__index__") or _ROUNDS.search(text):
+            return Answer(bytes(size), "0", "zero", "nothing is computed, so it reads zero")
         one = struct.pack(format_, 1.0)
         if size == len(one) and any(frame.f_code.co_filename == _LBFGS for frame in frames):
             return _falling(format_)

@@ -106,6 +106,15 @@ def test_data_that_differ_are_a_reason_to_grow(run: Run) -> None:
     )
 
 
+@pytest.mark.parametrize(("program", "size_mib"), [("rounds_a_float", 7), ("copies_edges", 5)])
+def test_a_size_is_found_whichever_way_it_takes_to_the_host(run: Run, program: str, size_mib: int) -> None:
+    """By a float that is rounded, or within more than is looked at otherwise."""
+    seen = run(program)
+
+    assert seen.verdict == "fits"
+    assert size_mib <= seen.peak_allocated_bytes / MIB <= size_mib + 2
+
+
 def test_a_program_that_checks_its_numbers_goes_on(run: Run) -> None:
     """As it would in an ordinary training."""
     seen = run("checks_its_numbers")

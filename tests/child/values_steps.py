@@ -262,6 +262,26 @@ def keeps_a_history(device):
     return lambda: optimizer.step(closure)
 
 
+def rounds_a_float(device):
+    """Its longest text, by way of floats: 7 MiB."""
+
+    def step():
+        torch.empty(int(padded(device).sum(1).float().max().item()), MIB_OF_FLOATS, device=device)
+
+    return step
+
+
+def copies_edges(device, edges=100_000):
+    """Takes its edges back to the host, all of them, and keeps as many MiB as there are kinds: 5."""
+    kinds = host(edges, high=5)
+
+    def step():
+        told = (kinds.to(device) + 1).cpu()
+        torch.empty(told.max(), MIB_OF_FLOATS, device=device)
+
+    return step
+
+
 def checks_its_numbers(device):
     """Asserts that its loss is finite, stops where it is too small or too large, and divides by its norm: 64 MiB where it goes on."""
     model = nn.Linear(16, 16, device=device)

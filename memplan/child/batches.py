@@ -19,10 +19,10 @@ MOST_BATCHES = 10_000
 class Batches:
     """Notes the shapes of each batch."""
 
-    def __init__(self, step: Callable[[], int]) -> None:
-        self._step = step
-        self.seen: list[tuple[int, tuple[tuple[int, ...], ...]]] = []
-        """The step that each batch was taken in, and the shapes of its tensors."""
+    def __init__(self, now: Callable[[], tuple[int, int]]) -> None:
+        self._now = now
+        self.seen: list[tuple[int, tuple[tuple[int, ...], ...], int]] = []
+        """The step that each batch was taken in, the shapes of its tensors, and how many backwards had begun by then."""
         self.num_walked = 0
         """Batches that were looked at to find the largest."""
         self._is_walking = False
@@ -44,7 +44,8 @@ class Batches:
     def _note(self, batch: Any) -> None:
         shapes = tuple(tuple(tensor.shape) for tensor in tensors_in(batch))
         if shapes and len(self.seen) < MOST_BATCHES:
-            self.seen.append((self._step(), shapes))
+            step, num_backwards = self._now()
+            self.seen.append((step, shapes, num_backwards))
 
     def lead_with_largest(self, most: int) -> None:
         """

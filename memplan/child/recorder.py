@@ -71,7 +71,7 @@ class Recorder:
         self.types: TypeRecorder | None = None
         self.values: dict[str, Any] = {}
         self._step, self._phase = 0, "build"
-        self.batches = Batches(lambda: self._step)
+        self.batches = Batches(lambda: (self._step, self.num_backwards))
         self.is_on = False
         self._hooked: set[int] = set()
         self._num_scans = self._backwards = 0
@@ -385,6 +385,7 @@ class Recorder:
             "tensor_types": self.types.seen if self.types and not was_stopped and not _is_compiled() else [],
             "reads": self.reads.seen(),
             "batches": self.batches.seen,
+            "num_backwards": self.num_backwards,
             "num_walked_batches": self.batches.num_walked,
             "checkpointing_off": sorted(self.checkpointing_off),
             "without_gradient": sorted(self.without_gradient),

@@ -187,7 +187,6 @@ class Script:
         record = self._recorder.result(failure) | {
             "pid": self._process,
             "command": sys.orig_argv,
-            "num_backwards": self._recorder.num_backwards,
             "never_stepped": never_stepped if self._counts else [],
         }
         path = self._path / f"{self._process}.json"

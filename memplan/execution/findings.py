@@ -41,7 +41,7 @@ def find(
         *_wide_tensors(record),
         *_growth(record),
         *_never_stepped(record.never_stepped),
-        *_batch_shapes(record.batches, record.num_walked_batches),
+        *_batch_shapes(record),
         *_workspaces(log),
         *_assumptions(record, other),
         *_reads(record.reads),
@@ -86,11 +86,12 @@ def _never_stepped(optimizers: Sequence[str]) -> Iterator[Finding]:
         )
 
 
-def _batch_shapes(batches: Sequence[Batch], num_walked: int) -> Iterator[Finding]:
+def _batch_shapes(record: RunRecord) -> Iterator[Finding]:
     """Tell of batches that are not all alike: the largest of an epoch decides, and it may not have been among them."""
-    if num_walked:
+    if record.num_walked_batches:
         return
-    trained = [batch for batch in batches if batch.step]
+    next_backwards = [*(batch.num_backwards for batch in record.batches[1:]), record.num_backwards]
+    trained = [batch for batch, then in zip(record.batches, next_backwards, strict=False) if then > batch.num_backwards]  # not evaluated
     sizes = {batch.num_elements for batch in trained}
     if len({batch.shapes for batch in trained}) > 1 and len(sizes) > 1:
         smallest, largest = (pick(trained, key=lambda batch: batch.num_elements) for pick in (min, max))

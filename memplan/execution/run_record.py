@@ -51,6 +51,8 @@ class Batch(NamedTuple):
     step: int
     shapes: tuple[tuple[int, ...], ...]
     """Of its tensors."""
+    num_backwards: int = 0
+    """Backwards that had begun when it was taken."""
 
     @property
     def size(self) -> int | None:
@@ -155,7 +157,7 @@ class RunRecord(Description):
     """How the process was started, where it is one of a whole program."""
 
     num_backwards: NonNegativeInt = 0
-    """Backward passes that began, of a whole program."""
+    """Backward passes that began, those within another not counted."""
 
     never_stepped: tuple[str, ...] = ()
     """Optimizers that never stepped, though others did: each with what it has to train."""

@@ -686,11 +686,13 @@ update = torch.optim.SGD(embed.parameters(), lr=0.1)
 for ids in DataLoader([torch.zeros(length, dtype=torch.int64) for length in (10, 700, 30, 40)], batch_size=None):
     embed(ids.cuda()).sum().backward()
     update.step()
+for ids in DataLoader([torch.zeros(length, dtype=torch.int64) for length in (2, 900)], batch_size=None):
+    embed(ids.cuda())
 """
 
 
 def test_batches_of_several_shapes_are_told_of(script: Script) -> None:
-    """The largest of an epoch decides, and it may come later."""
+    """The largest of an epoch decides, and it may come later; those of an evaluation are not trained with."""
     (finding,) = [finding for finding in seen(script(LENGTHS)).findings if finding.kind == "batch_shapes"]
 
     assert "10 to 700 among the 4" in finding.message

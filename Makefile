@@ -1,7 +1,8 @@
 # make plan        set up everything and plan the built-in workload for a 24 GB GPU
 # make test        set up everything and run all checks: formatting, types, architecture, tests
 # make heavy       what takes longer: programs on three GPUs interpolated and rehearsed, the README's rehearsed plan, wheels,
-#                  and the rest of sweeps of which `make test` runs some
+#                  the rest of sweeps of which `make test` runs some, training programs as people write them, and PyTorch 2.1,
+#                  2.3 and 2.5 (their environments are kept in memplan's cache: 7 GB)
 # make gpu         on a machine with a GPU: run the accuracy suite on it, compare with rehearsals, record what was seen
 # All need python3 (3.10 or later) and make, nothing else. The environment is .venv, about 6 GB: PyTorch's CUDA build is part of it.
 

@@ -238,7 +238,7 @@ def _noting_type(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
 
 # what is answered where nobody knows
 
-_ROUNDS = re.compile(r"\b(int|round|ceil|floor|range)\(")
+_ROUNDS = re.compile(r"\b(int|round|ceil|floor|range)\(.*\.item\(\)")
 """Words of a line that makes a whole number of a float, which may be a size."""
 
 _FORMATS = {torch.float16: "=e", torch.float32: "=f", torch.float64: "=d"}

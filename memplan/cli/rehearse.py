@@ -234,7 +234,10 @@ def _rehearse_script(
 
             click.echo(nothing_seen_as_json(error, gpu))
         raise
-    _report(rehearsal, gpu, None, _kept(answers, rehearsal, folder), output_format)
+    notes = _kept(answers, rehearsal, folder)
+    if any(finding.kind == "batch_shapes" for finding in rehearsal.findings):
+        notes.append("--worst-batch begins with the largest batches of the program's DataLoaders")
+    _report(rehearsal, gpu, None, notes, output_format)
     return rehearsal.exit_code if rehearsal.exit_code >= 0 else 128 - rehearsal.exit_code
 
 

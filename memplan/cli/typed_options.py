@@ -33,7 +33,6 @@ OPTIONS = {
     "timeout_seconds": "--timeout",
     "device": "--device",
     "allow_writes": "--allow-writes",
-    "worst_batch": "--worst-batch",
 }
 """The argument of memplan's functions, and the option."""
 

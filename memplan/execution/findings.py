@@ -99,7 +99,7 @@ def _batch_shapes(record: RunRecord) -> Iterator[Finding]:
         yield Finding(
             kind="batch_shapes",
             message=f"the shapes of the batches differ: {_shape(first)} to {_shape(last)} among the {len(trained)} that were taken; "
-            "the largest batch of an epoch decides, and it may be a later one: `worst_batch=True` begins with it",
+            "the largest batch of an epoch decides, and it may be a later one",
         )
 
 

@@ -52,10 +52,11 @@ def own_caches(folder: Path) -> dict[str, str]:
     """
     Return the variables that have what is compiled kept in *folder*, so that each rehearsal compiles its own.
 
-    With what an earlier run has left in Triton's and Inductor's caches a compiled program takes another peak than on its first start, and a
-    kernel that was compiled for the simulated GPU is not for a real one to find.
+    With what an earlier run has left in Triton's, Inductor's and PyTorch's caches a compiled program takes another peak than on its first
+    start, and a kernel that was compiled for the simulated GPU is not for a real one to find.
     """
-    return {"TRITON_CACHE_DIR": str(folder / "triton"), "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor")}
+    names = {"TRITON_CACHE_DIR": "triton", "TORCHINDUCTOR_CACHE_DIR": "inductor", "PYTORCH_KERNEL_CACHE_PATH": "kernels"}
+    return {variable: str(folder / name) for variable, name in names.items()}
 
 
 def gpu_description(gpu: GpuSpec, context_bytes: int) -> str:

@@ -456,7 +456,7 @@ P = 4 * MIB
         ("ASGD", {}, 4),
         ("Muon", {}, 4),
         ("Adafactor", {}, 0),  # a row and a column
-        ("LBFGS", {"max_iter": 2}, 12),  # the direction, the last gradient and one difference, at least
+        ("LBFGS", {"max_iter": 2}, 28),  # two pairs of differences, the last gradient, and the old direction beside the new one
     ],
 )
 def test_every_optimizer_steps(device: Device, name: str, options: dict[str, Any], state_mib: int) -> None:

@@ -90,8 +90,9 @@ def _batch_shapes(record: RunRecord) -> Iterator[Finding]:
     """Tell of batches that are not all alike: the largest of an epoch decides, and it may not have been among them."""
     if record.num_walked_batches:
         return
-    next_backwards = [*(batch.num_backwards for batch in record.batches[1:]), record.num_backwards]
-    trained = [batch for batch, then in zip(record.batches, next_backwards, strict=False) if then > batch.num_backwards]  # not evaluated
+    following = [*(batch.num_backwards for batch in record.batches[1:]), record.num_backwards]
+    is_trained = [not record.num_backwards or then > batch.num_backwards for batch, then in zip(record.batches, following, strict=False)]
+    trained = [batch for batch, followed in zip(record.batches, is_trained, strict=False) if followed]  # the others are evaluated
     sizes = {batch.num_elements for batch in trained}
     if len({batch.shapes for batch in trained}) > 1 and len(sizes) > 1:
         smallest, largest = (pick(trained, key=lambda batch: batch.num_elements) for pick in (min, max))

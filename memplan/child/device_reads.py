@@ -131,8 +131,8 @@ class Reads:
         if size > DECIDES and self.recorded is None and self.on_answer is None and not _reads_integers():
             return
         frames = frames_from(sys._getframe())
-        place = next((frame for frame in frames if not is_own(frame.f_code.co_filename)), None)
-        where = f"{place.f_code.co_filename}:{place.f_lineno}" if place else "PyTorch"  # by one name, however it comes there
+        place = _of_program(frames)
+        where = _named(place) if place else "PyTorch"  # by one name, however it comes there
         text = _line(place) if place else ""
         known = self._from_data(where, size)  # asked in any case: its turns are counted
         answer = self.users(frames, size) or known
@@ -390,5 +390,14 @@ def _chain(frame: FrameType | None) -> Iterator[FrameType]:
 
 def place_in(frame: FrameType) -> str | None:
     """Return the line of the program, FILE:LINE, that *frame* is in or was called from."""
-    found = next((frame for frame in frames_from(frame) if not is_own(frame.f_code.co_filename)), None)
-    return f"{found.f_code.co_filename}:{found.f_lineno}" if found else None
+    found = _of_program(frames_from(frame))
+    return _named(found) if found else None
+
+
+def _of_program(frames: Sequence[FrameType]) -> FrameType | None:
+    """Return the innermost of *frames* that is the program's own."""
+    return next((frame for frame in frames if not is_own(frame.f_code.co_filename)), None)
+
+
+def _named(frame: FrameType) -> str:
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"

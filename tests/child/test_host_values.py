@@ -36,9 +36,10 @@ def line_of(text: str) -> int:
     return number
 
 
-def test_what_integers_of_the_host_decide_is_what_the_host_computes(run: Run) -> None:
-    """Forty ways to ask: the step itself compares each with the same on the CPU."""
-    seen = run("reads")
+@pytest.mark.parametrize("is_inference", [0, 1])
+def test_what_integers_of_the_host_decide_is_what_the_host_computes(run: Run, is_inference: int) -> None:
+    """Forty ways to ask: the step itself compares each with the same on the CPU. An evaluation often runs in inference mode."""
+    seen = run("reads", is_inference=is_inference)
 
     assert seen.verdict == "fits"
     assert {read.basis for read in seen.reads} <= {"data", "rule"}
@@ -47,6 +48,14 @@ def test_what_integers_of_the_host_decide_is_what_the_host_computes(run: Run) ->
 def test_chains_of_operations_are_followed(run: Run) -> None:
     """Sixty random ones of eight operations, in place, on views and of sizes that data decide."""
     assert run("pipelines").verdict == "fits"
+
+
+def test_a_weight_that_is_read_decides_nothing(run: Run) -> None:
+    """Operations read it below any method of a tensor; that it is a float is known from the values pass."""
+    seen = run("looks_at_its_weights")
+
+    assert seen.verdict == "fits"
+    assert seen.lower_bound_reasons == ()
 
 
 def test_the_memory_of_rows_that_labels_choose_is_counted_in_forward_and_backward(run: Run) -> None:

@@ -106,7 +106,7 @@ def rehearse_script(
             log, record = read_device_log(folder / "log"), _record(folder)
             if record is None or record.failure is not None or process.returncode:
                 log.check()
-            if record is None:
+            if record is None or _used_no_memory(record):
                 raise _nothing_seen(process.returncode)
             if record.failure is not None and record.failure.kind == "mistake":
                 raise UsageError(record.failure.message, hint="name the Python that runs it: `-- /path/to/python train.py`")
@@ -171,6 +171,11 @@ def _for_recorder(
         "PYTHONPATH": os.pathsep.join(filter(None, [str(path_for_variables(HOOK)), inherited.get("PYTHONPATH", "")])),
         REHEARSING: "1",
     }
+
+
+def _used_no_memory(record: RunRecord) -> bool:
+    """Say whether the program only began to use the GPU, as by a seed, and ran on the host."""
+    return not record.peak_reserved_bytes and record.failure is None and record.out_of_memory is None
 
 
 def _nothing_seen(exit_code: int) -> NothingSeenError:

@@ -64,7 +64,7 @@ def test_the_memory_of_rows_that_labels_choose_is_counted_in_forward_and_backwar
 
     head, logits = 64 * MIB, 64 * MIB
     assert seen.verdict == "fits"
-    assert seen.breakdown.parameters_bytes == head
+    assert seen.breakdown.parameters_bytes == head + 256 * 64 * 4  # and the states, for which gradients are accumulated
     assert seen.peak_allocated_bytes >= 2 * head + 2 * logits
     assert seen.peak_allocated_bytes < run("keeps_rows", rows=512).peak_allocated_bytes - 2 * logits + MIB
 
@@ -110,9 +110,7 @@ def test_data_that_differ_are_a_reason_to_grow(run: Run) -> None:
     """1 MiB more in every step."""
     (finding,) = run("keeps_more_and_more", steps=3).findings
 
-    assert finding.message.endswith(
-        "2.0 MiB since step 2; the data decide sizes that differ from step to step, or something is kept from step to step"
-    )
+    assert finding.message.endswith("the peak rose by 2.0 MiB in step 3; the data decide sizes that differ from step to step")
 
 
 @pytest.mark.parametrize(("program", "size_mib"), [("rounds_a_float", 7), ("copies_edges", 5)])

@@ -34,7 +34,9 @@ DECIDES = 65_536
 _TORCH = str(Path(torch.__file__).parent)
 _LBFGS = str(Path(_TORCH) / "optim" / "lbfgs.py")
 _DISTRIBUTIONS = str(Path(_TORCH) / "distributions")
-_SHOWS_TENSORS = str(Path(_TORCH) / "_tensor_str.py")
+_LOOKS_ONLY = {str(Path(_TORCH) / name) for name in ("_tensor_str.py", "serialization.py")}
+"""Where a tensor is read to be printed or saved."""
+
 _SCALES = str(Path(_TORCH) / "amp" / "grad_scaler.py")
 _OWN = str(Path(__file__).parent)
 _NOT_COMPILED = "<frozen importlib._memplan>"
@@ -90,8 +92,10 @@ class Reads:
         """What a values pass found, to be read again by the same lines in the same order."""
         self.known: Callable[[int], tuple[bytes, str | None] | None] = lambda size: None  # noqa: ARG005
         """In a values pass: the bytes of what is being read, and the assumption that they stand on, where they are known."""
-        self.on_answer: Callable[[str, int, bytes | None, str | None], None] | None = None
-        """In a values pass: takes place, size, content (None: not known) and assumption of each read."""
+        self.known_dtype: Callable[[], torch.dtype | None] = lambda: None
+        """In a values pass: the type of what is being read, where that is known."""
+        self.on_answer: Callable[[str, int, bytes | None, str | None, str | None], None] | None = None
+        """In a values pass: takes place, size, content (None: not known), assumption and type of each read."""
         self.is_counting = True
         """Off, what is read is answered and not told of."""
         self._is_known = False
@@ -135,12 +139,13 @@ class Reads:
         where = _named(place) if place else "PyTorch"  # by one name, however it comes there
         text = _line(place) if place else ""
         known = self._from_data(where, size)  # asked in any case: its turns are counted
-        answer = self.users(frames, size) or known
+        dtype = known if isinstance(known, torch.dtype) else getattr(_reading, "dtype", None)
+        answer = self.users(frames, size) or (known if isinstance(known, Answer) else None)
         if answer is None and size > DECIDES and not _reads_integers():
             return
-        if answer is not None and answer.basis == "assumed" and _is_yes_or_no(size):
+        if answer is not None and answer.basis == "assumed" and _is_yes_or_no(size, dtype):
             answer = _rule(text, frames) or answer  # a check that passes is no choice of the model
-        answer = answer or _default(text, frames, size)
+        answer = answer or _default(text, frames, size, dtype)
         ctypes.memmove(to, answer.content, size)
         if not self.is_counting:
             return
@@ -150,15 +155,20 @@ class Reads:
         )
         read["count"] += 1
 
-    def _from_data(self, where: str, size: int) -> Answer | None:
-        """Return what the program's data say: in a values pass what is known now, behind one what it recorded."""
+    def _from_data(self, where: str, size: int) -> Answer | torch.dtype | None:
+        """Return what the program's data say, or else the type: in a values pass what is known now, behind one what it recorded."""
+        known: tuple[bytes, str | None] | str | None
         if self.on_answer is not None:
-            known = self.known(size)
-            self.on_answer(where, size, *(known or (None, None)))
+            dtype = self.known_dtype()
+            name = str(dtype).removeprefix("torch.") if dtype is not None else None
+            found = self.known(size)
+            content, assumption = found or (None, None)
+            self.on_answer(where, size, content, assumption, name)
+            known = found or name
         else:
             known = self.recorded.next(where, size) if self.recorded is not None else None
-        if known is None:
-            return None
+        if known is None or isinstance(known, str):
+            return getattr(torch, known or "", None)
         content, assumption = known
         if assumption is not None and assumption.startswith(USERS):
             said = self.answers.get(assumption.removeprefix(USERS))
@@ -244,12 +254,11 @@ _ROUNDS = re.compile(r"\b(int|round|ceil|floor|range)\(.*\.item\(\)")
 _FORMATS = {torch.float16: "=e", torch.float32: "=f", torch.float64: "=d"}
 
 
-def _default(text: str, frames: list[FrameType], size: int) -> Answer:
+def _default(text: str, frames: list[FrameType], size: int, dtype: torch.dtype | None) -> Answer:
     """Return the answer that holds for ordinary training."""
-    dtype = getattr(_reading, "dtype", None)
-    if any(frame.f_code.co_filename == _SHOWS_TENSORS for frame in frames):
-        return Answer(bytes(size), "0", "ordinary", "a tensor is printed")
-    if _is_yes_or_no(size):
+    if any(frame.f_code.co_filename in _LOOKS_ONLY for frame in frames):
+        return Answer(bytes(size), "0", "ordinary", "a tensor is printed or saved")
+    if _is_yes_or_no(size, dtype):
         return _yes_or_no(text, frames)
     if dtype is not None and (dtype.is_floating_point or dtype.is_complex):
         is_scale = any(frame.f_code.co_filename == _SCALES for frame in frames) or re.search(r"found_inf|overflow", text)
@@ -275,8 +284,8 @@ _losses = itertools.count(1)
 """How often L-BFGS asked for a number; one that stays would end its iterations."""
 
 
-def _is_yes_or_no(size: int) -> bool:
-    return size == 1 and getattr(_reading, "dtype", None) in (None, torch.bool, torch.uint8)
+def _is_yes_or_no(size: int, dtype: torch.dtype | None) -> bool:
+    return size == 1 and dtype in (None, torch.bool, torch.uint8)
 
 
 def _yes_or_no(text: str, frames: list[FrameType]) -> Answer:

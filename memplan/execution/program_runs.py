@@ -229,7 +229,7 @@ class ProgramRuns(Closing):
             return None
         if record is None or record.failure is not None or exit_code:
             log.check()
-        if record is None:
+        if record is None or _used_no_memory(record):
             raise _nothing_seen(exit_code)
         if record.failure is not None and record.failure.kind == "mistake":
             raise UsageError(record.failure.message, hint="name the Python that runs it: `-- /path/to/python train.py`")
@@ -248,6 +248,11 @@ def _streams(*, is_heard: bool, output_to_stderr: bool) -> Iterator[tuple[int, i
         yield nothing, nothing, nothing
     finally:
         os.close(nothing)
+
+
+def _used_no_memory(record: RunRecord) -> bool:
+    """Say whether the program only began to use the GPU, as by a seed, and ran on the host."""
+    return not record.peak_reserved_bytes and record.failure is None and record.out_of_memory is None
 
 
 def _nothing_seen(exit_code: int) -> NothingSeenError:

@@ -17,6 +17,7 @@ import re
 import struct
 import sys
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
@@ -78,6 +79,12 @@ class Said(NamedTuple):
 
 USERS = "your answer for "
 
+MOST_SCOUTED = 256
+"""How often one line gets the same yes or no in one step of a run that only shows what is asked: a loop may wait for the other."""
+
+MOST_WAITED = 10_000
+"""The same in a run with values, where nobody knows the answer: a loop that asks for so long is endless."""
+
 
 class Reads:
     """Counts and answers the reads of this process."""
@@ -94,6 +101,7 @@ class Reads:
         self.is_counting = True
         """Off, what is read is answered and not told of."""
         self._is_known = False
+        self._unknown: Counter[str] = Counter()
         self._seen: dict[tuple[str, str], dict[str, Any]] = {}
         self._callback = _READER(self._read)
 
@@ -109,6 +117,10 @@ class Reads:
         device = _device()
         if device is not None:
             device(_READER(0))
+
+    def begin_step(self) -> None:
+        """Count anew how often a line asks for what nobody knows."""
+        self._unknown.clear()
 
     def seen(self) -> list[dict[str, Any]]:
         """Return the reads by place, the most frequent first."""
@@ -141,6 +153,8 @@ class Reads:
             ordinary = _ordinary(frames, place, size)  # a check that passes, or a number that is logged, is no choice of the model
             answer = ordinary if ordinary is not None and ordinary.basis in ("rule", "ordinary") else answer
         answer = answer or _default(frames, place, size)
+        if answer.basis == "zero" and _is_yes_or_no(size):
+            answer = self._ending(where, answer)
         ctypes.memmove(to, answer.content, size)
         if not self.is_counting:
             return
@@ -166,6 +180,14 @@ class Reads:
         if assumption is not None:
             return Answer(content, _shown(content), "assumed", assumption)
         return Answer(content, _shown(content), "data", "computed on the host from the program's data")
+
+    def _ending(self, where: str, answer: Answer) -> Answer:
+        """Answer a line that asks for a yes or no again and again with the other one at last: texts are generated until all have ended."""
+        self._unknown[where] += 1
+        is_scout = self.on_answer is None and self.recorded is None
+        if self._unknown[where] % (MOST_SCOUTED if is_scout else MOST_WAITED):
+            return answer
+        return Answer(b"\1", "true", "zero", "it was asked for again and again, and a loop may wait for it")
 
     def users(self, frames: Sequence[FrameType], size: int) -> Answer | None:
         """

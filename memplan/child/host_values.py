@@ -42,6 +42,9 @@ MOST_COMPUTED = 2**20
 SWEEP_EVERY = 4096
 """Operations between two looks for shadows whose storage has gone."""
 
+A_VOCABULARY = 1000
+"""Choices from which on what is chosen is a token of a text or the like, of which the first and the last often mean that it ends."""
+
 _ALL_PASS: Mapping[Variant, str] = {"all": "everything passes", "none": "nothing passes"}
 _SHARES: Mapping[Variant, str] = {"all": "each of the choices gets an equal share", "none": "the first choices get all"}
 
@@ -434,17 +437,19 @@ class HostValues(TorchDispatchMode):
             return
         dim = given % scores.dim()
         num_choices = scores.shape[dim]
+        first = num_choices // 3 if num_choices >= A_VOCABULARY else 0  # so that what is generated does not end before its time
         if places.dim() == scores.dim():
             chosen = places.shape[dim]
             order = torch.arange(chosen)
             rows = torch.arange(places.numel() // max(1, chosen)).unsqueeze(1)
             wanted = order.expand(rows.shape[0], chosen) if self._variant == "none" or chosen == num_choices else rows * chosen + order
+            wanted = wanted + first
             value = (
                 (wanted % max(1, num_choices)).view(*(size for at, size in enumerate(places.shape) if at != dim), chosen).movedim(-1, dim)
             )
         else:
             rows = torch.arange(places.numel()).view(places.shape)
-            value = rows % max(1, num_choices) if self._variant == "all" else torch.zeros_like(rows)
+            value = (first + (rows if self._variant == "all" else torch.zeros_like(rows))) % max(1, num_choices)
         self.learn(places, value, _SHARES[self._variant])
 
 

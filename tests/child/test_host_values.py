@@ -165,3 +165,11 @@ def test_an_answer_for_a_mask_holds_in_the_backward_too(run: Run, share: str) ->
     assert seen.assumed_range is None
     states = gradient = scattered = 64 * MIB
     assert 0 <= seen.peak_allocated_bytes - (states + gradient + scattered + 16 * MIB) <= MIB + WORKSPACE
+
+
+def test_what_is_generated_is_as_long_as_it_may_be(run: Run) -> None:
+    """No token that is chosen ends a text, and the run that only shows what is asked does not wait for the end for ever."""
+    seen = run("generates", steps=1)
+
+    assert seen.verdict == "fits"
+    assert 300 <= seen.peak_allocated_bytes * 16 / MIB <= 300 + 16 + WORKSPACE * 16 / MIB

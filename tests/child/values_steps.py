@@ -363,3 +363,19 @@ def counts_what_is_right(device, is_kept=0):
         print(f"{right} of {len(labels)}", right / len(labels))
 
     return step
+
+
+def generates(device, tokens=300, vocabulary=2000):
+    """Generates until every text has ended or is long enough, and keeps 64 KiB for each token: what ends first is the length."""
+    model = nn.Linear(16, vocabulary, device=device)
+
+    def step():
+        kept, texts = [], torch.zeros(3, 1, dtype=torch.int64, device=device)
+        is_finished = torch.zeros(3, dtype=torch.bool, device=device)
+        while not is_finished.all():
+            chosen = torch.multinomial(model(torch.randn(3, 16, device=device)).softmax(-1), 1)
+            texts = torch.cat([texts, chosen], 1)
+            is_finished = is_finished | (chosen[:, 0] == 0) | torch.full((3,), texts.shape[1] > tokens, device=device)
+            kept.append(torch.empty(MIB_OF_FLOATS // 16, device=device))
+
+    return step

@@ -173,3 +173,8 @@ def test_what_is_generated_is_as_long_as_it_may_be(run: Run) -> None:
 
     assert seen.verdict == "fits"
     assert 300 <= seen.peak_allocated_bytes * 16 / MIB <= 300 + 16 + WORKSPACE * 16 / MIB
+
+
+def test_numbers_that_a_model_computes_are_finite_ones(run: Run) -> None:
+    """Which PyTorch asks by comparing them with themselves and with infinity."""
+    assert run("drops_what_is_not_finite").verdict == "fits"

@@ -379,3 +379,17 @@ def generates(device, tokens=300, vocabulary=2000):
             kept.append(torch.empty(MIB_OF_FLOATS // 16, device=device))
 
     return step
+
+
+def drops_what_is_not_finite(device):
+    """Takes the least of its loss, as a vector of one and of many, where that is a number: it always is."""
+    model = nn.Linear(16, 8, device=device)
+
+    def step():
+        losses = model(torch.randn(64, 16, device=device)).square().mean(1)
+        for numbers in (losses, losses.mean()[None]):
+            for is_bad in (torch.isnan(numbers), ~torch.isfinite(numbers), torch.isinf(numbers), numbers.abs() == float("inf")):
+                assert torch.min(numbers[~is_bad]).numel() == 1
+                assert numbers[is_bad].numel() == 0
+
+    return step

@@ -47,6 +47,8 @@ Basis = Literal["data", "answer", "assumed", "rule", "padding", "rounded", "ordi
 the worse of two cases (a mask has padding), all of what a float may be a share of, a number that a program only looks at, or nothing."""
 
 _RULES: tuple[tuple[str, bool, str], ...] = (
+    (r"~\s*(\w+\.)*(isnan|isinf)\(", True, "an ordinary step has no NaN"),
+    (r"~\s*(\w+\.)*isfinite\(", False, "an ordinary step's values are finite"),
     (r"isfinite|linalg\.eig(vals)?\(", True, "an ordinary step's values are finite"),
     (r"isnan|isinf|nonfinite|overflow|found_inf", False, "an ordinary step has no NaN and no overflow"),
     (r"^\s*assert\s+not\b", False, "an assertion holds"),

@@ -13,7 +13,7 @@ from pydantic import Field, NonNegativeInt, ValidationError
 
 from memplan.description import Description
 from memplan.execution.rehearsal import DeviceRead, StepPeaks
-from memplan.traces.trace import ALLOC, CountedMark, EventColumns, MemoryTrace, Note, make_trace
+from memplan.traces.trace import CountedMark, EventColumns, MemoryTrace, Note, make_trace
 
 
 class Failure(Description):
@@ -165,11 +165,6 @@ class RunRecord(Description):
     def trace(self) -> MemoryTrace:
         """Return the events that count as a trace, each allocation with what it was for."""
         return make_trace(self.events, marks=self.marks, notes=self.notes, end=self.end)
-
-    def requested_sizes(self) -> list[int]:
-        """Return the bytes of each allocation that counts, in order."""
-        sizes = [size for action, size in zip(self.events.actions, self.events.sizes, strict=True) if action == ALLOC]
-        return sizes[: self.end.num_allocations] if self.end is not None else sizes
 
     def whole_trace(self) -> MemoryTrace:
         """Return all events, those of the step that was run once more included."""

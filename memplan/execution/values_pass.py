@@ -19,6 +19,7 @@ from memplan.execution.findings import decides
 from memplan.execution.run_record import RunRecord
 from memplan.execution.summary import Run
 from memplan.hardware.gpu import GpuSpec
+from memplan.traces.trace import Phase
 
 
 class ValuesFile(NamedTuple):
@@ -86,14 +87,29 @@ def _allocate_alike(first: RunRecord, second: RunRecord) -> bool:
     """
     Say whether two runs ask for the same memory in the same order, and hold the same at the end of each step.
 
-    What one of them was followed by may delay a free within a step. Of a long program, whose later events are not kept, nothing is said.
+    Where a mode follows the second, autograd adds gradients up in new tensors (InputBuffer::accumulate, isTensorSubclassLike), and frees
+    come a little later: a backward may ask for more in between, which says nothing. Of a long program, whose later events are not kept, and
+    of one that failed or came to the end of its memory, nothing is known.
     """
-    if first.failure is not None or second.failure is not None or first.was_stopped or second.was_stopped:
+    for record in (first, second):
+        if record.failure is not None or record.was_stopped or record.out_of_memory is not None or record.num_alloc_retries:
+            return False
+    ours, theirs = first.trace().phases(), second.trace().phases()
+    return len(ours) == len(theirs) and all(map(_is_alike, ours, theirs)) and _held_by_steps(ours) == _held_by_steps(theirs)
+
+
+def _is_alike(first: Phase, second: Phase) -> bool:
+    if (first.step, first.phase) != (second.step, second.phase):
         return False
-    if first.out_of_memory is not None or first.num_alloc_retries or second.out_of_memory is not None:
-        return False
-    held = [[step.allocated_bytes for step in record.steps] for record in (first, second)]
-    return held[0] == held[1] and first.requested_sizes() == second.requested_sizes()
+    if first.phase != "backward":
+        return first.sizes == second.sizes
+    left = iter(second.sizes)
+    return all(size in left for size in first.sizes)  # in the same order, perhaps with others between
+
+
+def _held_by_steps(phases: list[Phase]) -> dict[int, int]:
+    """Return the bytes at the end of each step."""
+    return {phase.step: phase.held_bytes for phase in phases}
 
 
 def with_ample_memory(gpu: GpuSpec) -> GpuSpec:

@@ -387,9 +387,12 @@ def drops_what_is_not_finite(device):
 
     def step():
         losses = model(torch.randn(64, 16, device=device)).square().mean(1)
-        for numbers in (losses, losses.mean()[None]):
+        for numbers in (losses, losses.mean()[None], losses.mean()):
             for is_bad in (torch.isnan(numbers), ~torch.isfinite(numbers), torch.isinf(numbers), numbers.abs() == float("inf")):
                 assert torch.min(numbers[~is_bad]).numel() == 1
                 assert numbers[is_bad].numel() == 0
+        right = (losses > 0).float().mean()  # by assumption
+        torch.empty(int(right[~torch.isnan(right)].numel()), device=device)
+        assert right[~torch.isnan(right)].numel() == 1
 
     return step

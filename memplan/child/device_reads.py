@@ -9,16 +9,15 @@ what holds in an ordinary training; else with zero, and then the report says so.
 
 from __future__ import annotations
 
-import ast
 import ctypes
 import functools
 import itertools
-import linecache
 import os
 import re
 import struct
 import sys
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
@@ -27,6 +26,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 
 from memplan.child.recorded_values import RecordedValues
+from memplan.child.source_lines import is_made_whole, is_only_told, line_of, statement_of, statement_text
 
 DECIDES = 65_536
 """Copies above this many bytes are data that goes to the host, not values that decide something, as long as nobody knows them."""
@@ -44,11 +44,13 @@ _NOT_COMPILED = "<frozen importlib._memplan>"
 
 _READER = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_size_t)
 
-Basis = Literal["data", "answer", "assumed", "rule", "padding", "ordinary", "zero"]
+Basis = Literal["data", "answer", "assumed", "rule", "padding", "rounded", "ordinary", "zero"]
 """What an answer stands on: the program's own data, the user, an assumption about what floats decide, what holds in an ordinary training,
-the worse of two cases (a mask has padding), a number that a program only looks at, or nothing."""
+the worse of two cases (a mask has padding), all of what a float may be a share of, a number that a program only looks at, or nothing."""
 
 _RULES: tuple[tuple[str, bool, str], ...] = (
+    (r"~\s*(\w+\.)*(isnan|isinf)\(", True, "an ordinary step has no NaN"),
+    (r"~\s*(\w+\.)*isfinite\(", False, "an ordinary step's values are finite"),
     (r"isfinite|linalg\.eig(vals)?\(", True, "an ordinary step's values are finite"),
     (r"isnan|isinf|nonfinite|overflow|found_inf", False, "an ordinary step has no NaN and no overflow"),
     (r"^\s*assert\s+not\b", False, "an assertion holds"),
@@ -81,6 +83,12 @@ class Said(NamedTuple):
 
 USERS = "your answer for "
 
+MOST_SCOUTED = 256
+"""How often one line gets the same yes or no in one step of a run that only shows what is asked: a loop may wait for the other."""
+
+MOST_WAITED = 10_000
+"""The same in a run with values, where nobody knows the answer: a loop that asks for so long is endless."""
+
 
 class Reads:
     """Counts and answers the reads of this process."""
@@ -99,6 +107,7 @@ class Reads:
         self.is_counting = True
         """Off, what is read is answered and not told of."""
         self._is_known = False
+        self._unknown: Counter[str] = Counter()
         self._seen: dict[tuple[str, str], dict[str, Any]] = {}
         self._callback = _READER(self._read)
 
@@ -114,6 +123,10 @@ class Reads:
         device = _device()
         if device is not None:
             device(_READER(0))
+
+    def begin_step(self) -> None:
+        """Count anew how often a line asks for what nobody knows."""
+        self._unknown.clear()
 
     def seen(self) -> list[dict[str, Any]]:
         """Return the reads by place, the most frequent first."""
@@ -137,15 +150,18 @@ class Reads:
         frames = frames_from(sys._getframe())
         place = _of_program(frames)
         where = _named(place) if place else "PyTorch"  # by one name, however it comes there
-        text = _line(place) if place else ""
+        text = line_of(place) if place else ""
         known = self._from_data(where, size)  # asked in any case: its turns are counted
         dtype = known if isinstance(known, torch.dtype) else getattr(_reading, "dtype", None)
         answer = self.users(frames, size) or (known if isinstance(known, Answer) else None)
         if answer is None and size > DECIDES and not _reads_integers():
             return
-        if answer is not None and answer.basis == "assumed" and _is_yes_or_no(size, dtype):
-            answer = _rule(text, frames) or answer  # a check that passes is no choice of the model
-        answer = answer or _default(text, frames, size, dtype)
+        if answer is not None and answer.basis == "assumed":
+            ordinary = _ordinary(frames, place, size, dtype)  # a check that passes, or a number that is logged, is no choice of the model
+            answer = ordinary if ordinary is not None and ordinary.basis in ("rule", "ordinary") else answer
+        answer = answer or _default(frames, place, size, dtype)
+        if answer.basis == "zero" and _is_yes_or_no(size, dtype):
+            answer = self._ending(where, answer)
         ctypes.memmove(to, answer.content, size)
         if not self.is_counting:
             return
@@ -177,6 +193,14 @@ class Reads:
             return Answer(content, _shown(content), "assumed", assumption)
         return Answer(content, _shown(content), "data", "computed on the host from the program's data")
 
+    def _ending(self, where: str, answer: Answer) -> Answer:
+        """Answer a line that asks for a yes or no again and again with the other one at last: texts are generated until all have ended."""
+        self._unknown[where] += 1
+        is_scout = self.on_answer is None and self.recorded is None
+        if self._unknown[where] % (MOST_SCOUTED if is_scout else MOST_WAITED):
+            return answer
+        return Answer(b"\1", "true", "zero", "it was asked for again and again, and a loop may wait for it")
+
     def users(self, frames: Sequence[FrameType], size: int) -> Answer | None:
         """
         Return what the user said for a line that the program is in.
@@ -193,7 +217,7 @@ class Reads:
         for frame in frames if self.answers else ():
             for place, (answer, text) in self.answers.items():
                 file, _, line = place.rpartition(":")
-                if _is_file(frame.f_code.co_filename, file) and int(line) in _statement(frame) and text in (None, _line(frame)):
+                if _is_file(frame.f_code.co_filename, file) and int(line) in statement_of(frame) and text in (None, line_of(frame)):
                     return Said(answer, USERS + place)
         return None
 
@@ -213,7 +237,7 @@ def _device() -> Any:
 _reading = threading.local()
 """The type of the tensor that a method of it reads at the moment, in this thread, and the method's name."""
 
-_READING = ("item", "tolist", "cpu", "__bool__", "__float__", "__int__", "__index__")
+_READING = ("item", "tolist", "cpu", "to", "__bool__", "__float__", "__int__", "__index__")
 
 
 def _note_types() -> None:
@@ -248,32 +272,44 @@ def _noting_type(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
 
 # what is answered where nobody knows
 
-_ROUNDS = re.compile(r"\b(int|round|ceil|floor|range)\(.*\.item\(\)")
-"""Words of a line that makes a whole number of a float, which may be a size."""
-
 _FORMATS = {torch.float16: "=e", torch.float32: "=f", torch.float64: "=d"}
 
 
-def _default(text: str, frames: list[FrameType], size: int, dtype: torch.dtype | None) -> Answer:
-    """Return the answer that holds for ordinary training."""
+def _default(frames: list[FrameType], place: FrameType | None, size: int, dtype: torch.dtype | None) -> Answer:
+    """Return the answer that holds for ordinary training, where there is one; else zero."""
     if any(frame.f_code.co_filename in _LOOKS_ONLY for frame in frames):
         return Answer(bytes(size), "0", "ordinary", "a tensor is printed or saved")
+    ordinary = _ordinary(frames, place, size, dtype)
+    if ordinary is not None:
+        return ordinary
+    return Answer(bytes(size), "false" if _is_yes_or_no(size, dtype) else "0", "zero", "nothing is computed, so it reads zero")
+
+
+def _ordinary(frames: list[FrameType], place: FrameType | None, size: int, dtype: torch.dtype | None) -> Answer | None:
+    """Return what the value that is read is in an ordinary training; None where it may be a size, or a choice."""
+    text = statement_text(place) if place else ""
     if _is_yes_or_no(size, dtype):
         return _yes_or_no(text, frames)
-    if dtype is not None and (dtype.is_floating_point or dtype.is_complex):
-        is_scale = any(frame.f_code.co_filename == _SCALES for frame in frames) or re.search(r"found_inf|overflow", text)
-        format_ = _FORMATS.get(dtype)
-        if is_scale or format_ is None or size % struct.calcsize(format_):
-            return Answer(bytes(size), "0", "ordinary", "no overflow was found" if is_scale else "a number that nothing computed")
-        if getattr(_reading, "name", "") in ("__int__", "__index__") or _ROUNDS.search(text):
-            return Answer(bytes(size), "0", "zero", "nothing is computed, so it reads zero")
-        one = struct.pack(format_, 1.0)
-        if size == len(one) and any(frame.f_code.co_filename == _LBFGS for frame in frames):
-            return _falling(format_)
-        return Answer(one * (size // len(one)), "1.0", "ordinary", "an ordinary number: nothing is computed")
     if size in (4, 8) and any(frame.f_code.co_filename == _LBFGS for frame in frames):
         return _falling("=f" if size == 4 else "=d")
-    return Answer(bytes(size), "0", "zero", "nothing is computed, so it reads zero")
+    if dtype is not None and (dtype.is_floating_point or dtype.is_complex):
+        return _ordinary_float(dtype, text, frames, place, size)
+    if place is not None and dtype is not None and getattr(_reading, "name", "") in ("item", "__int__") and is_only_told(place):
+        return Answer((1).to_bytes(size, sys.byteorder), "1", "ordinary", "a number that is only shown")
+    return None
+
+
+def _ordinary_float(dtype: torch.dtype, text: str, frames: list[FrameType], place: FrameType | None, size: int) -> Answer | None:
+    is_scale = any(frame.f_code.co_filename == _SCALES for frame in frames) or re.search(r"found_inf|overflow", text)
+    format_ = _FORMATS.get(dtype)
+    if is_scale or format_ is None or size % struct.calcsize(format_):
+        return Answer(bytes(size), "0", "ordinary", "no overflow was found" if is_scale else "a number that nothing computed")
+    if getattr(_reading, "name", "") in ("__int__", "__index__") or (place is not None and is_made_whole(place, at_once=True)):
+        return None
+    one = struct.pack(format_, 1.0)
+    if place is not None and is_made_whole(place):
+        return Answer(one * (size // len(one)), "1.0", "rounded", "nothing is computed: a share that becomes a size is all of it")
+    return Answer(one * (size // len(one)), "1.0", "ordinary", "an ordinary number: nothing is computed")
 
 
 def _falling(format_: str) -> Answer:
@@ -288,20 +324,18 @@ def _is_yes_or_no(size: int, dtype: torch.dtype | None) -> bool:
     return size == 1 and dtype in (None, torch.bool, torch.uint8)
 
 
-def _yes_or_no(text: str, frames: list[FrameType]) -> Answer:
-    """Return what a yes or no is in ordinary training."""
+def _yes_or_no(text: str, frames: list[FrameType]) -> Answer | None:
+    """Return what a yes or no is in ordinary training; None where nobody can say it."""
     rule = _rule(text, frames)
-    if rule is not None:
-        return rule
-    if _MASK.search(text):
+    if rule is None and _MASK.search(text):
         return Answer(b"\0", "false", "padding", "a mask with padding, with which attention takes more memory than without a mask")
-    return Answer(b"\0", "false", "zero", "nothing is computed, so it reads zero")
+    return rule
 
 
 def _rule(text: str, frames: list[FrameType]) -> Answer | None:
     """Return the answer to a check that an ordinary training passes; None where it is no check."""
     called = itertools.takewhile(is_own, (frame.f_code.co_filename for frame in frames))  # by the program, and below it
-    of_lbfgs = next((_line(frame) for frame in frames if frame.f_code.co_filename == _LBFGS), None)
+    of_lbfgs = next((line_of(frame) for frame in frames if frame.f_code.co_filename == _LBFGS), None)
     if of_lbfgs is not None:
         goes_on = "ys >" in of_lbfgs or "abs(gtd_new) <=" in of_lbfgs
         return Answer(bytes([goes_on]), str(goes_on).lower(), "rule", "the first step of a line search is taken, and L-BFGS goes on")
@@ -352,35 +386,6 @@ def is_own(filename: str) -> bool:
 
 def _is_file(path: str, asked: str) -> bool:
     return path == asked or path.endswith(os.sep + asked.lstrip("./"))
-
-
-@functools.lru_cache(maxsize=64)
-def _statements(filename: str) -> tuple[range, ...]:
-    """Return the lines of each statement of a file; of one with a body, those in front of that."""
-    try:
-        tree = ast.parse("".join(linecache.getlines(filename)))
-    except SyntaxError:
-        return ()
-    found = []
-    for node in ast.walk(tree):
-        if isinstance(node, ast.stmt):
-            body = getattr(node, "body", None)
-            last = body[0].lineno - 1 if isinstance(body, list) and body else node.end_lineno or node.lineno
-            found.append(range(node.lineno, max(last, node.lineno) + 1))
-    return tuple(found)
-
-
-def _statement(frame: FrameType) -> range:
-    """Return the lines of the statement that *frame* is in: an expression may have several."""
-    line = frame.f_lineno
-    around = [lines for lines in _statements(frame.f_code.co_filename) if line in lines]
-    return min(around, key=len, default=range(line, line + 1))
-
-
-def _line(frame: FrameType) -> str:
-    """Return the line that *frame* is at, with a mark when what follows raises."""
-    lines = [linecache.getline(frame.f_code.co_filename, frame.f_lineno + offset).rstrip("\n") for offset in (0, 1)]
-    return lines[0].strip() + (" # RAISES" if lines[1].strip().startswith("raise") else "")
 
 
 def frames_from(frame: FrameType | None) -> list[FrameType]:

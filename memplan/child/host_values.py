@@ -14,6 +14,7 @@ variant everything passes and experts get equal shares; in the other nothing pas
 from __future__ import annotations
 
 import ctypes
+import math
 import struct
 import sys
 import threading
@@ -41,6 +42,9 @@ MOST_COMPUTED = 2**20
 
 SWEEP_EVERY = 4096
 """Operations between two looks for shadows whose storage has gone."""
+
+A_VOCABULARY = 1000
+"""Choices from which on what is chosen is a token of a text or the like, of which the first and the last often mean that it ends."""
 
 _ALL_PASS: Mapping[Variant, str] = {"all": "everything passes", "none": "nothing passes"}
 _SHARES: Mapping[Variant, str] = {"all": "each of the choices gets an equal share", "none": "the first choices get all"}
@@ -434,7 +438,10 @@ class HostValues(TorchDispatchMode):
                     if _is_plain(tensor) and tensor.is_cuda:
                         self.forget(tensor)
         outs = [value for value in tree_flatten(result)[0] if _is_plain(value) and value.is_cuda]
-        if name in _COMPARISONS and outs and outs[0].numel() > 1 and outs[0].dtype == torch.bool:
+        certain = _is_for_ordinary_numbers(name, args)
+        if certain is not None and outs:
+            self.fill(outs[0], int(certain))
+        elif name in _COMPARISONS and outs and outs[0].numel() > 1 and outs[0].dtype == torch.bool:
             self.fill(outs[0], int(self._variant == "all"), _ALL_PASS[self._variant])
         elif name in _FINITE and outs:
             self.fill(outs[0], int(_FINITE[name]))
@@ -453,18 +460,35 @@ class HostValues(TorchDispatchMode):
             return
         dim = given % scores.dim()
         num_choices = scores.shape[dim]
+        first = num_choices // 3 if num_choices >= A_VOCABULARY else 0  # so that what is generated does not end before its time
         if places.dim() == scores.dim():
             chosen = places.shape[dim]
             order = torch.arange(chosen)
             rows = torch.arange(places.numel() // max(1, chosen)).unsqueeze(1)
             wanted = order.expand(rows.shape[0], chosen) if self._variant == "none" or chosen == num_choices else rows * chosen + order
+            wanted = wanted + first
             value = (
                 (wanted % max(1, num_choices)).view(*(size for at, size in enumerate(places.shape) if at != dim), chosen).movedim(-1, dim)
             )
         else:
             rows = torch.arange(places.numel()).view(places.shape)
-            value = rows % max(1, num_choices) if self._variant == "all" else torch.zeros_like(rows)
+            value = (first + (rows if self._variant == "all" else torch.zeros_like(rows))) % max(1, num_choices)
         self.learn(places, value, _SHARES[self._variant])
+
+
+def _is_for_ordinary_numbers(name: str, args: Any) -> bool | None:
+    """
+    Return what a comparison of a tensor with itself or with infinity gives where all numbers are finite; None for other operations.
+
+    PyTorch makes `isnan`, `isfinite` and `isinf` of these.
+    """
+    if name not in ("eq", "ne", "lt", "gt") or len(args) < 2:
+        return None
+    left, right = args[0], args[1]
+    if isinstance(right, float) and math.isinf(right):
+        return name == "ne" or (name == "lt" and right > 0) or (name == "gt" and right < 0)
+    is_same = _is_plain(left) and _is_plain(right) and left.is_set_to(right)
+    return name == "eq" if is_same and name in ("eq", "ne") else None
 
 
 def _given_on(name: str, args: Any) -> list[Any]:

@@ -152,6 +152,7 @@ class Recorder:
     def begin_step(self, number: int) -> None:
         """Note that step *number* begins."""
         self._step = number
+        self.reads.begin_step()
         self.mark("forward")
 
     def end_step(self) -> None:

@@ -212,7 +212,7 @@ def _workspaces(log: DeviceLog) -> Iterator[Finding]:
 
 def decides(read: DeviceRead) -> bool:
     """Say whether a read that nobody knew the answer to may decide a size or a branch."""
-    return read.basis in ("zero", "padding")
+    return read.basis in ("zero", "padding", "rounded")
 
 
 def takes_as_much(record: RunRecord, other: RunRecord) -> bool:

@@ -90,7 +90,7 @@ class DeviceRead(Description):
     reason: str
     """Why that."""
 
-    basis: Literal["data", "answer", "assumed", "rule", "padding", "ordinary", "zero"] = "zero"
+    basis: Literal["data", "answer", "assumed", "rule", "padding", "rounded", "ordinary", "zero"] = "zero"
     """What the answer stands on: the program's own data, the user, an assumption about numbers that a model computes, what holds in an
     ordinary training, the worse of two cases (a mask has padding), a number that decides nothing, or nothing."""
 

@@ -4,6 +4,9 @@ Programs whose sizes come from data: run once more to find the values, and again
 The first run answers what it is asked with zero, and shows whether anything that may decide a size was asked at all. Only then is the
 program run with the integers computed on the host (`child/host_values.py`), and after that again, undisturbed, with what that found. Where
 something hangs on numbers that a model computes, both ends of an assumption are run, and the larger one is told.
+
+Most programs only count what they log (hits, tokens). Then the run with the values asks for the same memory as the first one did, which was
+undisturbed: that one is told, and none need follow.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from memplan.execution.findings import decides
 from memplan.execution.run_record import RunRecord
 from memplan.execution.summary import Run
 from memplan.hardware.gpu import GpuSpec
+from memplan.traces.trace import Phase
 
 
 class ValuesFile(NamedTuple):
@@ -56,25 +60,56 @@ def settle(
     first = run(None)
     if not (needs_values(first.record, has_padding=has_padding) or _has_sizes(answers)):
         return Settled(first)
-    found = _with_values(run, ValuesFile(folder / "values-all", "all"))
+    found = _with_values(run, ValuesFile(folder / "values-all", "all"), first)
     if found is None or (_has_failed(found.run.record) and not _has_failed(first.record)):
         return Settled(first)
     if not any(read.basis == "assumed" for read in found.run.record.reads):
         return found
-    other = _with_values(run, ValuesFile(folder / "values-none", "none"))
+    other = _with_values(run, ValuesFile(folder / "values-none", "none"), first)
     if other is None or _has_failed(other.run.record):
         return found
     larger, smaller = sorted((found, other), key=lambda settled: settled.run.record.peak_reserved_bytes, reverse=True)
     return larger._replace(other=smaller.run)
 
 
-def _with_values(run: Callable[[ValuesFile | None], Run], file: ValuesFile) -> Settled | None:
+def _with_values(run: Callable[[ValuesFile | None], Run], file: ValuesFile, first: Run) -> Settled | None:
     """Return the program as it runs with the values that a pass over it finds; None where that found none."""
-    run(file)
+    sought = run(file)
     if file.path is None or not file.path.exists():
         return None
     known = ValuesFile(file.path)
+    if _allocate_alike(first.record, sought.record):
+        return Settled(first._replace(record=first.record.model_copy(update={"reads": sought.record.reads})), values=known)
     return Settled(run(known), values=known)
+
+
+def _allocate_alike(first: RunRecord, second: RunRecord) -> bool:
+    """
+    Say whether two runs ask for the same memory in the same order, and hold the same at the end of each step.
+
+    Where a mode follows the second, autograd adds gradients up in new tensors (InputBuffer::accumulate, isTensorSubclassLike), and frees
+    come a little later: a backward may ask for more in between, which says nothing. Of a long program, whose later events are not kept, and
+    of one that failed or came to the end of its memory, nothing is known.
+    """
+    for record in (first, second):
+        if record.failure is not None or record.was_stopped or record.out_of_memory is not None or record.num_alloc_retries:
+            return False
+    ours, theirs = first.trace().phases(), second.trace().phases()
+    return len(ours) == len(theirs) and all(map(_is_alike, ours, theirs)) and _held_by_steps(ours) == _held_by_steps(theirs)
+
+
+def _is_alike(first: Phase, second: Phase) -> bool:
+    if (first.step, first.phase) != (second.step, second.phase):
+        return False
+    if first.phase != "backward":
+        return first.sizes == second.sizes
+    left = iter(second.sizes)
+    return all(size in left for size in first.sizes)  # in the same order, perhaps with others between
+
+
+def _held_by_steps(phases: list[Phase]) -> dict[int, int]:
+    """Return the bytes at the end of each step."""
+    return {phase.step: phase.held_bytes for phase in phases}
 
 
 def with_ample_memory(gpu: GpuSpec) -> GpuSpec:

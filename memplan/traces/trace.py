@@ -88,6 +88,17 @@ class Block(NamedTuple):
     category: str
 
 
+class Phase(NamedTuple):
+    """What happened from one mark of a trace to the next."""
+
+    step: int
+    phase: str
+    sizes: list[int]
+    """Of the allocations, as asked for."""
+    held_bytes: int
+    """At its end."""
+
+
 @dataclass(frozen=True)
 class MemoryTrace:
     """The allocator's events in their order, as columns."""
@@ -130,6 +141,22 @@ class MemoryTrace:
         """Return the mark that holds at event *position*."""
         place = bisect.bisect_right([mark.position for mark in self.marks], position)
         return self.marks[place - 1] if place else Mark(0, 0, "build")
+
+    def phases(self) -> list[Phase]:
+        """Return what was asked for from each mark to the next, and what was held then."""
+        found: list[Phase] = []
+        live: dict[int, int] = {}
+        ends = [*(mark.position for mark in self.marks[1:]), len(self.actions)]
+        for mark, end in zip(self.marks, ends, strict=True):
+            asked: list[int] = []
+            for event in range(mark.position, end):
+                if self.actions[event] == ALLOC:
+                    asked.append(self.sizes[event])
+                    live[self.addresses[event]] = self.sizes[event]
+                elif self.actions[event] == FREE:
+                    live.pop(self.addresses[event], None)
+            found.append(Phase(mark.step, mark.phase, asked, sum(live.values())))
+        return found
 
     def peak(self, *, first_allocation: int = 0) -> tuple[int, dict[int, Block]]:
         """

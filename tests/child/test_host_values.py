@@ -99,11 +99,25 @@ def test_where_a_model_decides_everything_passes_or_nothing(run: Run) -> None:
 
 
 def test_what_a_model_decides_and_no_size_hangs_on_is_no_finding(run: Run) -> None:
-    """How many answers are right is printed: both ends of that assumption take the same."""
-    seen = run("counts_what_is_right")
+    """How many answers are right is kept: both ends of that assumption take the same."""
+    seen = run("counts_what_is_right", is_kept=1)
 
     assert {read.basis for read in seen.reads} == {"data", "assumed"}
     assert (seen.verdict, seen.assumed_range, seen.findings) == ("fits", None, ())
+
+
+def test_what_is_only_printed_is_no_choice_of_the_model(run: Run) -> None:
+    """How many answers are right stands in a text and nowhere else: no assumption is made of it."""
+    seen = run("counts_what_is_right")
+
+    assert {read.basis for read in seen.reads} == {"data", "ordinary"}
+
+
+def test_a_loss_that_is_rounded_to_be_shown_is_no_size(run: Run) -> None:
+    """To three places, or to a whole number in a text."""
+    seen = run("rounds_what_it_shows")
+
+    assert (seen.verdict, {read.basis for read in seen.reads}) == ("fits", {"ordinary"})
 
 
 def test_data_that_differ_are_a_reason_to_grow(run: Run) -> None:
@@ -113,10 +127,13 @@ def test_data_that_differ_are_a_reason_to_grow(run: Run) -> None:
     assert finding.message.endswith("the peak rose by 2.0 MiB in step 3; the data decide sizes that differ from step to step")
 
 
-@pytest.mark.parametrize(("program", "size_mib"), [("rounds_a_float", 7), ("copies_edges", 5)])
-def test_a_size_is_found_whichever_way_it_takes_to_the_host(run: Run, program: str, size_mib: int) -> None:
-    """By a float that is rounded, or within more than is looked at otherwise."""
-    seen = run(program)
+@pytest.mark.parametrize(
+    ("program", "values", "size_mib"),
+    [("rounds_a_float", {}, 7), ("rounds_a_float_later", {}, 7), ("copies_edges", {}, 5), ("copies_edges", {"is_moved": 1}, 5)],
+)
+def test_a_size_is_found_whichever_way_it_takes_to_the_host(run: Run, program: str, values: dict[str, int], size_mib: int) -> None:
+    """By a float that is rounded, at once or later, or within more than is looked at otherwise."""
+    seen = run(program, **values)
 
     assert seen.verdict == "fits"
     assert size_mib <= seen.peak_allocated_bytes / MIB <= size_mib + 2
@@ -155,3 +172,16 @@ def test_an_answer_for_a_mask_holds_in_the_backward_too(run: Run, share: str) ->
     assert seen.assumed_range is None
     states = gradient = scattered = 64 * MIB
     assert 0 <= seen.peak_allocated_bytes - (states + gradient + scattered + 16 * MIB) <= MIB + WORKSPACE
+
+
+def test_what_is_generated_is_as_long_as_it_may_be(run: Run) -> None:
+    """No token that is chosen ends a text, and the run that only shows what is asked does not wait for the end for ever."""
+    seen = run("generates", steps=1)
+
+    assert seen.verdict == "fits"
+    assert 300 <= seen.peak_allocated_bytes * 16 / MIB <= 300 + 16 + WORKSPACE * 16 / MIB
+
+
+def test_numbers_that_a_model_computes_are_finite_ones(run: Run) -> None:
+    """Which PyTorch asks by comparing them with themselves and with infinity."""
+    assert run("drops_what_is_not_finite").verdict == "fits"

@@ -288,12 +288,36 @@ def rounds_a_float(device):
     return step
 
 
-def copies_edges(device, edges=100_000):
+def rounds_a_float_later(device):
+    """Its longest text, by way of a share that has a name: 7 MiB."""
+
+    def step():
+        share = (padded(device).sum(1).float().max() / 8).item()
+        longest = share * 8
+        torch.empty(round(longest), MIB_OF_FLOATS, device=device)
+
+    return step
+
+
+def rounds_what_it_shows(device):
+    """Rounds its loss to print it, which makes no size of it."""
+    model = nn.Linear(16, 8, device=device)
+
+    def step():
+        loss = model(torch.randn(64, 16, device=device)).square().mean()
+        number = loss.item()
+        print(f"{round(loss.item(), 3)} {int(number * 100)}%", round(number))
+
+    return step
+
+
+def copies_edges(device, edges=100_000, is_moved=0):
     """Takes its edges back to the host, all of them, and keeps as many MiB as there are kinds: 5."""
     kinds = host(edges, high=5)
 
     def step():
-        told = (kinds.to(device) + 1).cpu()
+        told = kinds.to(device) + 1
+        told = told.to("cpu") if is_moved else told.cpu()
         torch.empty(told.max(), MIB_OF_FLOATS, device=device)
 
     return step
@@ -339,15 +363,53 @@ def keeps_more_and_more(device):
     return step
 
 
-def counts_what_is_right(device):
-    """Keeps the labels that count, 1 MiB each, and prints how many of the model's answers are right: that decides no size."""
+def counts_what_is_right(device, is_kept=0):
+    """Keeps the labels that count, 1 MiB each, and prints or keeps how many of the model's answers are right: that decides no size."""
     model = nn.Linear(16, 8, device=device)
+    counts = []
 
     def step():
         labels = host(64, high=8).to(device)
         scores = model(torch.randn(64, 16, device=device))
-        right = (scores.argmax(-1) == labels).sum().item()
         torch.empty(int((labels > 3).sum()), MIB_OF_FLOATS, device=device)
-        print(f"{right} of {len(labels)}")
+        if is_kept:
+            counts.append((scores.argmax(-1) == labels).sum().item())
+            return
+        right = (scores.argmax(-1) == labels).sum().item()
+        right += 0
+        print(f"{right} of {len(labels)}", right / len(labels))
+
+    return step
+
+
+def generates(device, tokens=300, vocabulary=2000):
+    """Generates until every text has ended or is long enough, and keeps 64 KiB for each token: what ends first is the length."""
+    model = nn.Linear(16, vocabulary, device=device)
+
+    def step():
+        kept, texts = [], torch.zeros(3, 1, dtype=torch.int64, device=device)
+        is_finished = torch.zeros(3, dtype=torch.bool, device=device)
+        while not is_finished.all():
+            chosen = torch.multinomial(model(torch.randn(3, 16, device=device)).softmax(-1), 1)
+            texts = torch.cat([texts, chosen], 1)
+            is_finished = is_finished | (chosen[:, 0] == 0) | torch.full((3,), texts.shape[1] > tokens, device=device)
+            kept.append(torch.empty(MIB_OF_FLOATS // 16, device=device))
+
+    return step
+
+
+def drops_what_is_not_finite(device):
+    """Takes the least of its loss, as a vector of one and of many, where that is a number: it always is."""
+    model = nn.Linear(16, 8, device=device)
+
+    def step():
+        losses = model(torch.randn(64, 16, device=device)).square().mean(1)
+        for numbers in (losses, losses.mean()[None], losses.mean()):
+            for is_bad in (torch.isnan(numbers), ~torch.isfinite(numbers), torch.isinf(numbers), numbers.abs() == float("inf")):
+                assert torch.min(numbers[~is_bad]).numel() == 1
+                assert numbers[is_bad].numel() == 0
+        right = (losses > 0).float().mean()  # by assumption
+        torch.empty(int(right[~torch.isnan(right)].numel()), device=device)
+        assert right[~torch.isnan(right)].numel() == 1
 
     return step

@@ -170,7 +170,7 @@ def test_a_fork_is_what_python_would_have_made(project: Project, ending: str) ->
     assert len(project.kept()) == 1
     assert warm == cold
     assert (project.folder / "left_open").read_text() == written
-    assert "found" in cold[1] and cold[0] in (0, 1, 3, 7, 130)
+    assert "found" in cold[1]
 
 
 def test_a_module_runs_in_a_fork_too(project: Project) -> None:

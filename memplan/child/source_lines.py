@@ -1,0 +1,208 @@
+"""
+What the source says of a line that reads a number from the device: the statement that it is in, and what becomes of the number.
+
+A number that is only printed or logged (how many answers are right) decides no size. A float that is made whole, on the same line or where
+the name is used that it was given, may be one.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import linecache
+from collections.abc import Iterator
+from types import FrameType
+from typing import Any, NamedTuple
+
+_Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+_SHOWS = frozenset({
+    "print", "str", "repr", "format", "write", "debug", "info", "warning", "error", "log", "log_dict", "log_metrics", "tqdm_write",
+    "add_scalar", "set_postfix", "set_postfix_str", "set_description", "set_description_str",
+})  # fmt: skip
+"""Functions, by the last part of their names, that show a number."""
+
+_ARE_MATHEMATICS = frozenset({"math", "np", "numpy", "torch"})
+"""Modules whose `log` is no log."""
+
+_ARITHMETIC = (ast.Add, ast.Sub, ast.Mult, ast.Div)
+
+_WHOLE = frozenset({"int", "range", "ceil", "floor", "trunc"})
+"""Functions that make a whole number; `round` does where it is given nothing else."""
+
+
+class _Parsed(NamedTuple):
+    tree: ast.Module
+    parents: dict[ast.AST, ast.AST]
+    statements: tuple[range, ...]
+    """The lines of each statement; of one with a body, those in front of that."""
+
+
+def line_of(frame: FrameType) -> str:
+    """Return the line that *frame* is at, with a mark when what follows raises."""
+    lines = [linecache.getline(frame.f_code.co_filename, frame.f_lineno + offset).rstrip("\n") for offset in (0, 1)]
+    return lines[0].strip() + _mark(lines[1])
+
+
+def statement_of(frame: FrameType) -> range:
+    """Return the lines of the statement that *frame* is in: an expression may have several."""
+    line = frame.f_lineno
+    around = [lines for lines in _parsed(frame.f_code.co_filename).statements if line in lines]
+    return min(around, key=len, default=range(line, line + 1))
+
+
+def statement_text(frame: FrameType) -> str:
+    """Return the statement that *frame* is in, on one line, with a mark when what follows raises."""
+    lines = statement_of(frame)
+    text = " ".join(linecache.getline(frame.f_code.co_filename, line).strip() for line in lines)
+    return text + _mark(linecache.getline(frame.f_code.co_filename, lines.stop))
+
+
+def _mark(following: str) -> str:
+    return " # RAISES" if following.strip().startswith("raise") else ""
+
+
+def is_made_whole(frame: FrameType, *, at_once: bool = False) -> bool:
+    """Say whether the float that *frame* reads may become a whole number that is not only shown; *at_once*: in the same statement."""
+    parsed = _parsed(frame.f_code.co_filename)
+    lines = statement_of(frame)
+    around = _around(parsed, frame)
+    given: set[str] = set()
+    for node in ast.walk(around):
+        if isinstance(node, (ast.Assign, ast.AugAssign, ast.AnnAssign, ast.NamedExpr)) and node.lineno in lines:
+            given |= _targets(node)
+    while not at_once and (more := given | {name for node in ast.walk(around) for name in _given_by(node, given)}) != given:
+        given = more
+    calls = [node for node in ast.walk(around) if isinstance(node, ast.Call) and _makes_whole(node)]
+    return any((_reads_within(call, lines) or (not at_once and _has(call, given))) and not _is_shown(call, parsed) for call in calls)
+
+
+def is_only_told(frame: FrameType) -> bool:
+    """Say whether the integer that *frame* reads ends in what is printed or logged, and in nothing else; False where that is not sure."""
+    parsed = _parsed(frame.f_code.co_filename)
+    node = _executed(parsed, frame)
+    return node is not None and _ends_well(node, parsed, _around(parsed, frame), set()) and not is_made_whole(frame)
+
+
+def _ends_well(node: ast.AST, parsed: _Parsed, around: ast.AST, seen: set[str]) -> bool:
+    parent = parsed.parents.get(node)
+    if _is_shown(node, parsed) or isinstance(parent, ast.Expr):
+        return True
+    if isinstance(parent, ast.BinOp) and isinstance(parent.op, _ARITHMETIC):
+        return _ends_well(parent, parsed, around, seen)
+    if isinstance(parent, ast.IfExp) and node is not parent.test:
+        return _ends_well(parent, parsed, around, seen)
+    if isinstance(parent, ast.Assign) and len(parent.targets) == 1:
+        return _name_ends_well(parent.targets[0], parsed, around, seen)
+    if isinstance(parent, ast.AugAssign) and isinstance(parent.op, _ARITHMETIC):
+        return _name_ends_well(parent.target, parsed, around, seen)
+    return False
+
+
+def _name_ends_well(target: ast.AST, parsed: _Parsed, around: ast.AST, seen: set[str]) -> bool:
+    """Say so of every use of the name *target* in the function around it; what is no plain name may be used anywhere."""
+    if not isinstance(target, ast.Name):
+        return False
+    if target.id in seen:
+        return True
+    seen.add(target.id)
+    if any(isinstance(node, (ast.Global, ast.Nonlocal)) and target.id in node.names for node in ast.walk(around)):
+        return False
+    uses = [node for node in ast.walk(around) if isinstance(node, ast.Name) and node.id == target.id and isinstance(node.ctx, ast.Load)]
+    return all(_ends_well(use, parsed, around, seen) for use in uses)
+
+
+def _is_shown(node: ast.AST, parsed: _Parsed) -> bool:
+    """Say whether *node* is an argument of something that prints or logs, a part of a text, or in a dict or a sum that is."""
+    parent = parsed.parents.get(node)
+    while isinstance(parent, (ast.keyword, ast.Dict, ast.FormattedValue, ast.BinOp, ast.Call)):
+        if isinstance(parent, ast.FormattedValue):
+            return True
+        if isinstance(parent, ast.Call):
+            name = _name(parent)
+            if node is not parent.func and name in _SHOWS and _owner(parent) not in _ARE_MATHEMATICS:
+                return True
+            if node is parent.func or name not in ("round", "int"):
+                return False
+        node, parent = parent, parsed.parents.get(parent)
+    return False
+
+
+def _makes_whole(call: ast.Call) -> bool:
+    name = _name(call)
+    return name in _WHOLE or (name == "round" and len(call.args) == 1 and not call.keywords)
+
+
+def _reads_within(call: ast.Call, lines: range) -> bool:
+    """Say whether an item is read for *call*, which is on *lines*."""
+    return call.lineno in lines and any(isinstance(node, ast.Call) and _name(node) == "item" for node in ast.walk(call))
+
+
+def _name(call: ast.Call) -> str:
+    """Return the last part of what is called."""
+    return call.func.attr if isinstance(call.func, ast.Attribute) else call.func.id if isinstance(call.func, ast.Name) else ""
+
+
+def _owner(call: ast.Call) -> str:
+    """Return the name of what the method is called of that *call* calls."""
+    return call.func.value.id if isinstance(call.func, ast.Attribute) and isinstance(call.func.value, ast.Name) else ""
+
+
+def _given_by(node: ast.AST, given: set[str]) -> set[str]:
+    """Return the names that *node* gives a value in which one of *given* has a part."""
+    if isinstance(node, (ast.Assign, ast.AugAssign, ast.AnnAssign, ast.NamedExpr)) and node.value is not None and _has(node.value, given):
+        return _targets(node)
+    return set()
+
+
+def _targets(node: Any) -> set[str]:
+    targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+    whole = [inner for target in targets for inner in (target.elts if isinstance(target, (ast.Tuple, ast.List)) else [target])]
+    return {ast.unparse(target) for target in whole}
+
+
+def _has(node: ast.AST, given: set[str]) -> bool:
+    if not given:
+        return False
+    parts = (part for part in ast.walk(node) if isinstance(part, (ast.Name, ast.Attribute, ast.Subscript)))
+    return any(ast.unparse(part) in given for part in parts)
+
+
+def _executed(parsed: _Parsed, frame: FrameType) -> ast.AST | None:
+    """Return the call that *frame* is at; None where Python does not say it (before 3.11), or where it is none."""
+    if not hasattr(frame.f_code, "co_positions"):
+        return None
+    positions = list(frame.f_code.co_positions())
+    line, end_line, column, end_column = positions[frame.f_lasti // 2]
+    at = (line, end_line, column, end_column)
+    calls = (node for node in ast.walk(_around(parsed, frame)) if isinstance(node, ast.Call))
+    return next((node for node in calls if (node.lineno, node.end_lineno, node.col_offset, node.end_col_offset) == at), None)
+
+
+def _around(parsed: _Parsed, frame: FrameType) -> ast.AST:
+    """Return the innermost function that the line of *frame* is in, or the whole file."""
+    line = frame.f_lineno
+    functions = [node for node in ast.walk(parsed.tree) if isinstance(node, _Function) and line in range(node.lineno, _last(node) + 1)]
+    return max(functions, key=lambda node: node.lineno, default=parsed.tree)
+
+
+def _last(node: Any) -> int:
+    return int(node.end_lineno or node.lineno)
+
+
+@functools.lru_cache(maxsize=64)
+def _parsed(filename: str) -> _Parsed:
+    try:
+        tree = ast.parse("".join(linecache.getlines(filename)))
+    except SyntaxError:
+        tree = ast.Module(body=[], type_ignores=[])
+    parents = {child: node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)}
+    return _Parsed(tree, parents, tuple(_headers(tree)))
+
+
+def _headers(tree: ast.Module) -> Iterator[range]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.stmt):
+            body = getattr(node, "body", None)
+            last = body[0].lineno - 1 if isinstance(body, list) and body else _last(node)
+            yield range(node.lineno, max(last, node.lineno) + 1)

@@ -1,0 +1,144 @@
+"""What becomes of a number that a line reads, as the source says it. Python says which call is running from 3.11 on."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from types import FrameType
+
+import pytest
+
+from memplan.child.source_lines import is_made_whole, is_only_told, statement_text
+
+FRAMES: list[bool] = []
+
+
+def count() -> int:
+    """A count that is read from the device."""
+    FRAMES.append(is_only_told(_caller()))
+    return 3
+
+
+class Share:
+    """A float of the device."""
+
+    def item(self) -> float:
+        """Read it."""
+        FRAMES.append(is_made_whole(_caller()))
+        return 0.5
+
+
+def _caller() -> FrameType:
+    frame = inspect.currentframe()
+    assert frame is not None
+    assert frame.f_back is not None
+    assert frame.f_back.f_back is not None
+    return frame.f_back.f_back
+
+
+@pytest.fixture(autouse=True)
+def _nothing_seen() -> None:
+    FRAMES.clear()
+
+
+def _in_a_text() -> None:
+    print(f"{count()} right", count() / 4)
+
+
+def _summed_up() -> None:
+    right, log = 0, print
+    for _ in range(2):
+        right += count()
+    accuracy = 100 * right / 8
+    log({"accuracy": accuracy})
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="Python does not say which call is running")
+@pytest.mark.parametrize("program", [_in_a_text, _summed_up])
+def test_a_count_that_ends_in_a_text_or_a_log_is_only_told(program) -> None:
+    """By itself, or in a sum and a quotient that do."""
+    program()
+
+    assert FRAMES == [True, True]
+
+
+def _a_size() -> list[int]:
+    return [0] * count()
+
+
+def _a_size_later() -> list[int]:
+    number = count()
+    print(number)
+    return [0] * number
+
+
+def _a_size_of_its_share() -> range:
+    share = count() / 4
+    return range(int(share * 8))
+
+
+def _a_branch() -> None:
+    if count() > 2:
+        print("many")
+
+
+def _kept() -> list[int]:
+    kept = []
+    kept.append(count())
+    return kept
+
+
+@pytest.mark.parametrize("program", [_a_size, _a_size_later, _a_size_of_its_share, _a_branch, _kept])
+def test_a_count_that_may_be_used_otherwise_is_not(program) -> None:
+    """As a size, by a branch, or nobody knows where."""
+    program()
+
+    assert FRAMES == [False]
+
+
+def _rounded() -> int:
+    return round(Share().item())
+
+
+def _rounded_later() -> int:
+    share = Share().item()
+    longest = share * 8
+    return int(longest)
+
+
+@pytest.mark.parametrize("program", [_rounded, _rounded_later])
+def test_a_float_may_become_a_whole_number(program) -> None:
+    """In its statement, or by the names that it has a part in."""
+    program()
+
+    assert FRAMES == [True]
+
+
+def _shown() -> None:
+    loss = Share().item()
+    print(round(loss, 3), f"{int(loss * 100)}%")
+
+
+def _rounded_to_places() -> float:
+    return round(Share().item(), 4)
+
+
+@pytest.mark.parametrize("program", [_shown, _rounded_to_places])
+def test_a_float_that_is_rounded_to_be_shown_stays_one(program) -> None:
+    """A whole number in a text is none that anything is made of."""
+    program()
+
+    assert FRAMES == [False]
+
+
+def test_a_statement_over_several_lines_is_one_text() -> None:
+    """A rule finds its words wherever they stand in it."""
+    text = []
+    if (
+        text is not None
+        and (text.append(statement_text(sys._getframe())) or True)
+    ):  # fmt: skip
+        pass
+
+    assert text[0].startswith("if (")
+    assert "statement_text" in text[0]

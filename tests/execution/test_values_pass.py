@@ -1,0 +1,55 @@
+"""How often a program is run to settle what data decide."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from memplan.execution.rehearsal import DeviceRead
+from memplan.execution.run_record import RunRecord
+from memplan.execution.summary import Run
+from memplan.execution.values_pass import ValuesFile, settle
+from memplan.traces.trace import CountedMark, EventColumns
+
+
+def record(basis: str, forward: list[int], backward: list[int], *, freed: int = 0) -> RunRecord:
+    """A run that read one number, and asked for so many bytes in the phases of a step, of which it gave so many tensors back."""
+    sizes = [*forward, *backward, *[0] * freed]
+    addresses = [*range(len(forward) + len(backward)), *range(freed)]
+    events = EventColumns("a" * (len(sizes) - freed) + "f" * freed, addresses, sizes, [0] * len(sizes))
+    read = DeviceRead.model_validate({"place": "a.py:1", "text": "", "count": 1, "answer": "0", "reason": "", "basis": basis})
+    marks = (CountedMark(0, 0, 1, "forward"), CountedMark(len(forward), 0, 1, "backward"))
+    return RunRecord(torch="2.13", gpu_name="A100", events=events, reads=(read,), marks=marks)
+
+
+FIRST = record("zero", [512, 1024], [2048])
+
+
+@pytest.mark.parametrize(
+    ("sought", "num_runs"),
+    [
+        (record("data", [512, 1024], [2048]), 2),
+        (record("data", [512, 1024], [512, 2048], freed=1), 2),  # a gradient that was added up
+        (record("data", [512, 4096], [2048]), 3),
+        (record("data", [512, 1024, 512], [2048], freed=1), 3),
+        (record("data", [512, 1024], [4096]), 3),
+        (record("data", [512, 1024], [2048], freed=1), 3),
+        (record("assumed", [512, 1024], [2048]), 3),
+        (record("assumed", [512, 4096], [2048]), 5),
+    ],
+)
+def test_what_asks_for_the_same_memory_whatever_it_reads_is_not_run_again(tmp_path: Path, sought: RunRecord, num_runs: int) -> None:
+    """The first run was undisturbed; the pass that sought the values says what they were, and with an assumption both of its ends do."""
+    runs: list[ValuesFile | None] = []
+
+    def run(file: ValuesFile | None) -> Run:
+        runs.append(file)
+        if file is not None and file.variant is not None and file.path is not None:
+            file.path.touch()
+        return Run(FIRST if file is None else sought)
+
+    settled = settle(run, folder=tmp_path, answers=None)
+
+    assert len(runs) == num_runs
+    assert settled.run.record.reads == sought.reads

@@ -83,6 +83,11 @@ class Said(NamedTuple):
 
 USERS = "your answer for "
 
+MOST_NOTED = 20_000
+"""Reads of which it is noted how many allocations came before."""
+
+_DECIDES_NOTHING = ("rule", "ordinary")
+
 MOST_SCOUTED = 256
 """How often one line gets the same yes or no in one step of a run that only shows what is asked: a loop may wait for the other."""
 
@@ -104,6 +109,9 @@ class Reads:
         """In a values pass: the type of what is being read, where that is known."""
         self.on_answer: Callable[[str, int, bytes | None, str | None, str | None], None] | None = None
         """In a values pass: takes place, size, content (None: not known), assumption and type of each read."""
+        self.num_allocs: Callable[[], int] = lambda: 0
+        """How many allocations there have been."""
+        self._num_noted = 0
         self.is_counting = True
         """Off, what is read is answered and not told of."""
         self._is_known = False
@@ -167,9 +175,20 @@ class Reads:
             return
         read = self._seen.setdefault(
             (where, answer.text),
-            {"place": where, "text": text, "count": 0, "answer": answer.text, "reason": answer.reason, "basis": answer.basis},
+            {
+                "place": where,
+                "text": text,
+                "count": 0,
+                "answer": answer.text,
+                "reason": answer.reason,
+                "basis": answer.basis,
+                "positions": [],
+            },
         )
         read["count"] += 1
+        if answer.basis not in _DECIDES_NOTHING and self._num_noted < MOST_NOTED:
+            self._num_noted += 1
+            read["positions"].append(self.num_allocs())
 
     def _from_data(self, where: str, size: int) -> Answer | torch.dtype | None:
         """Return what the program's data say, or else the type: in a values pass what is known now, behind one what it recorded."""

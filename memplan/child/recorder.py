@@ -61,6 +61,7 @@ class Recorder:
         """Called when a backward begins that no other one is in."""
         self.num_backwards = 0
         self.reads = Reads(answers or {})
+        self.reads.num_allocs = self._num_allocs
         self._values: HostValues | None = None
         self._values_written, self._values_path = ValueWriter(), Path()
         self.steps: list[dict[str, int]] = []
@@ -198,7 +199,7 @@ class Recorder:
 
         @functools.wraps(run_backward)
         def watched(*arguments: Any, **keywords: Any) -> Any:
-            if _get_current_dispatch_mode() is not None and self.types is None:
+            if self.types is None and not isinstance(_get_current_dispatch_mode(), HostValues | None):
                 return run_backward(*arguments, **keywords)  # torch.compile works out a backward: nothing is run
             if self._backwards == 0:
                 self._on_backward()

@@ -33,6 +33,8 @@ SETTLE_SECONDS = 0.1
 """A thread of autograd that still lets go of its last backward when Python has ended would abort the process; where kernels take no time,
 a program that ends with a backward gets there before it."""
 
+_TOLD_EVERY_SECONDS = 1.0
+
 MOST_EXTRA_STEPS = 100
 """How many steps more than asked for are run to see an optimizer step that has not yet: WGAN's generator steps every hundredth time first
 (Arjovsky et al. 2017, section 4 and their code)."""
@@ -56,6 +58,7 @@ class Script:
         self._counts: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()
         self._num_ended = self._num_backwards = 0
         self._has_optimizer = False
+        self._told_at = 0.0
         self._path = results
         self._process = os.getpid()
         self._is_written = self._is_done = False
@@ -123,11 +126,20 @@ class Script:
     def _end_step(self) -> None:
         self._recorder.end_step()
         self._num_ended += 1
+        self._tell()
         if self._most_steps and self._num_ended >= self._most_steps and self._is_enough():
             self.write()
             self._is_done = True
             raise StepsDone(0)
         self._recorder.begin_step(self._num_ended + 1)
+
+    def _tell(self) -> None:
+        """Say how far the program is, for a person who waits; once a second."""
+        now = time.monotonic()
+        if now >= self._told_at + _TOLD_EVERY_SECONDS and self._recorder.steps:
+            self._told_at = now
+            text = f"{self._num_ended} {self._recorder.steps[-1]['peak_reserved_bytes']}"
+            (self._path / "progress").write_text(text, encoding="ascii")
 
     def _is_enough(self) -> bool:
         return self._num_ended >= self._most_steps + MOST_EXTRA_STEPS or not self._waiting()

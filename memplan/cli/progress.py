@@ -1,4 +1,4 @@
-"""What a person sees while rehearsals run: one line that changes, on a terminal only."""
+"""What a person sees while rehearsals run, on a terminal only: one line that changes, or a line from time to time."""
 
 from __future__ import annotations
 
@@ -11,8 +11,44 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from memplan.estimators.registry import OnRehearsal
     from memplan.estimators.rehearsed import Step
+    from memplan.execution.program_runs import OnProgress, ProgramProgress
+
+from memplan.units import format_bytes
 
 WIDTH = 100
+
+LINE_EVERY_SECONDS = 10.0
+"""How often a line says how far a program is that writes to the terminal itself."""
+
+
+@contextmanager
+def program_progress() -> Iterator[OnProgress | None]:
+    """Give what shows how far a program is, while the block lasts; None where nobody watches."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    begin, lines, is_shown = time.monotonic(), 0, False
+
+    def show(progress: ProgramProgress) -> None:
+        nonlocal lines, is_shown
+        seconds = time.monotonic() - begin
+        what = f"{progress.num_steps} steps, {format_bytes(progress.peak_reserved_bytes)} reserved at the peak so far"
+        if progress.num_run == 1:  # the program has the terminal: a whole line, and seldom
+            if seconds >= (lines + 1) * LINE_EVERY_SECONDS:
+                lines = int(seconds // LINE_EVERY_SECONDS)
+                sys.stderr.write(f"memplan: {what}\n")
+            return
+        is_shown = True
+        line = f"run {progress.num_run}, for the values that decide sizes ({seconds:.0f} s): {what}"
+        sys.stderr.write(f"\r{line[:WIDTH]:{WIDTH}}")
+        sys.stderr.flush()
+
+    try:
+        yield show
+    finally:
+        if is_shown:
+            sys.stderr.write(f"\r{'':{WIDTH}}\r")
+            sys.stderr.flush()
 
 
 @contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
@@ -33,6 +33,13 @@ _PROGRAM = "memplan.program"
 
 MOST_WALKED = 10_000
 """Batches that --worst-batch looks at, unless told otherwise."""
+
+
+class _Output(NamedTuple):
+    """How a rehearsal is told."""
+
+    format: str
+    is_verbose: bool
 
 
 class _WithProgram(click.Command):
@@ -89,6 +96,7 @@ class _WithProgram(click.Command):
     help="Leave a process behind that spares the next rehearsal of a program in this folder the imports; it ends after ten idle minutes.",
 )
 @click.option("--allow-writes", is_flag=True, help="Let the program change your files, and upload; by default all that is held back.")
+@click.option("--verbose", "-v", "is_verbose", is_flag=True, help="Every value that was read from the GPU, those that decide no size too.")
 @format_option
 @click.pass_context
 def rehearse(
@@ -105,6 +113,7 @@ def rehearse(
     batches: int | None,
     keep_warm: bool,
     allow_writes: bool,
+    is_verbose: bool,
     output_format: str,
 ) -> int:
     """
@@ -137,7 +146,7 @@ def rehearse(
     if keep_warm and not program:
         raise UsageError("--keep-warm is for a program, not for a function", hint="run the program: `-- train.py`")
     walked = (batches or MOST_WALKED) if worst_batch else 0
-    gpu = _gpu_named(gpu_name, gpu_memory)
+    gpu, output = _gpu_named(gpu_name, gpu_memory), _Output(output_format, is_verbose)
     if program:
         return _rehearse_script(
             program,
@@ -148,7 +157,7 @@ def rehearse(
             most_walked_batches=walked,
             keep_warm=keep_warm,
             allow_writes=allow_writes,
-            output_format=output_format,
+            output=output,
         )
     assert target is not None
     return _rehearse_step(
@@ -159,7 +168,7 @@ def rehearse(
         reads=reads,
         timeout=timeout,
         allow_writes=allow_writes,
-        output_format=output_format,
+        output=output,
     )
 
 
@@ -181,7 +190,7 @@ def _rehearse_step(
     reads: Sequence[str],
     timeout: float | None,
     allow_writes: bool,
-    output_format: str,
+    output: _Output,
 ) -> int:
     from memplan.analysis.would_fit import what_would_fit
     from memplan.execution.read_answers import read_answers
@@ -206,7 +215,7 @@ def _rehearse_step(
 
         rehearsal = run(gpu, values, checks_tensor_types=True)
         would_fit = None if rehearsal.fits is not False else what_would_fit(run, gpu=gpu, values=values)
-    _report(rehearsal, gpu, would_fit, _kept(answers, rehearsal, folder), output_format)
+    _report(rehearsal, gpu, would_fit, _kept(answers, rehearsal, folder), output)
     return {"fits": 0, "unknown": 3}.get(rehearsal.verdict, 1)
 
 
@@ -220,27 +229,30 @@ def _rehearse_script(
     most_walked_batches: int,
     keep_warm: bool,
     allow_writes: bool,
-    output_format: str,
+    output: _Output,
 ) -> int:
+    from memplan.cli.progress import program_progress
     from memplan.execution.read_answers import read_answers
     from memplan.execution.rehearse_script import rehearse_script
 
     folder = next((Path(word).parent for word in program if word.endswith(".py")), Path())
     answers = read_answers(reads, folder)
     try:
-        rehearsal = rehearse_script(
-            program,
-            gpu=gpu,
-            steps=steps,
-            answers=answers.request(),
-            timeout_seconds=timeout,
-            output_to_stderr=output_format == "json",
-            allow_writes=allow_writes,
-            most_walked_batches=most_walked_batches,
-            keep_warm=keep_warm,
-        )
+        with program_progress() as on_progress:
+            rehearsal = rehearse_script(
+                program,
+                gpu=gpu,
+                steps=steps,
+                answers=answers.request(),
+                timeout_seconds=timeout,
+                output_to_stderr=output.format == "json",
+                allow_writes=allow_writes,
+                most_walked_batches=most_walked_batches,
+                keep_warm=keep_warm,
+                on_progress=on_progress,
+            )
     except NothingSeenError as error:
-        if output_format == "json":
+        if output.format == "json":
             from memplan.reports.json import nothing_seen_as_json
 
             click.echo(nothing_seen_as_json(error, gpu))
@@ -248,7 +260,7 @@ def _rehearse_script(
     notes = _kept(answers, rehearsal, folder)
     if any(finding.kind == "batch_shapes" for finding in rehearsal.findings):
         notes.append("--worst-batch begins with the largest batches of the program's DataLoaders")
-    _report(rehearsal, gpu, None, notes, output_format)
+    _report(rehearsal, gpu, None, notes, output)
     return rehearsal.exit_code if rehearsal.exit_code >= 0 else 128 - rehearsal.exit_code
 
 
@@ -260,17 +272,17 @@ def _kept(answers: Answers, rehearsal: Rehearsal, folder: Path) -> list[str]:
     return [f"--read {place}: the program read no value from the device at that line" for place in unused]
 
 
-def _report(rehearsal: Rehearsal, gpu: GpuSpec, would_fit: WouldFit | None, notes: Sequence[str], output_format: str) -> None:
+def _report(rehearsal: Rehearsal, gpu: GpuSpec, would_fit: WouldFit | None, notes: Sequence[str], output: _Output) -> None:
     findings = tuple(finding.model_copy(update={"message": in_options(finding.message)}) for finding in rehearsal.findings)
     typed = rehearsal.model_copy(update={"findings": findings})
-    if output_format == "json":
+    if output.format == "json":
         from memplan.reports.json import rehearsal_as_json
 
         click.echo(rehearsal_as_json(typed, would_fit, notes))
     else:
         from memplan.reports.terminal import print_rehearsal
 
-        print_rehearsal(typed, gpu, would_fit=would_fit, notes=notes, in_words=in_options)
+        print_rehearsal(typed, gpu, would_fit=would_fit, notes=notes, in_words=in_options, shows_all=output.is_verbose)
 
 
 def values_from(assignments: Sequence[str]) -> dict[str, TypedText]:

@@ -144,7 +144,7 @@ def _wide_tensors(record: RunRecord) -> Iterator[Finding]:
             wide.setdefault(dtype, Counter())[place or "autograd"] += block.size_bytes
     for dtype, places in wide.items():
         if places.total() > WIDE_SHARE * total:
-            where = ", ".join(f"{format_bytes(size)} at {_shown(place)}" for place, size in places.most_common(SHOWN))
+            where = ", ".join(f"{format_bytes(size)} at {shown_place(place)}" for place, size in places.most_common(SHOWN))
             yield Finding(
                 kind="wide_tensors",
                 message=f"{dtype} tensors take {format_bytes(places.total())}, {places.total() / total:.0%} of the peak, "
@@ -240,7 +240,7 @@ def _reads(reads: Sequence[DeviceRead]) -> Iterator[Finding]:
         other = "false" if read.answer == "true" else "true"
         yield Finding(
             kind="device_values",
-            message=f"{_shown(read.place)} asks the GPU for a yes or no and got {read.answer} ({read.reason}); if yours differs: "
+            message=f"{shown_place(read.place)} asks the GPU for a yes or no and got {read.answer} ({read.reason}); if yours differs: "
             f'`answers={{"{read.place.rsplit("/", 1)[-1]}": "{other}"}}`',
         )
     zeros = guessed_places(reads)
@@ -272,7 +272,7 @@ def guessed_places(reads: Sequence[DeviceRead]) -> str | None:
 def _places(reads: Sequence[DeviceRead]) -> str:
     counts: Counter[str] = Counter()
     for read in reads:
-        counts[_shown(read.place)] += read.count
+        counts[shown_place(read.place)] += read.count
     return _listed([f"{place} ({count}×)" for place, count in counts.most_common()])
 
 
@@ -285,7 +285,7 @@ def lower_bound_reasons(reads: Sequence[DeviceRead], log: DeviceLog) -> Iterator
         yield f"the simulated GPU does not serve {', '.join(log.not_served)}, and the program went on without"
 
 
-def _shown(place: str) -> str:
+def shown_place(place: str) -> str:
     """Return *place* as a person would name it: from its package, or from here."""
     inside = place.rsplit("/site-packages/", 1)
     return inside[-1] if len(inside) > 1 else place.removeprefix(f"{Path.cwd()}/")

@@ -10,7 +10,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Protocol
@@ -49,12 +49,12 @@ def ignored_signals() -> list[signal.Signals]:
     return [number for number in _PASSED_ON if signal.getsignal(number) is signal.SIG_IGN]
 
 
-def wait_for(process: ProgramProcess, timeout_seconds: float | None) -> None:
+def wait_for(process: ProgramProcess, timeout_seconds: float | None, *, on_wait: Callable[[], None] = lambda: None) -> None:
     """
     Wait for *process*, and pass on to it the signals that end programs.
 
     It is left the time to end as it likes, and what it did until then is reported; a second signal ends it at once. Raises UsageError for
-    one that does not end.
+    one that does not end. *on_wait* is called while it waits.
     """
     deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
     asked: signal.Signals | None = None
@@ -66,6 +66,7 @@ def wait_for(process: ProgramProcess, timeout_seconds: float | None) -> None:
             if left <= 0:
                 after = f"after {asked.name}" if asked else f"within {timeout_seconds:g} seconds"
                 raise UsageError(f"the program did not end {after}", hint="end it after some steps: `steps=3`")
+            on_wait()
             found = signal.sigtimedwait(awaited, left)
             if found is None or found.si_signo == signal.SIGCHLD:
                 continue

@@ -12,8 +12,9 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,6 +33,11 @@ from memplan.hardware.torch_install import TorchBuild
 from memplan.standin.compiled_libraries import path_for_variables
 from memplan.standin.launch import command_for, environment_for, own_caches
 
+PROGRESS = "progress"
+"""The file in which child/script.py says how far it is: steps, and bytes reserved at the peak."""
+
+_TOLD_EVERY_SECONDS = 1.0
+
 HOOK = Path(__file__).parents[1] / "child" / "hook"
 _ROOT = str(Path(__file__).parents[2])
 
@@ -47,6 +53,18 @@ if hasattr(torch, "compile"):  # one of the last names that `import torch` makes
         del sys.path[len(sys.path) - 1 - sys.path[::-1].index({_ROOT!r})]
     begin()
 """
+
+
+class ProgramProgress(NamedTuple):
+    """How far a program is."""
+
+    num_run: int
+    """1 for the first, which the user hears; the later ones find values, and measure with them."""
+    num_steps: int
+    peak_reserved_bytes: int
+
+
+OnProgress = Callable[[ProgramProgress], None]
 
 
 class Asked(NamedTuple):
@@ -67,6 +85,7 @@ class Asked(NamedTuple):
     output_to_stderr: bool
     allow_writes: bool
     keep_warm: bool
+    on_progress: OnProgress | None
 
     @property
     def inherited(self) -> dict[str, str]:
@@ -104,6 +123,7 @@ class ProgramRuns(Closing):
             self._kept = Kept(self._program, asked.inherited, libraries=asked.libraries, writes_are_allowed=asked.allow_writes)
         self._warm = self._kept.find() if self._kept else None
         self._ended: dict[int, HowEnded] = {}
+        self._num_runs, self._told_at = 0, 0.0
 
     def close(self) -> None:
         """End what was started for this alone, and leave no file."""
@@ -175,6 +195,7 @@ class ProgramRuns(Closing):
 
     def _run(self, values_file: ValuesFile | None, warm: WarmProcess | None, *, is_heard: bool = True) -> Run | None:
         """Run the program, in a fork of *warm* where there is one; return what was seen, None where that is nothing of a fork."""
+        self._num_runs += 1
         folder = Path(tempfile.mkdtemp(dir=warm.folder if warm else self.folder))
         if warm is not None:
             self._others.append(folder)
@@ -187,10 +208,20 @@ class ProgramRuns(Closing):
         if process is None:
             return None
         with ended_after(process, str(folder)):
-            wait_for(process, self._asked.timeout_seconds)
+            wait_for(process, self._asked.timeout_seconds, on_wait=lambda: self._tell(folder / PROGRESS))
         if values_file is not None and values_file.path is not None and file.path is not None and file.path.exists():
             file.path.replace(values_file.path)
         return self._seen(folder, process, writes, is_told=warm is None)
+
+    def _tell(self, file: Path) -> None:
+        """Tell whoever asked for it how far the program is, once a second."""
+        now = time.monotonic()
+        if self._asked.on_progress is None or now < self._told_at + _TOLD_EVERY_SECONDS:
+            return
+        self._told_at = now
+        with suppress(OSError, ValueError):  # no step has ended yet, or the line is being written
+            steps, peak = map(int, file.read_text(encoding="ascii").split())
+            self._asked.on_progress(ProgramProgress(self._num_runs, steps, peak))
 
     def _environment(self, folder: Path, file: ValuesFile) -> dict[str, str]:
         """Return the environment of a run: what the simulated GPU and child/script.py read, and where Python finds the hook."""

@@ -90,6 +90,9 @@ class DeviceRead(Description):
     reason: str
     """Why that."""
 
+    following_bytes: NonNegativeInt = 0
+    """What was allocated between this read and the next one, and was in use at the peak: about what hangs on the answer."""
+
     basis: Literal["data", "answer", "assumed", "rule", "padding", "rounded", "ordinary", "zero"] = "zero"
     """What the answer stands on: the program's own data, the user, an assumption about numbers that a model computes, what holds in an
     ordinary training, the worse of two cases (a mask has padding), a number that decides nothing, or nothing."""
@@ -121,7 +124,7 @@ class HeldBackFile(Description):
 class Rehearsal(MemoryEstimate):
     """A training step that was run on the simulated GPU: its memory, exactly."""
 
-    schema_version: int = 1
+    schema_version: int = 2
     """Of this format."""
 
     gpu_name: str

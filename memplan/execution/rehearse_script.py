@@ -7,7 +7,7 @@ from typing import Any
 
 from memplan.errors import MissingError
 from memplan.execution.command import Command, command_from
-from memplan.execution.program_runs import Asked, ProgramRuns
+from memplan.execution.program_runs import Asked, OnProgress, ProgramRuns
 from memplan.execution.rehearsal import Rehearsal
 from memplan.execution.summary import rehearsal_of
 from memplan.execution.values_pass import settle
@@ -29,6 +29,7 @@ def rehearse_script(
     allow_writes: bool = False,
     most_walked_batches: int = 0,
     keep_warm: bool = False,
+    on_progress: OnProgress | None = None,
 ) -> Rehearsal:
     """
     Run the program that *words* say on *gpu*; return what its memory did. Its exit code is minus the signal's number where one ended it.
@@ -36,7 +37,8 @@ def rehearse_script(
     *words* begin with a script, ``-m`` or a program. The program's output goes where this process's does (*output_to_stderr*: all of it to
     standard error). *steps* ends it after that many steps. What it writes is held back, unless *allow_writes*. Of several processes, the
     one that trains is reported. *most_walked_batches*: look at so many batches of each DataLoader, and begin with the largest;
-    0: as they come. *keep_warm*: leave a process behind that spares the next rehearsal in this folder the imports.
+    0: as they come. *keep_warm*: leave a process behind that spares the next rehearsal in this folder the imports. *on_progress* is called
+    from time to time with how far the program is.
 
     Raises NothingSeenError for a program that did not use the GPU, or ended before it could report; UsageError for one that is not there or
     takes longer; MissingError when this machine cannot rehearse it.
@@ -56,6 +58,7 @@ def rehearse_script(
         output_to_stderr=output_to_stderr,
         allow_writes=allow_writes,
         keep_warm=keep_warm,
+        on_progress=on_progress,
     )
     with ProgramRuns(asked) as runs:
         found = settle(runs.run, folder=runs.folder, answers=answers)

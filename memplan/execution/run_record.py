@@ -84,6 +84,13 @@ class CountedEnd(NamedTuple):
     num_frees: int
 
 
+class RecordedRead(DeviceRead):
+    """A read with when it happened."""
+
+    positions: tuple[NonNegativeInt, ...] = ()
+    """Allocations that there had been before each, where it may decide anything."""
+
+
 class RunRecord(Description):
     """One run."""
 
@@ -129,7 +136,7 @@ class RunRecord(Description):
     tensor_types: list[TensorType] = Field(default_factory=list)
     """Large tensors by their type, where a step was run once more for that."""
 
-    reads: tuple[DeviceRead, ...] = ()
+    reads: tuple[RecordedRead, ...] = ()
     """Values that the program read from the device, the most frequent first."""
 
     batches: tuple[Batch, ...] = ()

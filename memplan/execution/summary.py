@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import bisect
 import signal
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from memplan.execution.device_log import NO_LOG, DeviceLog
 from memplan.execution.findings import find, lower_bound_reasons, takes_as_much
-from memplan.execution.rehearsal import OutOfMemory, ProgramFailure, Rehearsal
-from memplan.execution.run_record import RunRecord
+from memplan.execution.rehearsal import DeviceRead, OutOfMemory, ProgramFailure, Rehearsal
+from memplan.execution.run_record import RecordedRead, RunRecord
 from memplan.execution.runner import ended
 from memplan.memory.breakdown import MemoryBreakdown
 from memplan.memory.estimate import MemoryRange
-from memplan.traces.trace import MemoryTrace, bytes_by_category
+from memplan.traces.trace import Block, MemoryTrace, bytes_by_category
 
 UNSPLIT_SHARE = 0.05
 """Of allocated bytes, at most what unsplit blocks hold beyond what was asked for: a trace whose peak is lower has not seen it."""
@@ -69,7 +70,7 @@ def rehearsal_of(
         steps=record.steps,
         grows=len(record.steps) > 2 and record.steps[-1].peak_allocated_bytes > record.steps[-2].peak_allocated_bytes,
         findings=find(record, log=run.log, unrecorded_peak=where if behind else None, other=other.record if other else None),
-        reads=record.reads,
+        reads=reads_by_bytes(record.reads, blocks.values()),
         values=dict(record.values),
         exit_code=exit_code,
         failure=_failure(record, exit_code),
@@ -78,6 +79,25 @@ def rehearsal_of(
         process=process,
         trace=trace,
     )
+
+
+_OF_A_STEP = ("activations", "batch_data", "workspaces")
+"""Categories whose sizes a value that is read in a step may decide."""
+
+
+def reads_by_bytes(reads: Sequence[RecordedRead], blocks: Iterable[Block]) -> tuple[DeviceRead, ...]:
+    """Return *reads* with the bytes of those *blocks* that were allocated between each and the next one, the most bytes first."""
+    turns = sorted((position, index) for index, read in enumerate(reads) for position in read.positions)
+    following = [0] * len(reads)
+    for block in blocks:
+        turn = bisect.bisect_left(turns, (block.number, -1)) - 1  # a read saw the allocations before it
+        if turn >= 0 and block.category in _OF_A_STEP:
+            following[turns[turn][1]] += block.size_bytes
+    told = (
+        DeviceRead(**read.model_dump(exclude={"positions", "following_bytes"}), following_bytes=bytes_)
+        for read, bytes_ in zip(reads, following, strict=True)
+    )
+    return tuple(sorted(told, key=lambda read: -read.following_bytes))
 
 
 def _assumed_range(lower: RunRecord, upper: RunRecord, context: MemoryRange) -> MemoryRange:

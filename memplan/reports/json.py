@@ -27,7 +27,7 @@ def rehearsal_as_json(rehearsal: Rehearsal, would_fit: WouldFit | None, notes: S
 
 def nothing_seen_as_json(error: NothingSeenError, gpu: GpuSpec) -> str:
     """Return why a rehearsal on *gpu* has no figures as one JSON object; `fits` is null: there is no verdict."""
-    told = {"schema_version": 1, "fits": None, "gpu_name": gpu.name, "error": error.message, "exit_code": error.program_exit_code}
+    told = {"schema_version": 2, "fits": None, "gpu_name": gpu.name, "error": error.message, "exit_code": error.program_exit_code}
     return json.dumps(told, indent=2)
 
 

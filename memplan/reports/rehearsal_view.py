@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from memplan.analysis.would_fit import WouldFit
-from memplan.execution.findings import guessed_places
+from memplan.execution.findings import guessed_places, shown_place
 from memplan.execution.rehearsal import OutOfMemory, Rehearsal
 from memplan.hardware.gpu import GpuSpec
 from memplan.reports.breakdown_view import Breakdown, breakdown_rows, count
@@ -20,12 +20,18 @@ class RehearsalView(NamedTuple):
     headline: str
     facts: tuple[tuple[str, str], ...]
     breakdown: Breakdown
+    reads: tuple[str, ...]
+    """Values that were read from the GPU and may decide sizes, those with the most memory behind them first."""
     warnings: tuple[str, ...]
     would_fit: tuple[str, ...]
 
 
-def view_rehearsal(rehearsal: Rehearsal, gpu: GpuSpec, would_fit: WouldFit | None = None) -> RehearsalView:
-    """Return what a report of *rehearsal* on *gpu* shows; *would_fit* is what would, where it does not fit."""
+def view_rehearsal(rehearsal: Rehearsal, gpu: GpuSpec, would_fit: WouldFit | None = None, *, shows_all: bool = False) -> RehearsalView:
+    """
+    Return what a report of *rehearsal* on *gpu* shows; *would_fit* is what would, where it does not fit.
+
+    *shows_all*: every value that was read from the GPU, those that decide nothing too.
+    """
     used = rehearsal.device_used
     facts = [
         ("GPU", f"{gpu.name}, {format_bytes(gpu.total_memory_bytes)} for programs"),
@@ -47,7 +53,32 @@ def view_rehearsal(rehearsal: Rehearsal, gpu: GpuSpec, would_fit: WouldFit | Non
         facts.append(("process", rehearsal.process))
     breakdown = Breakdown("the step at its peak", breakdown_rows(rehearsal.breakdown, gpu.total_memory_bytes))
     fits = tuple(_would_fit(would_fit)) if would_fit else ()
-    return RehearsalView(_rehearsal_headline(rehearsal, gpu), tuple(facts), breakdown, tuple(_rehearsal_warnings(rehearsal, gpu)), fits)
+    return RehearsalView(
+        _rehearsal_headline(rehearsal, gpu),
+        tuple(facts),
+        breakdown,
+        reads=tuple(_read_values(rehearsal, shows_all=shows_all)),
+        warnings=tuple(_rehearsal_warnings(rehearsal, gpu)),
+        would_fit=fits,
+    )
+
+
+_MOST_READS = 3
+_LEAST_SHARE = 0.01
+"""Of the peak: what has less behind it is not worth a line."""
+
+
+def _read_values(rehearsal: Rehearsal, *, shows_all: bool) -> Iterator[str]:
+    """Yield the reads with memory behind them, and how their answers are known; those that were guessed are warnings as well."""
+    least = rehearsal.peak_allocated_bytes * _LEAST_SHARE
+    shown = [
+        read for read in rehearsal.reads if shows_all or (read.following_bytes >= least and read.basis in ("data", "answer", "assumed"))
+    ]
+    for read in shown if shows_all else shown[:_MOST_READS]:
+        behind = f"{format_bytes(read.following_bytes)} behind it; " if read.following_bytes else ""
+        yield f"{shown_place(read.place)} ({read.count}×): {behind}got {read.answer}, {read.reason}"
+    if len(shown) > _MOST_READS and not shows_all:
+        yield f"{len(shown) - _MOST_READS} more"
 
 
 _MOST_NAMES = 3

@@ -108,20 +108,23 @@ def print_rehearsal(
     would_fit: WouldFit | None = None,
     notes: Sequence[str] = (),
     in_words: Callable[[str], str] = str,
+    shows_all: bool = False,
     stream: TextIO | None = None,
 ) -> None:
     """
     Print the report of *rehearsal* on *gpu*, and what would fit instead.
 
-    *notes* are what the command noticed; *in_words* makes the command's options of the Python that the facts speak.
+    *notes* are what the command noticed; *in_words* makes the command's options of the Python that the facts speak. *shows_all*: every
+    value that was read from the GPU.
     """
-    console, view = _console(stream), view_rehearsal(rehearsal, gpu, would_fit)
+    console, view = _console(stream), view_rehearsal(rehearsal, gpu, would_fit, shows_all=shows_all)
     console.print(Text(view.headline, style="bold green" if rehearsal.fits else "bold red"))
     console.print()
     console.print(_facts((name, in_words(value)) for name, value in view.facts))
     console.print()
     console.print(Text(f"memory of {view.breakdown.title}"))
     console.print(_bars(view.breakdown.rows))
+    _print_list(console, "values read from the GPU", view.reads)
     _print_list(console, "warnings", (*view.warnings, *notes))
     _print_list(console, "what would fit", view.would_fit)
 

@@ -35,3 +35,31 @@ def test_a_terminal_shows_which_step_runs_and_keeps_nothing_of_it(torch_build: T
     assert shown[0].split("\r")[-1] == ""
     assert shown[0].split("\r")[-2].strip() == ""
     assert shown[1] == ""
+
+
+MASKED = """
+import time, torch
+model = torch.nn.Linear(64, 64).cuda()
+kept = (torch.arange(1024) % 4 == 0).cuda()
+for number in range(6):
+    model(torch.randn(1024, 64, device="cuda")[kept]).sum().backward()
+    time.sleep(0.25)
+print("trained")
+"""
+
+
+def test_a_terminal_shows_how_far_a_program_is_whose_runs_are_not_heard(torch_build: TorchBuild, tmp_path: Path) -> None:
+    """The first run speaks for itself; what is shown of the others is wiped before the report."""
+    (tmp_path / "train.py").write_text(MASKED)
+    command = [sys.executable, "-m", "memplan", "rehearse", "--gpu", "t4", "--", "train.py"]
+    ours, theirs = pty.openpty()
+    with os.fdopen(ours, "rb", buffering=0) as terminal:
+        result = subprocess.run(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=theirs, text=True, check=True, timeout=120)
+        os.close(theirs)
+        shown = terminal.read(100_000).decode()
+
+    assert result.stdout.count("trained") == 1
+    assert "run 2, for the values that decide sizes (" in shown
+    assert "MiB reserved at the peak so far" in shown
+    assert shown.partition("run 2,")[0].strip() == ""
+    assert shown.rpartition("so far")[2].split("\r")[1].strip() == ""

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from memplan.execution.rehearsal import DeviceRead
-from memplan.execution.run_record import RunRecord
+from memplan.execution.run_record import RecordedRead, RunRecord
 from memplan.execution.summary import Run
 from memplan.execution.values_pass import ValuesFile, settle
 from memplan.traces.trace import CountedMark, EventColumns
@@ -18,7 +17,7 @@ def record(basis: str, forward: list[int], backward: list[int], *, freed: int = 
     sizes = [*forward, *backward, *[0] * freed]
     addresses = [*range(len(forward) + len(backward)), *range(freed)]
     events = EventColumns("a" * (len(sizes) - freed) + "f" * freed, addresses, sizes, [0] * len(sizes))
-    read = DeviceRead.model_validate({"place": "a.py:1", "text": "", "count": 1, "answer": "0", "reason": "", "basis": basis})
+    read = RecordedRead.model_validate({"place": "a.py:1", "text": "", "count": 1, "answer": "0", "reason": "", "basis": basis})
     marks = (CountedMark(0, 0, 1, "forward"), CountedMark(len(forward), 0, 1, "backward"))
     return RunRecord(torch="2.13", gpu_name="A100", events=events, reads=(read,), marks=marks)
 

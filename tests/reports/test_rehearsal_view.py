@@ -1,29 +1,38 @@
-"""What the report of a rehearsal says of files."""
+"""What the report of a rehearsal says of files, and of the values that the program read."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
-from memplan.execution.rehearsal import HeldBackFile, Rehearsal
+from memplan.execution.rehearsal import DeviceRead, HeldBackFile, Rehearsal
 from memplan.hardware.gpu import GpuSpec
 from memplan.memory.breakdown import MemoryBreakdown
 from memplan.memory.estimate import MemoryRange
 from memplan.reports.rehearsal_view import view_rehearsal
 
 
+def rehearsal_with(gpu: GpuSpec, **more: Any) -> Rehearsal:
+    """A rehearsal of which only *more* is of interest."""
+    plain: dict[str, Any] = {
+        "method": "rehearsed",
+        "breakdown": MemoryBreakdown(),
+        "peak_allocated_bytes": 100 * 2**20,
+        "peak_reserved_bytes": 0,
+        "device_used": MemoryRange(low_bytes=0, expected_bytes=0, high_bytes=0),
+        "peak_phase": "forward",
+        "gpu_name": gpu.name,
+        "torch": "2.13.0",
+        "num_alloc_retries": 0,
+        "steps": (),
+    }
+    return Rehearsal(**plain | more)
+
+
 def facts_of(gpu: GpuSpec, paths: list[str]) -> dict[str, str]:
     """The facts of a rehearsal that held back a MiB in each of *paths*."""
-    rehearsal = Rehearsal(
-        method="rehearsed",
-        breakdown=MemoryBreakdown(),
-        peak_allocated_bytes=0,
-        peak_reserved_bytes=0,
-        device_used=MemoryRange(low_bytes=0, expected_bytes=0, high_bytes=0),
-        peak_phase="forward",
-        gpu_name=gpu.name,
-        torch="2.13.0",
-        num_alloc_retries=0,
-        steps=(),
+    rehearsal = rehearsal_with(
+        gpu,
         held_back_files=tuple(HeldBackFile(path=path, size_bytes=2**20) for path in paths),
         num_held_back_files=len(paths),
         held_back_bytes=len(paths) * 2**20,
@@ -43,3 +52,29 @@ def test_files_of_the_working_folder_are_named_first(a100: GpuSpec) -> None:
 def test_a_rehearsal_that_wrote_nothing_says_nothing_of_files(a100: GpuSpec) -> None:
     """As most do."""
     assert not {"files held back", "removals held back"} & set(facts_of(a100, []))
+
+
+def read(line: int, mib: int, basis: str) -> DeviceRead:
+    """A read of the number 7 at a line, with so much behind it."""
+    fields = {"place": f"{Path.cwd()}/train.py:{line}", "text": "", "count": 2, "answer": "7", "reason": "as it is", "basis": basis}
+    return DeviceRead.model_validate(fields | {"following_bytes": mib * 2**20})
+
+
+def test_values_that_decided_memory_are_told_of(a100: GpuSpec) -> None:
+    """Three of them; what has next to nothing behind it, and what decides nothing, only where all is asked for."""
+    reads = [
+        read(1, 50, "data"),
+        read(2, 20, "answer"),
+        read(3, 9, "assumed"),
+        read(4, 5, "data"),
+        read(5, 0, "data"),
+        read(6, 9, "ordinary"),
+    ]
+    rehearsal = rehearsal_with(a100, reads=tuple(reads))
+
+    short, whole = (view_rehearsal(rehearsal, a100, shows_all=shows_all).reads for shows_all in (False, True))
+
+    assert short[0] == "train.py:1 (2×): 50.0 MiB behind it; got 7, as it is"
+    assert [line.split(" ")[0] for line in short] == ["train.py:1", "train.py:2", "train.py:3", "1"]
+    assert [line.split(" ")[0] for line in whole] == [f"train.py:{line}" for line in range(1, 7)]
+    assert whole[4] == "train.py:5 (2×): got 7, as it is"

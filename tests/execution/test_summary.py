@@ -1,0 +1,32 @@
+"""From the record of a run to what is told of it."""
+
+from __future__ import annotations
+
+from memplan.execution.run_record import RecordedRead
+from memplan.execution.summary import reads_by_bytes
+from memplan.traces.trace import Block
+
+
+def read(line: int, *positions: int) -> RecordedRead:
+    """A read at a line, each time after so many allocations."""
+    return RecordedRead(place=f"train.py:{line}", text="", count=len(positions), answer="1", reason="", basis="data", positions=positions)
+
+
+def test_what_is_allocated_behind_a_read_counts_for_it_until_the_next() -> None:
+    """Blocks are numbered from 1; a read saw those before it. The most bytes come first."""
+    blocks = [Block(number, 2**number, "activations") for number in (1, 2, 3, 4, 5, 6)]
+
+    first, second, third = reads_by_bytes([read(10, 1, 5), read(20, 2), read(30)], blocks)
+
+    assert (first.place, first.following_bytes) == ("train.py:10", 2**2 + 2**6)
+    assert (second.place, second.following_bytes) == ("train.py:20", 2**3 + 2**4 + 2**5)
+    assert (third.place, third.following_bytes) == ("train.py:30", 0)
+
+
+def test_what_outlives_a_step_hangs_on_no_read() -> None:
+    """Parameters, their gradients and the optimizer's state have the sizes of the model."""
+    blocks = [Block(2, 100, category) for category in ("parameters", "gradients", "optimizer_state", "workspaces", "batch_data")]
+
+    (only,) = reads_by_bytes([read(1, 1)], blocks)
+
+    assert only.following_bytes == 200

@@ -29,7 +29,7 @@ from memplan.child.batches import Batches
 from memplan.child.device_reads import Reads, is_own, place_in
 from memplan.child.host_values import HostValues
 from memplan.child.recorded_values import RecordedValues, ValueWriter
-from memplan.child.tensor_types import TypeRecorder
+from memplan.child.tensor_types import TypeRecorder, has_memory
 from memplan.errors import is_out_of_memory
 from memplan.traces.trace import ACTIONS
 
@@ -479,11 +479,6 @@ def addresses(tensors: Iterable[Any]) -> set[int]:
             if has_memory(tensor) and tensor.is_cuda and tensor.layout is torch.strided and not _is_wrapped(tensor):
                 found.add(tensor.untyped_storage().data_ptr())
     return found
-
-
-def has_memory(tensor: Any) -> bool:
-    """Say whether *tensor* has memory of its own; one whose class stands for operations may describe a tensor, as torch.compile does."""
-    return isinstance(tensor, torch.Tensor) and type(tensor).__torch_dispatch__ is torch.Tensor.__torch_dispatch__
 
 
 def _may_be_weight(tensor: Any, shapes: set[torch.Size]) -> bool:

@@ -82,6 +82,8 @@ class Said(NamedTuple):
 
 
 USERS = "your answer for "
+ONE_CHOICE = "of one choice, an action or a token, the first"
+"""Why a place is zero that a model chose, whichever the assumption about larger choices."""
 
 
 class Reads:
@@ -176,7 +178,7 @@ class Reads:
             said = self.answers.get(assumption.removeprefix(USERS))
             return Answer(content, said[0] if said else _shown(content), "answer", assumption)
         if assumption is not None:
-            return Answer(content, _shown(content), "assumed", assumption)
+            return Answer(content, _shown(content), "ordinary" if assumption == ONE_CHOICE else "assumed", assumption)
         return Answer(content, _shown(content), "data", "computed on the host from the program's data")
 
     def users(self, frames: Sequence[FrameType], size: int) -> Answer | None:

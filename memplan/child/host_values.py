@@ -27,7 +27,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 
-from memplan.child.device_reads import Reads, frames_from
+from memplan.child.device_reads import ONE_CHOICE, Reads, frames_from
 from memplan.child.recorded_values import ValueWriter
 from memplan.child.tensor_types import has_memory
 
@@ -461,8 +461,8 @@ class HostValues(TorchDispatchMode):
         scores = args[0]
         numbers = [value for value in args[1:] if isinstance(value, int) and not isinstance(value, bool)]
         given = numbers[1] if name == "topk" and len(numbers) > 1 else numbers[0] if numbers and name not in ("topk", "multinomial") else -1
-        if not scores.dim() or not places.dim():
-            self.fill(places, 0, _SHARES[self._variant])
+        if places.numel() == 1:
+            self.fill(places, 0, ONE_CHOICE)
             return
         dim = given % scores.dim()
         num_choices = scores.shape[dim]

@@ -64,6 +64,7 @@ def test_turns_and_places_are_known(run: Run, program: str) -> None:
     seen = run(program)
 
     assert (seen.verdict, seen.lower_bound_reasons, len(seen.steps)) == ("fits", (), 2)
+    assert "assumed" not in {read.basis for read in seen.reads}
 
 
 def test_the_memory_of_rows_that_labels_choose_is_counted_in_forward_and_backward(run: Run) -> None:

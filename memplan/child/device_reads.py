@@ -42,6 +42,8 @@ _OWN = str(Path(__file__).parent)
 _NOT_COMPILED = "<frozen importlib._memplan>"
 """Named as the file of a function that torch.compile leaves alone (SKIP_DIRS in its trace_rules.py): it would trace it, and warn."""
 
+_PASSED_THROUGH = ("__torch_function__", "__torch_dispatch__")
+
 _READER = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_size_t)
 
 Basis = Literal["data", "answer", "assumed", "rule", "padding", "rounded", "ordinary", "zero"]
@@ -82,6 +84,8 @@ class Said(NamedTuple):
 
 
 USERS = "your answer for "
+ONE_CHOICE = "of one choice, an action or a token, the first"
+"""Why a place is zero that a model chose, whichever the assumption about larger choices."""
 
 MOST_NOTED = 20_000
 """Reads of which it is noted how many allocations came before."""
@@ -209,7 +213,7 @@ class Reads:
             said = self.answers.get(assumption.removeprefix(USERS))
             return Answer(content, said[0] if said else _shown(content), "answer", assumption)
         if assumption is not None:
-            return Answer(content, _shown(content), "assumed", assumption)
+            return Answer(content, _shown(content), "ordinary" if assumption == ONE_CHOICE else "assumed", assumption)
         return Answer(content, _shown(content), "data", "computed on the host from the program's data")
 
     def _ending(self, where: str, answer: Answer) -> Answer:
@@ -428,8 +432,8 @@ def place_in(frame: FrameType) -> str | None:
 
 
 def _of_program(frames: Sequence[FrameType]) -> FrameType | None:
-    """Return the innermost of *frames* that is the program's own."""
-    return next((frame for frame in frames if not is_own(frame.f_code.co_filename)), None)
+    """Return the innermost of *frames* that is the program's own, and no class of tensors through which every operation goes."""
+    return next((frame for frame in frames if not is_own(frame.f_code.co_filename) and frame.f_code.co_name not in _PASSED_THROUGH), None)
 
 
 def _named(frame: FrameType) -> str:

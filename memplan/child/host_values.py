@@ -28,8 +28,9 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 
-from memplan.child.device_reads import Reads, frames_from
+from memplan.child.device_reads import ONE_CHOICE, Reads, frames_from
 from memplan.child.recorded_values import ValueWriter
+from memplan.child.tensor_types import has_memory
 
 Variant = Literal["all", "none"]
 """What passes where floats decide."""
@@ -77,8 +78,11 @@ _ALIKE: Mapping[str, int | None] = {
 }  # fmt: skip
 """Operations whose result is one number everywhere, whatever their argument holds; None: that number is their last argument."""
 
-_OF_LENGTHS = {"_ctc_loss", "_use_cudnn_ctc_loss", "_cudnn_ctc_loss"}
+_OF_LENGTHS = {"_ctc_loss", "_use_cudnn_ctc_loss", "_cudnn_ctc_loss", "_ctc_loss_backward"}
 """Operations on what a model computes that copy the lengths of the samples to the host."""
+
+_READS_IN_A_MODE = {"_ctc_loss_backward"}
+"""Operations that read only while a mode follows: without one, PyTorch reads the lengths once and hands numbers on."""
 
 
 Awaited = bool | int | bytes
@@ -108,6 +112,7 @@ class HostValues(TorchDispatchMode):
     def __init__(self, reads: Reads, writer: ValueWriter, variant: Variant) -> None:
         super().__init__()
         self._reads = reads
+        self._writer = writer
         self._variant = variant
         self._shadows: dict[int, _Shadow] = {}
         self._num_operations = 0
@@ -115,9 +120,14 @@ class HostValues(TorchDispatchMode):
         self._awaited = threading.local()
         reads.known = self._next_awaited
         reads.known_dtype = lambda: getattr(self._awaited, "dtype", None)
-        reads.on_answer = writer.add
+        reads.on_answer = self._note
 
     # what is read while an operation runs
+
+    def _note(self, place: str, size: int, content: bytes | None, assumption: str | None, dtype: str | None) -> None:
+        """Note what was read, for the memory pass: by turn, so that what is read in this pass only does not count."""
+        if getattr(self._awaited, "name", "") not in _READS_IN_A_MODE:
+            self._writer.add(place, size, content, assumption, dtype)
 
     def _next_awaited(self, size: int) -> tuple[bytes, str | None] | None:
         """Return what the read that happens now gets, where that is known: of what is awaited the first that has so many bytes."""
@@ -138,13 +148,15 @@ class HostValues(TorchDispatchMode):
         *,
         repeats: bool = False,
         dtype: torch.dtype | None = None,
+        name: str = "",
     ) -> Any:
         self._awaited.values, self._awaited.assumption, self._awaited.repeats = deque(awaited), assumption, repeats
-        self._awaited.dtype = dtype
+        self._awaited.dtype, self._awaited.name = dtype, name
         try:
             return run()
         finally:
             self._awaited.values = self._awaited.dtype = None
+            self._awaited.name = ""
 
     # shadows
 
@@ -198,10 +210,10 @@ class HostValues(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         self._sweep()
-        flat = [value for value in tree_flatten((args, kwargs))[0] if _is_plain(value)]
+        flat = [value for value in tree_flatten((args, kwargs))[0] if has_memory(value)]
         devices = [tensor for tensor in flat if tensor.is_cuda]
         is_made = not devices and _is_device(kwargs.get("device"))
-        if any(kind not in _PLAIN for kind in types):
+        if any(kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__ for kind in types):
             return NotImplemented  # a subclass says itself which operations on plain tensors it stands for: those are followed
         if torch.is_inference_mode_enabled():
             found = self._in_parts(func, args, kwargs)
@@ -237,12 +249,12 @@ class HostValues(TorchDispatchMode):
         if name in _OF_LENGTHS:
             known = [self.value(tensor) for tensor in devices if not tensor.is_floating_point()]
             lengths = [_bytes_of(value) for value in known if value is not None]
-            return self._unknown(func, name, args, kwargs, self._run(run, lengths, self._assumption_of(devices)))
+            return self._unknown(func, name, args, kwargs, self._run(run, lengths, self._assumption_of(devices), name=name))
         if name in _ALIKE and func._overloadname != "Tensor":
             return self._alike(run, name, args)
         if name in _EMPTY:
             made = run()
-            if _is_plain(made) and made.is_cuda and name != "resize_" and not made.is_floating_point() and not made.is_complex():
+            if has_memory(made) and made.is_cuda and name != "resize_" and not made.is_floating_point() and not made.is_complex():
                 self.fill(made, 0)  # to be filled part by part; floats without a content may be weights
             return made
         if name in _RANDOM and not self._can_draw(func, args, devices):
@@ -287,7 +299,7 @@ class HostValues(TorchDispatchMode):
         awaited, repeats = _awaited_by(name, host_args, found)
         result = self._run(lambda: func(*args, **kwargs), awaited, assumption, repeats=repeats)
         for tensor, value in zip(tree_flatten(result)[0], tree_flatten(found)[0], strict=False):
-            if _is_plain(tensor) and tensor.is_cuda and isinstance(value, torch.Tensor):
+            if has_memory(tensor) and tensor.is_cuda and isinstance(value, torch.Tensor):
                 self._learn_unless_given(tensor, value, assumption, devices)
         return result
 
@@ -301,7 +313,7 @@ class HostValues(TorchDispatchMode):
             shadow.assumption = assumption or shadow.assumption  # as one_hot writes what was assumed into zeros
 
     def _on_host(self, value: Any) -> Any:
-        return self.value(value) if _is_plain(value) and value.is_cuda else value
+        return self.value(value) if has_memory(value) and value.is_cuda else value
 
     def _assumption_of(self, tensors: Iterable[Any]) -> str | None:
         shadows = (self._shadow_of(tensor) for tensor in tensors)
@@ -345,7 +357,7 @@ class HostValues(TorchDispatchMode):
         """Keep what a tensor holds that was made like another, or is overwritten: what that one holds does not count."""
         made = run()
         value: Any = args[-1] if _ALIKE[name] is None else _ALIKE[name]
-        if not _is_plain(made) or not made.is_cuda or made.layout is not torch.strided:
+        if not has_memory(made) or not made.is_cuda or made.layout is not torch.strided:
             return made
         is_all_of_it = made.numel() * made.element_size() == made.untyped_storage().nbytes()
         if is_all_of_it and value == 0:
@@ -395,14 +407,14 @@ class HostValues(TorchDispatchMode):
             if values[0] is not None and result.is_cuda:
                 self.learn(result, values[0].nonzero(), assumption, is_new=True)
             return result
-        flat = [value for value in tree_flatten((args, kwargs))[0] if _is_plain(value) and value.is_cuda]
+        flat = [value for value in tree_flatten((args, kwargs))[0] if has_memory(value) and value.is_cuda]
         if all(self.value(tensor) is not None for tensor in flat) and self._is_cheap(name, flat):
             host_args, host_kwargs = tree_map(self._on_host, (args, kwargs))
             try:
                 found = func(*host_args, **host_kwargs)
             except (RuntimeError, NotImplementedError, IndexError):
                 return self._unknown(func, name, args, kwargs, result)
-            if _is_plain(result) and result.is_cuda:
+            if has_memory(result) and result.is_cuda:
                 self._learn_unless_given(result, found, self._assumption_of(flat), flat)
             return result
         return self._unknown(func, name, args, kwargs, result)
@@ -435,9 +447,9 @@ class HostValues(TorchDispatchMode):
             if argument.alias_info is not None and argument.alias_info.is_write:
                 given = args[at] if at < len(args) else kwargs.get(argument.name)
                 for tensor in tree_flatten(given)[0]:
-                    if _is_plain(tensor) and tensor.is_cuda:
+                    if has_memory(tensor) and tensor.is_cuda:
                         self.forget(tensor)
-        outs = [value for value in tree_flatten(result)[0] if _is_plain(value) and value.is_cuda]
+        outs = [value for value in tree_flatten(result)[0] if has_memory(value) and value.is_cuda]
         certain = _is_for_ordinary_numbers(name, args)
         if certain is not None and outs:
             self.fill(outs[0], int(certain))
@@ -447,7 +459,7 @@ class HostValues(TorchDispatchMode):
             self.fill(outs[0], int(_FINITE[name]))
         elif name in _CHOICES:
             places = result if isinstance(result, torch.Tensor) else result[_CHOICES[name]] if len(outs) > 1 else None
-            if places is not None and _is_plain(places) and places.dtype == torch.int64 and places.numel() > 1:
+            if places is not None and has_memory(places) and places.dtype == torch.int64 and places.numel():
                 self._choose(name, places, args)
         return result
 
@@ -456,7 +468,8 @@ class HostValues(TorchDispatchMode):
         scores = args[0]
         numbers = [value for value in args[1:] if isinstance(value, int) and not isinstance(value, bool)]
         given = numbers[1] if name == "topk" and len(numbers) > 1 else numbers[0] if numbers and name not in ("topk", "multinomial") else -1
-        if not scores.dim() or not places.dim():
+        if places.numel() == 1:
+            self.fill(places, 0, ONE_CHOICE)
             return
         dim = given % scores.dim()
         num_choices = scores.shape[dim]
@@ -495,12 +508,12 @@ def _given_on(name: str, args: Any) -> list[Any]:
     """Return the tensors that a collective sends, each of which comes back to this process."""
     if name not in ("allgather_", "_allgather_base_", "reduce_scatter_", "_reduce_scatter_base_"):
         return []
-    return [tensor for tensor in tree_flatten(args[1])[0] if _is_plain(tensor)]
+    return [tensor for tensor in tree_flatten(args[1])[0] if has_memory(tensor)]
 
 
 def _filled_by(name: str, args: Any) -> list[Any]:
     """Return the tensors that it fills, in the same order."""
-    return [tensor for tensor in tree_flatten(args[0])[0] if _is_plain(tensor)] if _given_on(name, args) else []
+    return [tensor for tensor in tree_flatten(args[0])[0] if has_memory(tensor)] if _given_on(name, args) else []
 
 
 def _awaited_by(name: str, host_args: Any, found: Any) -> tuple[list[Awaited], bool]:
@@ -530,13 +543,6 @@ def _encoded(value: Awaited, size: int) -> bytes | None:
     if isinstance(value, bool) != (size == 1) or size not in (1, 2, 4, 8):
         return None
     return int(value).to_bytes(size, sys.byteorder, signed=size > 1)
-
-
-_PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer) if hasattr(torch.nn, "Buffer") else (torch.Tensor, torch.nn.Parameter)
-
-
-def _is_plain(value: Any) -> bool:
-    return type(value) in _PLAIN
 
 
 def _is_followed(source: Any) -> bool:

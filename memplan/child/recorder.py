@@ -29,7 +29,7 @@ from memplan.child.batches import Batches
 from memplan.child.device_reads import Reads, is_own, place_in
 from memplan.child.host_values import HostValues
 from memplan.child.recorded_values import RecordedValues, ValueWriter
-from memplan.child.tensor_types import TypeRecorder
+from memplan.child.tensor_types import TypeRecorder, has_memory
 from memplan.errors import is_out_of_memory
 from memplan.traces.trace import ACTIONS
 
@@ -78,6 +78,7 @@ class Recorder:
         self._hooked: set[int] = set()
         self._earlier: dict[int, weakref.ref[Any]] = {}
         """What may be a weight, as it was seen last."""
+        self._has_looked = False
         self._num_scans = self._backwards = 0
         self._gradients_seen: set[int] = set()
         self._gradients_missed: set[int] = set()
@@ -155,6 +156,8 @@ class Recorder:
         self._step = number
         self.reads.begin_step()
         self.mark("forward")
+        if number == 1 and self._is_recording:  # what was built; a whole program builds within its first step
+            self._note_what_lasts()
 
     def end_step(self) -> None:
         """Note the peaks so far, and where everything that lasts lies."""
@@ -307,10 +310,11 @@ class Recorder:
         count = self._num_allocs()
         plain: list[Any] = []
         self._flagged = 0
-        modules, tensors = objects_of(torch.nn.Module, torch.Tensor)
+        modules, optimizers, tensors = objects_of(torch.nn.Module, torch.optim.Optimizer, torch.Tensor)
         compiled = _is_compiled()
-        if self._num_scans == 1:
-            self._note_copies(modules, tensors, taken=set(), count=count)
+        if not self._has_looked:
+            self._has_looked = True
+            self._note_copies(modules, optimizers, tensors, count)
         for tensor in filter(_is_whole, tensors):
             if not isinstance(tensor, torch.nn.Parameter) and not tensor.requires_grad and tensor.grad_fn is None:
                 if not tensor.is_floating_point() or not compiled:  # what a compiled forward keeps looks the same as a batch
@@ -346,13 +350,11 @@ class Recorder:
         count = self._num_allocs()
         modules, optimizers, tensors = objects_of(torch.nn.Module, torch.optim.Optimizer, torch.Tensor)
         self._note_weights(modules, count)
-        trained = [parameter for optimizer in optimizers for group in optimizer.param_groups for parameter in group["params"]]
         loose = [tensor for tensor in tensors if isinstance(tensor, torch.nn.Parameter)]
-        self.notes["parameters"] |= {(address, count) for address in addresses([*trained, *loose])}
-        states = addresses(tensor for optimizer in optimizers for state in optimizer.state.values() for tensor in tensors_of(state))
-        self.notes["optimizer_state"] |= {(address, count) for address in states}
-        gradients = addresses(tensor.grad for tensor in [*trained, *loose] if tensor.grad is not None)
-        self._note_copies(modules, tensors, taken=states | gradients, count=count)
+        self.notes["parameters"] |= {(address, count) for address in addresses([*trained_by(optimizers), *loose])}
+        self.notes["optimizer_state"] |= {(address, count) for address in addresses(states_of(optimizers))}
+        self._note_copies(modules, optimizers, tensors, count)
+        self._has_looked = False
         missed = self._gradients_missed - self._gradients_seen
         self.without_gradient = (names_of(missed, modules) or {f"{len(missed)} parameters"}) if missed else set()
 
@@ -360,17 +362,21 @@ class Recorder:
         weights = addresses(tensor for module in modules for tensor in (*module.parameters(False), *module.buffers(False)))
         self.notes["parameters"] |= {(address, count) for address in weights}
 
-    def _note_copies(self, modules: list[Any], tensors: list[Any], *, taken: set[int], count: int) -> None:
+    def _note_copies(self, modules: list[Any], optimizers: list[Any], tensors: list[Any], count: int) -> None:
         """
-        Note what lasts from one step to the next, belongs to no module, and is a weight all the same.
+        Note what was there when this was called before, belongs to no module, and is a weight all the same.
 
-        It has the shape of one, as an average or a teacher that is kept in a dict, or it learns. *taken* are where other things lie.
+        It has the shape of one, as an average or a teacher that is kept in a dict, or it learns. This is called when the first backward of
+        a step begins, and at its end: neither gradients nor what a batch leaves are there at both.
         """
-        shapes = {weight.shape for module in modules for weight in (*module.parameters(False), *module.buffers(False)) if weight.dim()}
-        found = {id(tensor): tensor for tensor in filter(_is_whole, tensors) if _may_be_weight(tensor, shapes)}
-        lasting = [tensor for key, tensor in found.items() if key in self._earlier and self._earlier[key]() is tensor]
+        weights = [weight for module in modules for weight in (*module.parameters(False), *module.buffers(False))]
+        shapes = {weight.shape for weight in weights if weight.dim()}
+        found = {id(tensor): weakref.ref(tensor) for tensor in filter(_is_whole, tensors) if _may_be_weight(tensor, shapes)}
+        lasting = [reference() for key, reference in found.items() if key in self._earlier and self._earlier[key]() is reference()]
+        gradients = [weight.grad for weight in (*weights, *trained_by(optimizers)) if weight.grad is not None]
+        taken = addresses([*gradients, *states_of(optimizers)])
         self.notes["parameters"] |= {(address, count) for address in addresses(lasting) - taken}
-        self._earlier = {key: weakref.ref(tensor) for key, tensor in found.items()}
+        self._earlier = found
 
     # the result
 
@@ -472,6 +478,16 @@ def _is_compiled() -> bool:
     return utils is not None and bool(utils.counters["frames"])
 
 
+def trained_by(optimizers: Iterable[Any]) -> list[Any]:
+    """Return what *optimizers* train."""
+    return [parameter for optimizer in optimizers for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def states_of(optimizers: Iterable[Any]) -> list[Any]:
+    """Return the values of the states of *optimizers*."""
+    return [value for optimizer in optimizers for state in optimizer.state.values() for value in tensors_of(state)]
+
+
 def addresses(tensors: Iterable[Any]) -> set[int]:
     """Return where those of *tensors* that lie on the device begin."""
     found = set()
@@ -481,11 +497,6 @@ def addresses(tensors: Iterable[Any]) -> set[int]:
             if has_memory(tensor) and tensor.is_cuda and tensor.layout is torch.strided and not _is_wrapped(tensor):
                 found.add(tensor.untyped_storage().data_ptr())
     return found
-
-
-def has_memory(tensor: Any) -> bool:
-    """Say whether *tensor* has memory of its own; one whose class stands for operations may describe a tensor, as torch.compile does."""
-    return isinstance(tensor, torch.Tensor) and type(tensor).__torch_dispatch__ is torch.Tensor.__torch_dispatch__
 
 
 def _may_be_weight(tensor: Any, shapes: set[torch.Size]) -> bool:

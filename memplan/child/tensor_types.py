@@ -1,4 +1,4 @@
-"""One step more: the element type of every tensor that an operator returns, and the line that asked for it."""
+"""Which tensors have memory; one step more: the element type of every tensor that an operator returns, and the line that asked for it."""
 
 from __future__ import annotations
 
@@ -31,3 +31,8 @@ class TypeRecorder(TorchDispatchMode):
                 dtype = str(tensor.dtype).removeprefix("torch.")
                 self.seen.append((address, self._num_allocations(), dtype, tensor.nbytes, place_in(sys._getframe())))
         return result
+
+
+def has_memory(tensor: Any) -> bool:
+    """Say whether *tensor* has memory of its own; one whose class stands for operations may describe a tensor, as torch.compile does."""
+    return isinstance(tensor, torch.Tensor) and type(tensor).__torch_dispatch__ is torch.Tensor.__torch_dispatch__

@@ -101,15 +101,22 @@ def _batch_shapes(record: RunRecord) -> Iterator[Finding]:
     following = [*(batch.num_backwards for batch in record.batches[1:]), record.num_backwards]
     is_trained = [not record.num_backwards or then > batch.num_backwards for batch, then in zip(record.batches, following, strict=False)]
     trained = [batch for batch, followed in zip(record.batches, is_trained, strict=False) if followed]  # the others are evaluated
-    sizes = {batch.num_elements for batch in trained}
-    if len({batch.shapes for batch in trained}) > 1 and len(sizes) > 1:
+    if len({batch.shapes for batch in trained}) > 1 and len({batch.num_elements for batch in trained}) > 1:
         smallest, largest = (pick(trained, key=lambda batch: batch.num_elements) for pick in (min, max))
+        if len({batch.shapes for batch in trained}) == 2 and trained[0].shapes == largest.shapes and _has_fewer_samples(smallest, largest):
+            return  # the last batch of an epoch has what is left
         first, last = _differing(smallest, largest)
         yield Finding(
             kind="batch_shapes",
             message=f"the shapes of the batches differ: {_shape(first)} to {_shape(last)} among the {len(trained)} that were taken; "
             "the largest batch of an epoch decides, and it may be a later one",
         )
+
+
+def _has_fewer_samples(batch: Batch, full: Batch) -> bool:
+    """Say whether every tensor of *batch* is as in *full*, but for fewer samples."""
+    pairs = list(zip(batch.shapes, full.shapes, strict=False))
+    return len(batch.shapes) == len(full.shapes) and all(less[1:] == more[1:] and less[:1] < more[:1] for less, more in pairs)
 
 
 def _differing(smallest: Batch, largest: Batch) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -153,14 +160,18 @@ def _wide_tensors(record: RunRecord) -> Iterator[Finding]:
 
 
 def _growth(record: RunRecord) -> Iterator[Finding]:
-    """Tell of what is kept from step to step and of sizes that data decide; the allocator's own figures rise where blocks are not split."""
+    """
+    Tell of what is kept from step to step, and of sizes that data decide.
+
+    The allocator's own figures rise where blocks are not split; what one step adds may be an evaluation's, and is kept once.
+    """
     if len(record.steps) < LEAST_STEPS:
         return
     ends = step_ends(record.trace())[: len(record.steps)]
     if len(ends) < LEAST_STEPS:
         return
     kept = [end.kept_bytes for end in ends]
-    rises = [_keeps_more(before, after) for before, after in pairwise(ends)]
+    rises = [all(_keeps_more(*pair) for pair in pairwise(three)) for three in zip(ends, ends[1:], ends[2:], strict=False)]
     peaks = [end.peak_bytes for end in ends]
     if rises[-1]:
         yield Finding(
@@ -174,8 +185,8 @@ def _growth(record: RunRecord) -> Iterator[Finding]:
             message=f"memory still grows: the peak rose by {format_bytes(peaks[-1] - max(peaks[1:-1]))} in step {len(ends)}; "
             "the data decide sizes that differ from step to step",
         )
-    elif any(rises[1:]):
-        settled = len(rises) - rises[::-1].index(True) + 1
+    elif any(rises):
+        settled = len(ends) - rises[::-1].index(True)
         yield Finding(
             kind="growth",
             message=f"what is kept from earlier steps rose by {format_bytes(kept[-1] - kept[1])} from step 2 to step {settled}, "

@@ -284,8 +284,8 @@ def moving_average(device, batch, width=512):
     return step
 
 
-def average_in_a_dict(device, batch, width=512):
-    """A copy of the weights that is no module: a dict of tensors."""
+def average_in_a_dict(device, batch, width=512, is_new=False):
+    """A copy of the weights that is no module: a dict of tensors, made anew or changed in place."""
     model = layers(width).to(device)
     average = {name: weight.detach().clone() for name, weight in model.named_parameters()}
     trained = training(model, batch=batch, width=width)
@@ -293,7 +293,10 @@ def average_in_a_dict(device, batch, width=512):
     def step():
         trained()
         for name, weight in model.named_parameters():
-            average[name].lerp_(weight.detach(), 0.01)
+            if is_new:
+                average[name] = 0.99 * average[name] + 0.01 * weight.detach()
+            else:
+                average[name].lerp_(weight.detach(), 0.01)
 
     return step
 

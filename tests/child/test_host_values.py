@@ -58,6 +58,15 @@ def test_a_weight_that_is_read_decides_nothing(run: Run) -> None:
     assert seen.lower_bound_reasons == ()
 
 
+@pytest.mark.parametrize("program", ["learns_letters", "acts"])
+def test_turns_and_places_are_known(run: Run, program: str) -> None:
+    """What is read in the values pass only takes no turn; an action that is drawn is one of those there are."""
+    seen = run(program)
+
+    assert (seen.verdict, seen.lower_bound_reasons, len(seen.steps)) == ("fits", (), 2)
+    assert "assumed" not in {read.basis for read in seen.reads}
+
+
 def test_the_memory_of_rows_that_labels_choose_is_counted_in_forward_and_backward(run: Run) -> None:
     """64 of 256 rows, of 1 MiB each in fp32: the logits, their square's gradient, and the gradient of the logits; the head has 64 MiB."""
     seen = run("keeps_rows")

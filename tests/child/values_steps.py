@@ -69,7 +69,16 @@ def _lengths_of_a_loss(device):
     return functional.ctc_loss(logs, texts, lengths + 1, sizes.clamp(max=2), zero_infinity=True).numel()
 
 
+class Labels(torch.Tensor):
+    """A class that sees every operation on it, as MONAI's and torchvision's do."""
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
 READS = {
+    "labels of a class of their own": lambda device: int((host(50).as_subclass(Labels).to(device) > 50).sum()),
     "elements of a mask": lambda device: padded(device).nonzero().shape[0],
     "rows of a mask": lambda device: torch.zeros(4, 8, 3, device=device)[padded(device)].shape[0],
     "where": lambda device: torch.where(host(50).to(device) > 50)[0].numel(),
@@ -235,6 +244,32 @@ def passes_a_threshold(device, rows=128):
     def step():
         scores = model(torch.randn(rows, 16, device=device)).squeeze(1)
         torch.empty(int((scores > 0.5).nonzero().shape[0]), MIB_OF_FLOATS, device=device)
+
+    return step
+
+
+def learns_letters(device):
+    """A loss and its backward in one line, of texts of other lengths each time: kernels check that these are within the text."""
+    model = nn.Linear(4, 20, device=device)
+
+    def step():
+        for letters in (8, 3, 12):
+            texts, lengths = host(4, letters, low=1, high=20).to(device), torch.tensor([9, 30, 20, 30]).to(device)
+            logs, sizes = model(torch.ones(30, 4, 4, device=device)).log_softmax(-1), torch.tensor([1, letters, 2, 3]).to(device)
+            functional.ctc_loss(logs, texts, lengths, sizes, zero_infinity=True).backward()
+
+    return step
+
+
+def acts(device):
+    """A policy that draws one action at a time and takes the best of the last ones: places, which decide no size."""
+    model = nn.Linear(4, 3, device=device)
+
+    def step():
+        scores = model(torch.ones(1, 4, device=device))
+        torch.distributions.Categorical(logits=scores).sample().cpu().numpy()
+        scores.argmax().item()
+        scores.sum().backward()
 
     return step
 

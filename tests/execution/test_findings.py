@@ -164,6 +164,7 @@ def test_steady_memory_takes_three_steps(run: Run) -> None:
         ("buffers", {}, 8, 4, 0),
         ("moving_average", {}, 8, 4, 0),
         ("average_in_a_dict", {}, 8, 4, 0),
+        ("average_in_a_dict", {"is_new": True}, 8, 4, 0),
         ("from_meta", {}, 8, 4, 0),
         ("no_module", {}, 2, 2, 0),
         ("with_optimizer", {"optimizer": "SGD"}, 4, 4, 0),

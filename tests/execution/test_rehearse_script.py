@@ -704,6 +704,24 @@ def test_batches_of_several_shapes_are_told_of(script: Script) -> None:
     assert "10 to 700 among the 4" in finding.message
 
 
+def test_the_last_batch_of_an_epoch_is_no_other_shape(script: Script) -> None:
+    """Ten samples in batches of four: two remain."""
+    rehearsal = seen(
+        script("""
+from common import make, torch
+from torch.utils.data import DataLoader
+model = make()
+update = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(2):
+    for samples in DataLoader(torch.zeros(10, 512), batch_size=4):
+        model(samples.cuda()).mean().backward()
+        update.step()
+""")
+    )
+
+    assert [finding.kind for finding in rehearsal.findings] == []
+
+
 WORST = """
 from common import torch
 from torch.utils.data import DataLoader

@@ -110,11 +110,12 @@ def rehearse_script(
                 raise _nothing_seen(process.returncode)
             if record.failure is not None and record.failure.kind == "mistake":
                 raise UsageError(record.failure.message, hint="name the Python that runs it: `-- /path/to/python train.py`")
-            process_of[id(record)] = Ended(process.returncode, record.pid == process.pid, record.out_of_memory is not None, writes)
+            process_of[record.pid] = Ended(process.returncode, record.pid == process.pid, record.out_of_memory is not None, writes)
             return Run(record, log)
 
         found = settle(run, folder=whole, answers=answers)
-        record, how = found.run.record, process_of[id(found.run.record)]
+        record = found.run.record
+        how = process_of[record.pid]
         rehearsal = rehearsal_of(
             found.run,
             other=found.other,

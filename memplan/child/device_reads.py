@@ -34,7 +34,9 @@ DECIDES = 65_536
 _TORCH = str(Path(torch.__file__).parent)
 _LBFGS = str(Path(_TORCH) / "optim" / "lbfgs.py")
 _DISTRIBUTIONS = str(Path(_TORCH) / "distributions")
-_SHOWS_TENSORS = str(Path(_TORCH) / "_tensor_str.py")
+_LOOKS_ONLY = {str(Path(_TORCH) / name) for name in ("_tensor_str.py", "serialization.py")}
+"""Where a tensor is read to be printed or saved."""
+
 _SCALES = str(Path(_TORCH) / "amp" / "grad_scaler.py")
 _OWN = str(Path(__file__).parent)
 _NOT_COMPILED = "<frozen importlib._memplan>"
@@ -98,8 +100,10 @@ class Reads:
         """What a values pass found, to be read again by the same lines in the same order."""
         self.known: Callable[[int], tuple[bytes, str | None] | None] = lambda size: None  # noqa: ARG005
         """In a values pass: the bytes of what is being read, and the assumption that they stand on, where they are known."""
-        self.on_answer: Callable[[str, int, bytes | None, str | None], None] | None = None
-        """In a values pass: takes place, size, content (None: not known) and assumption of each read."""
+        self.known_dtype: Callable[[], torch.dtype | None] = lambda: None
+        """In a values pass: the type of what is being read, where that is known."""
+        self.on_answer: Callable[[str, int, bytes | None, str | None, str | None], None] | None = None
+        """In a values pass: takes place, size, content (None: not known), assumption and type of each read."""
         self.is_counting = True
         """Off, what is read is answered and not told of."""
         self._is_known = False
@@ -148,14 +152,15 @@ class Reads:
         where = _named(place) if place else "PyTorch"  # by one name, however it comes there
         text = line_of(place) if place else ""
         known = self._from_data(where, size)  # asked in any case: its turns are counted
-        answer = self.users(frames, size) or known
+        dtype = known if isinstance(known, torch.dtype) else getattr(_reading, "dtype", None)
+        answer = self.users(frames, size) or (known if isinstance(known, Answer) else None)
         if answer is None and size > DECIDES and not _reads_integers():
             return
         if answer is not None and answer.basis == "assumed":
-            ordinary = _ordinary(frames, place, size)  # a check that passes, or a number that is logged, is no choice of the model
+            ordinary = _ordinary(frames, place, size, dtype)  # a check that passes, or a number that is logged, is no choice of the model
             answer = ordinary if ordinary is not None and ordinary.basis in ("rule", "ordinary") else answer
-        answer = answer or _default(frames, place, size)
-        if answer.basis == "zero" and _is_yes_or_no(size):
+        answer = answer or _default(frames, place, size, dtype)
+        if answer.basis == "zero" and _is_yes_or_no(size, dtype):
             answer = self._ending(where, answer)
         ctypes.memmove(to, answer.content, size)
         if not self.is_counting:
@@ -166,15 +171,20 @@ class Reads:
         )
         read["count"] += 1
 
-    def _from_data(self, where: str, size: int) -> Answer | None:
-        """Return what the program's data say: in a values pass what is known now, behind one what it recorded."""
+    def _from_data(self, where: str, size: int) -> Answer | torch.dtype | None:
+        """Return what the program's data say, or else the type: in a values pass what is known now, behind one what it recorded."""
+        known: tuple[bytes, str | None] | str | None
         if self.on_answer is not None:
-            known = self.known(size)
-            self.on_answer(where, size, *(known or (None, None)))
+            dtype = self.known_dtype()
+            name = str(dtype).removeprefix("torch.") if dtype is not None else None
+            found = self.known(size)
+            content, assumption = found or (None, None)
+            self.on_answer(where, size, content, assumption, name)
+            known = found or name
         else:
             known = self.recorded.next(where, size) if self.recorded is not None else None
-        if known is None:
-            return None
+        if known is None or isinstance(known, str):
+            return getattr(torch, known or "", None)
         content, assumption = known
         if assumption is not None and assumption.startswith(USERS):
             said = self.answers.get(assumption.removeprefix(USERS))
@@ -265,26 +275,23 @@ def _noting_type(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
 _FORMATS = {torch.float16: "=e", torch.float32: "=f", torch.float64: "=d"}
 
 
-def _default(frames: list[FrameType], place: FrameType | None, size: int) -> Answer:
+def _default(frames: list[FrameType], place: FrameType | None, size: int, dtype: torch.dtype | None) -> Answer:
     """Return the answer that holds for ordinary training, where there is one; else zero."""
-    if any(frame.f_code.co_filename == _SHOWS_TENSORS for frame in frames):
-        return Answer(bytes(size), "0", "ordinary", "a tensor is printed")
-    ordinary = _ordinary(frames, place, size)
+    if any(frame.f_code.co_filename in _LOOKS_ONLY for frame in frames):
+        return Answer(bytes(size), "0", "ordinary", "a tensor is printed or saved")
+    ordinary = _ordinary(frames, place, size, dtype)
     if ordinary is not None:
         return ordinary
-    if _is_yes_or_no(size):
-        return Answer(b"\0", "false", "zero", "nothing is computed, so it reads zero")
-    return Answer(bytes(size), "0", "zero", "nothing is computed, so it reads zero")
+    return Answer(bytes(size), "false" if _is_yes_or_no(size, dtype) else "0", "zero", "nothing is computed, so it reads zero")
 
 
-def _ordinary(frames: list[FrameType], place: FrameType | None, size: int) -> Answer | None:
+def _ordinary(frames: list[FrameType], place: FrameType | None, size: int, dtype: torch.dtype | None) -> Answer | None:
     """Return what the value that is read is in an ordinary training; None where it may be a size, or a choice."""
     text = statement_text(place) if place else ""
-    if _is_yes_or_no(size):
+    if _is_yes_or_no(size, dtype):
         return _yes_or_no(text, frames)
     if size in (4, 8) and any(frame.f_code.co_filename == _LBFGS for frame in frames):
         return _falling("=f" if size == 4 else "=d")
-    dtype = getattr(_reading, "dtype", None)
     if dtype is not None and (dtype.is_floating_point or dtype.is_complex):
         return _ordinary_float(dtype, text, frames, place, size)
     if place is not None and dtype is not None and getattr(_reading, "name", "") in ("item", "__int__") and is_only_told(place):
@@ -313,8 +320,8 @@ _losses = itertools.count(1)
 """How often L-BFGS asked for a number; one that stays would end its iterations."""
 
 
-def _is_yes_or_no(size: int) -> bool:
-    return size == 1 and getattr(_reading, "dtype", None) in (None, torch.bool, torch.uint8)
+def _is_yes_or_no(size: int, dtype: torch.dtype | None) -> bool:
+    return size == 1 and dtype in (None, torch.bool, torch.uint8)
 
 
 def _yes_or_no(text: str, frames: list[FrameType]) -> Answer | None:

@@ -114,6 +114,7 @@ class HostValues(TorchDispatchMode):
         self._generator = torch.Generator().manual_seed(0)
         self._awaited = threading.local()
         reads.known = self._next_awaited
+        reads.known_dtype = lambda: getattr(self._awaited, "dtype", None)
         reads.on_answer = writer.add
 
     # what is read while an operation runs
@@ -129,12 +130,21 @@ class HostValues(TorchDispatchMode):
                 return content, self._awaited.assumption
         return None
 
-    def _run(self, run: Callable[[], Any], awaited: Iterable[Awaited], assumption: str | None = None, *, repeats: bool = False) -> Any:
+    def _run(
+        self,
+        run: Callable[[], Any],
+        awaited: Iterable[Awaited],
+        assumption: str | None = None,
+        *,
+        repeats: bool = False,
+        dtype: torch.dtype | None = None,
+    ) -> Any:
         self._awaited.values, self._awaited.assumption, self._awaited.repeats = deque(awaited), assumption, repeats
+        self._awaited.dtype = dtype
         try:
             return run()
         finally:
-            self._awaited.values = None
+            self._awaited.values = self._awaited.dtype = None
 
     # shadows
 
@@ -193,11 +203,20 @@ class HostValues(TorchDispatchMode):
         is_made = not devices and _is_device(kwargs.get("device"))
         if any(kind not in _PLAIN for kind in types):
             return NotImplemented  # a subclass says itself which operations on plain tensors it stands for: those are followed
+        if torch.is_inference_mode_enabled():
+            found = self._in_parts(func, args, kwargs)
+            if found is not NotImplemented:
+                return found
         if not devices and not is_made and func.overloadpacket.__name__ not in ("copy_", "_to_copy"):
             return func(*args, **kwargs)
         if func.is_view:
             return self._lifted(func(*args, **kwargs)) if func.overloadpacket.__name__ == "lift_fresh" else func(*args, **kwargs)
         return self._follow(func, func.overloadpacket.__name__, args, kwargs, devices)
+
+    def _in_parts(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Run *func* by the operations that it consists of, which autograd, off in inference mode, would have called one by one."""
+        with self:
+            return func.decompose(*args, **kwargs)
 
     def _follow(self, func: Any, name: str, args: Any, kwargs: Any, devices: list[Any]) -> Any:
         def run() -> Any:
@@ -303,7 +322,7 @@ class HostValues(TorchDispatchMode):
         source = args[1] if name == "copy_" else args[0]
         value = self.value(source) if source.is_cuda else source if _is_followed(source) else None
         awaited = [] if value is None or not source.is_cuda else [_bytes_of(value)]
-        result = self._run(run, awaited, self._assumption_of([source] if source.is_cuda else []))
+        result = self._run(run, awaited, self._assumption_of([source] if source.is_cuda else []), dtype=source.dtype)
         if value is None:
             if result.is_cuda:
                 self.forget(result)
@@ -358,7 +377,7 @@ class HostValues(TorchDispatchMode):
 
     def _scalar(self, run: Callable[[], Any], tensor: Any) -> Any:
         value = self.value(tensor)
-        return self._run(run, [] if value is None else [_bytes_of(value)], self._assumption_of([tensor]))
+        return self._run(run, [] if value is None else [_bytes_of(value)], self._assumption_of([tensor]), dtype=tensor.dtype)
 
     def _masked(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
         """Answer how many elements of each mask are set; of one that nobody knows, all or none."""

@@ -18,22 +18,17 @@ class ValueWriter:
     """Collects what is read."""
 
     def __init__(self) -> None:
-        self._turns: defaultdict[str, list[tuple[int, int, str | None] | None]] = defaultdict(list)
+        self._turns: defaultdict[str, list[tuple[int, int, str | None] | str | None]] = defaultdict(list)
         self._contents: dict[bytes, int] = {}
         self._bytes = 0
 
-    def add(self, place: str, size: int, content: bytes | None, assumption: str | None) -> None:
-        """Note the next read of *size* bytes at *place*; *content* is None where it is not known."""
+    def add(self, place: str, size: int, content: bytes | None, assumption: str | None, dtype: str | None) -> None:
+        """Note the next read of *size* bytes at *place*; *content* is None where only the type is known, *dtype* where not even that is."""
         if content is not None and content not in self._contents and self._bytes + size <= MOST_BYTES:
             self._contents[content] = self._bytes
             self._bytes += size
         at = None if content is None else self._contents.get(content)
-        self._turns[f"{place} {size}"].append(None if at is None else (at, size, assumption))
-
-    @property
-    def has_assumptions(self) -> bool:
-        """Say whether anything that was read stands on an assumption."""
-        return any(turn is not None and turn[2] is not None for turns in self._turns.values() for turn in turns)
+        self._turns[f"{place} {size}"].append(dtype if at is None else (at, size, assumption))
 
     def write(self, path: Path) -> None:
         """Write all of it to the file at *path*."""
@@ -49,10 +44,8 @@ class RecordedValues:
         header, _, self._contents = path.read_bytes().partition(b"\n")
         self._turns = {key: deque(turns) for key, turns in json.loads(header).items()}
 
-    def next(self, place: str, size: int) -> tuple[bytes, str | None] | None:
-        """Return the bytes of the next read of *size* bytes at *place*, and the assumption that they stand on; None: not known."""
+    def next(self, place: str, size: int) -> tuple[bytes, str | None] | str | None:
+        """Return the bytes of the next read of *size* bytes at *place*, and the assumption that they stand on; else the type, if known."""
         turns = self._turns.get(f"{place} {size}")
-        if not turns:
-            return None
-        turn = turns.popleft()
-        return None if turn is None else (self._contents[turn[0] : turn[0] + turn[1]], turn[2])
+        turn = turns.popleft() if turns else None
+        return turn if turn is None or isinstance(turn, str) else (self._contents[turn[0] : turn[0] + turn[1]], turn[2])

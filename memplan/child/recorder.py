@@ -15,6 +15,7 @@ import random
 import sys
 import threading
 import traceback
+import weakref
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -74,6 +75,8 @@ class Recorder:
         self.batches = Batches(lambda: (self._step, self.num_backwards))
         self.is_on = False
         self._hooked: set[int] = set()
+        self._earlier: dict[int, weakref.ref[Any]] = {}
+        """What may be a weight, as it was seen last."""
         self._num_scans = self._backwards = 0
         self._gradients_seen: set[int] = set()
         self._gradients_missed: set[int] = set()
@@ -305,6 +308,8 @@ class Recorder:
         self._flagged = 0
         modules, tensors = objects_of(torch.nn.Module, torch.Tensor)
         compiled = _is_compiled()
+        if self._num_scans == 1:
+            self._note_copies(modules, tensors, taken=set(), count=count)
         for tensor in filter(_is_whole, tensors):
             if not isinstance(tensor, torch.nn.Parameter) and not tensor.requires_grad and tensor.grad_fn is None:
                 if not tensor.is_floating_point() or not compiled:  # what a compiled forward keeps looks the same as a batch
@@ -338,16 +343,33 @@ class Recorder:
     def _note_what_lasts(self) -> None:
         """Note where parameters, buffers and the optimizers' states lie now."""
         count = self._num_allocs()
-        modules, optimizers = objects_of(torch.nn.Module, torch.optim.Optimizer)
+        modules, optimizers, tensors = objects_of(torch.nn.Module, torch.optim.Optimizer, torch.Tensor)
         self._note_weights(modules, count)
+        trained = [parameter for optimizer in optimizers for group in optimizer.param_groups for parameter in group["params"]]
+        loose = [tensor for tensor in tensors if isinstance(tensor, torch.nn.Parameter)]
+        self.notes["parameters"] |= {(address, count) for address in addresses([*trained, *loose])}
         states = addresses(tensor for optimizer in optimizers for state in optimizer.state.values() for tensor in tensors_of(state))
         self.notes["optimizer_state"] |= {(address, count) for address in states}
+        gradients = addresses(tensor.grad for tensor in [*trained, *loose] if tensor.grad is not None)
+        self._note_copies(modules, tensors, taken=states | gradients, count=count)
         missed = self._gradients_missed - self._gradients_seen
         self.without_gradient = (names_of(missed, modules) or {f"{len(missed)} parameters"}) if missed else set()
 
     def _note_weights(self, modules: list[Any], count: int) -> None:
         weights = addresses(tensor for module in modules for tensor in (*module.parameters(False), *module.buffers(False)))
         self.notes["parameters"] |= {(address, count) for address in weights}
+
+    def _note_copies(self, modules: list[Any], tensors: list[Any], *, taken: set[int], count: int) -> None:
+        """
+        Note what lasts from one step to the next, belongs to no module, and is a weight all the same.
+
+        It has the shape of one, as an average or a teacher that is kept in a dict, or it learns. *taken* are where other things lie.
+        """
+        shapes = {weight.shape for module in modules for weight in (*module.parameters(False), *module.buffers(False)) if weight.dim()}
+        found = {id(tensor): tensor for tensor in filter(_is_whole, tensors) if _may_be_weight(tensor, shapes)}
+        lasting = [tensor for key, tensor in found.items() if key in self._earlier and self._earlier[key]() is tensor]
+        self.notes["parameters"] |= {(address, count) for address in addresses(lasting) - taken}
+        self._earlier = {key: weakref.ref(tensor) for key, tensor in found.items()}
 
     # the result
 
@@ -449,18 +471,28 @@ def _is_compiled() -> bool:
     return utils is not None and bool(utils.counters["frames"])
 
 
-PLAIN = (torch.Tensor, torch.nn.Parameter)
-"""Tensors with memory of their own; those of other classes may be descriptions of tensors, as torch.compile makes them."""
-
-
 def addresses(tensors: Iterable[Any]) -> set[int]:
     """Return where those of *tensors* that lie on the device begin."""
     found = set()
-    for whole in tensors:
-        tensor = getattr(whole, "_local_tensor", whole)  # what of a DTensor lies here
-        if type(tensor) in PLAIN and tensor.is_cuda and tensor.layout is torch.strided and not _is_wrapped(tensor):
-            found.add(tensor.untyped_storage().data_ptr())
+    with torch._C.DisableTorchFunctionSubclass():
+        for whole in tensors:
+            tensor = getattr(whole, "_local_tensor", whole)  # what of a DTensor lies here
+            if has_memory(tensor) and tensor.is_cuda and tensor.layout is torch.strided and not _is_wrapped(tensor):
+                found.add(tensor.untyped_storage().data_ptr())
     return found
+
+
+def has_memory(tensor: Any) -> bool:
+    """Say whether *tensor* has memory of its own; one whose class stands for operations may describe a tensor, as torch.compile does."""
+    return isinstance(tensor, torch.Tensor) and type(tensor).__torch_dispatch__ is torch.Tensor.__torch_dispatch__
+
+
+def _may_be_weight(tensor: Any, shapes: set[torch.Size]) -> bool:
+    """Say whether *tensor* has one of *shapes*, those of the weights, or is itself what gradients are accumulated for."""
+    with torch._C.DisableTorchFunctionSubclass():
+        if not has_memory(tensor) or not tensor.is_cuda or not tensor.is_floating_point() or not tensor.is_leaf:
+            return False
+        return tensor.requires_grad or tensor.shape in shapes
 
 
 def _is_whole(tensor: Any) -> bool:

@@ -26,6 +26,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, 
 
 from memplan.child.collectives import hand_objects_on
 from memplan.child.held_back import hold_back
+from memplan.child.installed_modules import installed_modules
 from memplan.child.recorder import Recorder, failure_of, objects_of
 
 SETTLE_SECONDS = 0.1
@@ -48,7 +49,8 @@ class Script:
     A step is over when each of them has stepped, or one begins its next. Without any, each backward begins a step.
     """
 
-    def __init__(self, results: Path, most_steps: int, answers: dict[str, tuple[str, str | None]]) -> None:
+    def __init__(self, results: Path, most_steps: int, answers: dict[str, tuple[str, str | None]], given: dict[str, str]) -> None:
+        self._given = given
         self._recorder = Recorder(answers, on_backward=self._backward_begins)
         self._most_steps = most_steps
         self._counts: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()
@@ -187,6 +189,9 @@ class Script:
         record = self._recorder.result(failure) | {
             "pid": self._process,
             "command": sys.orig_argv,
+            "python": sys.executable,
+            "modules": list(installed_modules()),
+            "set_variables": {name: value for name, value in os.environ.items() if self._given.get(name) != value},
             "never_stepped": never_stepped if self._counts else [],
         }
         path = self._path / f"{self._process}.json"
@@ -201,8 +206,14 @@ def _parameters(optimizer: Any) -> set[int]:
 _begun: list[Script] = []
 
 
-def begin() -> None:
-    """Record this process, from the first time on that this is called."""
+def first_environment() -> dict[str, str]:
+    """Return the environment that this process was started with."""
+    entries = (os.fsdecode(entry).partition("=") for entry in Path("/proc/self/environ").read_bytes().split(b"\0"))
+    return {name: value for name, _, value in entries}
+
+
+def begin(given: dict[str, str] | None = None) -> None:
+    """Record this process, from the first time on that this is called. *given*: its first environment, where it is a fork with another."""
     ctypes.CDLL(None).memplan_recorder_began()
     if _begun:
         return
@@ -214,7 +225,9 @@ def begin() -> None:
         record = {"torch": torch.__version__, "gpu_name": None, "failure": failure}
         (results / f"{os.getpid()}.json").write_text(json.dumps(record), encoding="utf-8")
         os._exit(3)
-    _begun.append(Script(results, int(os.environ["MEMPLAN_STEPS"]), json.loads(os.environ["MEMPLAN_ANSWERS"])))
+    _begun.append(
+        Script(results, int(os.environ["MEMPLAN_STEPS"]), json.loads(os.environ["MEMPLAN_ANSWERS"]), given or first_environment())
+    )
     hold_back()
     hand_objects_on()
     _begun[0].begin()

@@ -83,6 +83,11 @@ class _WithProgram(click.Command):
     metavar="N",
     help="With --worst-batch: how many batches to look at. Default: an epoch, at most 10000.",
 )
+@click.option(
+    "--keep-warm",
+    is_flag=True,
+    help="Leave a process behind that spares the next rehearsal of a program in this folder the imports; it ends after ten idle minutes.",
+)
 @click.option("--allow-writes", is_flag=True, help="Let the program change your files, and upload; by default all that is held back.")
 @format_option
 @click.pass_context
@@ -98,6 +103,7 @@ def rehearse(
     timeout: float | None,
     worst_batch: bool,
     batches: int | None,
+    keep_warm: bool,
     allow_writes: bool,
     output_format: str,
 ) -> int:
@@ -128,6 +134,8 @@ def rehearse(
         raise UsageError(
             "--worst-batch looks through the DataLoaders of a program, not of a function", hint="run the program: `-- train.py`"
         )
+    if keep_warm and not program:
+        raise UsageError("--keep-warm is for a program, not for a function", hint="run the program: `-- train.py`")
     walked = (batches or MOST_WALKED) if worst_batch else 0
     gpu = _gpu_named(gpu_name, gpu_memory)
     if program:
@@ -138,6 +146,7 @@ def rehearse(
             reads=reads,
             timeout=timeout,
             most_walked_batches=walked,
+            keep_warm=keep_warm,
             allow_writes=allow_writes,
             output_format=output_format,
         )
@@ -209,6 +218,7 @@ def _rehearse_script(
     reads: Sequence[str],
     timeout: float | None,
     most_walked_batches: int,
+    keep_warm: bool,
     allow_writes: bool,
     output_format: str,
 ) -> int:
@@ -227,6 +237,7 @@ def _rehearse_script(
             output_to_stderr=output_format == "json",
             allow_writes=allow_writes,
             most_walked_batches=most_walked_batches,
+            keep_warm=keep_warm,
         )
     except NothingSeenError as error:
         if output_format == "json":

@@ -12,6 +12,7 @@ import re
 import shutil
 import subprocess
 import sys
+import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -60,6 +61,63 @@ class Command(NamedTuple):
     def is_of_this_python(self) -> bool:
         """Say whether it runs with this interpreter, and with its packages."""
         return os.path.abspath(self.python) == os.path.abspath(sys.executable)  # noqa: PTH100  (virtual environments are links: not resolved)
+
+
+class PythonProgram(NamedTuple):
+    """A script or a module, and the Python that runs it."""
+
+    python: str
+    options: tuple[str, ...]
+    """Python's own, in front of the program."""
+    script: str
+    """Its file; empty: a module is run."""
+    module: str
+    arguments: tuple[str, ...]
+
+    @property
+    def words(self) -> list[str]:
+        """Return what stands behind the Python on the command line."""
+        return [*self.options, *([self.script] if self.script else ["-m", self.module]), *self.arguments]
+
+
+def program_of(command: Command) -> PythonProgram | None:
+    """Return what the first process of *command* runs in Python; None where that is another program, or begins in a way of its own."""
+    if command.is_guess:
+        return None
+    is_python = _PYTHON.fullmatch(Path(command.words[0]).name) or os.path.abspath(command.words[0]) == os.path.abspath(command.python)  # noqa: PTH100
+    return python_program(command.python, command.words[1:] if is_python else command.words)
+
+
+_WITH_VALUE = ("-W", "-X")
+_PLAIN_OPTIONS = re.compile(r"-[bBdOqRuv]+|-W.+|-X.+")
+
+
+def python_program(python: str, words: Sequence[str]) -> PythonProgram | None:
+    """
+    Return what *python* runs with *words* on its command line; None where that is no script or module, or where an option makes it begin
+    in another way (`-c`, `-i`, `-I`, a folder with a ``__main__.py``).
+    """
+    rest = list(words)
+    options: list[str] = []
+    while rest and rest[0].startswith("-") and rest[0] != "-m":
+        word = rest.pop(0)
+        if word in _WITH_VALUE and rest:
+            options += [word, rest.pop(0)]
+        elif _PLAIN_OPTIONS.fullmatch(word) and word not in _WITH_VALUE:
+            options.append(word)
+        else:
+            return None
+    if rest[:1] == ["-m"]:
+        return PythonProgram(python, tuple(options), "", rest[1], tuple(rest[2:])) if len(rest) > 1 else None
+    if not rest or not Path(rest[0]).is_file() or _is_archive(Path(rest[0])):
+        return None
+    return PythonProgram(python, tuple(options), rest[0], "", tuple(rest[1:]))
+
+
+def _is_archive(file: Path) -> bool:
+    with file.open("rb") as start:
+        head = start.read(1024)
+    return b"\0" in head or zipfile.is_zipfile(file)
 
 
 def command_from(words: Sequence[str]) -> Command:

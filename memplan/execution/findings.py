@@ -5,19 +5,27 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 
 from memplan.execution.device_log import NO_LOG, DeviceLog
 from memplan.execution.rehearsal import DeviceRead, Finding
 from memplan.execution.run_record import Batch, RunRecord
+from memplan.traces.kept import StepEnd, step_ends
 from memplan.traces.trace import ALLOC, Note, allocation_of, allocations_by_address
-from memplan.units import format_bytes
+from memplan.units import KIB, format_bytes
 
 WIDE_SHARE = 0.1
 """Share of the peak from which tensors of a wide type are told of."""
 
 SETTLING_SHARE = 0.01
-"""Share of the peak by which it may rise without a word where nothing more is left at the end of a step: blocks are not always split."""
+"""Share of the peak by which it may rise without a word where nothing more is left at the end of a step."""
+
+LEAST_GROWTH_BYTES = 64 * KIB
+"""What has to be kept of each step to be told of: less is a number that is logged, and takes a thousand steps for 64 MiB."""
+
+LEAST_STEPS = 3
+"""The first makes what lasts; two more show whether anything is added."""
 
 SHOWN = 3
 """Names and places that a sentence holds."""
@@ -145,31 +153,45 @@ def _wide_tensors(record: RunRecord) -> Iterator[Finding]:
 
 
 def _growth(record: RunRecord) -> Iterator[Finding]:
-    steps = record.steps
-    if len(steps) < 3:
+    """Tell of what is kept from step to step and of sizes that data decide; the allocator's own figures rise where blocks are not split."""
+    if len(record.steps) < LEAST_STEPS:
         return
-    peaks = [step.peak_allocated_bytes for step in steps]
-    is_kept = steps[-1].allocated_bytes > steps[-2].allocated_bytes
-    if peaks[-1] > peaks[-2] * (1 + (0 if is_kept else SETTLING_SHARE)):
+    ends = step_ends(record.trace())[: len(record.steps)]
+    if len(ends) < LEAST_STEPS:
+        return
+    kept = [end.kept_bytes for end in ends]
+    rises = [_keeps_more(before, after) for before, after in pairwise(ends)]
+    peaks = [end.peak_bytes for end in ends]
+    if rises[-1]:
         yield Finding(
             kind="growth",
-            message=f"memory still grows: the peak rose by {format_bytes(peaks[-1] - peaks[-2])} in step {len(steps)}, and by "
-            f"{format_bytes(peaks[-1] - peaks[1])} since step 2; {_reason_to_grow(record)}",
+            message=f"memory still grows: what is kept from earlier steps rose by {format_bytes(kept[-1] - kept[-2])} in step {len(ends)}, "
+            f"and by {format_bytes(kept[-1] - kept[1])} since step 2 (a list of losses that were not detached?)",
         )
-    elif len(steps) > 3 and peaks[2] > peaks[1]:
-        settled = peaks.index(peaks[-1]) + 1
+    elif peaks[-1] > max(peaks[1:-1]) * (1 + SETTLING_SHARE) and _is_decided_by_data(record):
         yield Finding(
             kind="growth",
-            message=f"the peak rose from step 2 to step {settled} by {format_bytes(peaks[-1] - peaks[1])} and then held for "
-            f"{len(steps) - settled} steps: {len(steps)} steps were run instead of three",
+            message=f"memory still grows: the peak rose by {format_bytes(peaks[-1] - max(peaks[1:-1]))} in step {len(ends)}; "
+            "the data decide sizes that differ from step to step",
+        )
+    elif any(rises[1:]):
+        settled = len(rises) - rises[::-1].index(True) + 1
+        yield Finding(
+            kind="growth",
+            message=f"what is kept from earlier steps rose by {format_bytes(kept[-1] - kept[1])} from step 2 to step {settled}, "
+            "and then held",
         )
 
 
-def _reason_to_grow(record: RunRecord) -> str:
+def _keeps_more(before: StepEnd, after: StepEnd) -> bool:
+    """Say whether one step keeps more than the one before: more blocks, not larger ones, as of a batch that is loaded ahead."""
+    return after.num_kept > before.num_kept and after.kept_bytes >= before.kept_bytes + LEAST_GROWTH_BYTES
+
+
+def _is_decided_by_data(record: RunRecord) -> bool:
+    """Say whether a line of the program reads one size after another."""
     places = [read.place for read in record.reads if read.basis == "data"]
-    if len(places) > len(set(places)):
-        return "the data decide sizes that differ from step to step, or something is kept from step to step"
-    return "something is kept from step to step (a list of losses that were not detached?), or the allocator has not settled"
+    return len(places) > len(set(places))
 
 
 def _workspaces(log: DeviceLog) -> Iterator[Finding]:

@@ -156,6 +156,15 @@ class RunRecord(Description):
     command: tuple[str, ...] = ()
     """How the process was started, where it is one of a whole program."""
 
+    python: str = ""
+    """The interpreter that ran it, where it is one of a whole program."""
+
+    modules: tuple[str, ...] = ()
+    """The modules of installed packages that it imported, in their order."""
+
+    set_variables: dict[str, str] = Field(default_factory=dict)
+    """The variables of the environment that it set itself."""
+
     num_backwards: NonNegativeInt = 0
     """Backward passes that began, those within another not counted."""
 

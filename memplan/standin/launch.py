@@ -70,16 +70,23 @@ _BOOT = """
 import ctypes, os, sys
 libc = ctypes.CDLL(None)
 libc.personality(0x0040000)  # ADDR_NO_RANDOMIZE: the same addresses on every run
-libc.prctl(1, 9)             # PR_SET_PDEATHSIG: end when memplan does
+if sys.argv[1] == "with us":
+    libc.prctl(1, 9)         # PR_SET_PDEATHSIG: end when memplan does
+elif os.fork():
+    os._exit(0)              # nobody waits for it
 try:
     with open("/proc/self/oom_score_adj", "w") as file:
         file.write("1000")   # when the host's memory runs out, this process goes, not its parent
 except OSError:
     pass                     # some containers forbid it
-os.execv(sys.argv[1], sys.argv[1:])
+os.execv(sys.argv[2], sys.argv[2:])
 """
 
 
-def command_for(words: Sequence[str]) -> list[str]:
-    """Return what starts the program *words*, a path and arguments, where nothing random decides an address; it becomes what it starts."""
-    return [sys.executable, "-I", "-S", "-c", _BOOT, *words]
+def command_for(words: Sequence[str], *, outlives_us: bool = False) -> list[str]:
+    """
+    Return what starts the program *words*, a path and arguments, where nothing random decides an address; it becomes what it starts.
+
+    It ends with this process, unless it *outlives_us*.
+    """
+    return [sys.executable, "-I", "-S", "-c", _BOOT, "by itself" if outlives_us else "with us", *words]

@@ -203,6 +203,34 @@ def steady(device, batch):
     return training(layers(256).to(device), batch=batch, width=256)
 
 
+def loads_ahead(device, batch):
+    """The batch of the next step is there at the end of each, and batches grow."""
+    sizes = itertools.count(batch)
+    ahead = [None]
+
+    def step():
+        here = ahead[0] if ahead[0] is not None else torch.empty(next(sizes), 2**14, device=device)
+        ahead[0] = torch.empty(next(sizes), 2**14, device=device)
+        del here
+
+    return step
+
+
+def second_network_later(device, batch, width=512):
+    """A generator that takes its first step in the third of its critic."""
+    networks = [layers(width).to(device) for _ in range(2)]
+    updates = [torch.optim.Adam(network.parameters()) for network in networks]
+    numbers = itertools.count(1)
+
+    def step():
+        for network, update in list(zip(networks, updates, strict=True))[: 1 + next(numbers) // 3]:
+            network(torch.randn(batch, width, device=device)).square().mean().backward()
+            update.step()
+            update.zero_grad()
+
+    return step
+
+
 def varies(device, batch):
     """Takes 512 bytes more in every step and keeps nothing: a table of whatever the batch has."""
     numbers = itertools.count(1)
@@ -254,6 +282,56 @@ def moving_average(device, batch, width=512):
                 mine.lerp_(its, 0.01)
 
     return step
+
+
+def average_in_a_dict(device, batch, width=512):
+    """A copy of the weights that is no module: a dict of tensors."""
+    model = layers(width).to(device)
+    average = {name: weight.detach().clone() for name, weight in model.named_parameters()}
+    trained = training(model, batch=batch, width=width)
+
+    def step():
+        trained()
+        for name, weight in model.named_parameters():
+            average[name].lerp_(weight.detach(), 0.01)
+
+    return step
+
+
+def from_meta(device, batch, width=512):
+    """Weights without memory at first, that get it from a checkpoint; those of a teacher are empty until they are filled."""
+    with torch.device("meta"):
+        model, teacher = layers(width), layers(width)
+    model.load_state_dict({name: torch.zeros(weight.shape, device=device) for name, weight in model.state_dict().items()}, assign=True)
+    teacher.to_empty(device=device).requires_grad_(False)
+    trained = training(model, batch=batch, width=width)
+
+    def step():
+        teacher(torch.randn(batch, width, device=device))
+        trained()
+
+    return step
+
+
+def no_module(device, batch, width=512):
+    """Weights in a list, of a class of its own and plain, that a hand-written update changes."""
+    weights = [Weight(torch.zeros(width, width, device=device)), torch.zeros(width, width, device=device, requires_grad=True)]
+
+    def step():
+        hidden = torch.randn(batch, width, device=device)
+        for weight in weights:
+            hidden = hidden @ weight
+        hidden.square().mean().backward()
+        with torch.no_grad():
+            for weight in weights:
+                weight.sub_(0.1 * weight.grad)
+                weight.grad = None
+
+    return step
+
+
+class Weight(torch.nn.Parameter):
+    """A parameter of a class of the program's own."""
 
 
 def with_optimizer(device, batch, optimizer, width=512, accumulation=1, **settings):

@@ -520,6 +520,12 @@ def test_a_training_on_the_host_is_ended_too_and_nothing_is_reported(script: Scr
     assert capfd.readouterr().out.split() == ["1", "2"]
 
 
+def test_a_training_on_the_host_that_looks_at_the_gpu_has_no_figures(script: Script) -> None:
+    """It initialises CUDA, and allocates nothing: 0 bytes would be told of as what it takes."""
+    with pytest.raises(NothingSeenError, match="never used the GPU"):
+        script(f"import torch\ntorch.cuda.mem_get_info()\n{ON_THE_HOST}", steps=2)
+
+
 def test_a_script_without_an_optimizer_runs_to_its_end(script: Script) -> None:
     """Its one backward is its one step, and what its memory was for is known."""
     rehearsal = seen(script("from common import batch, make\nmodel = make()\nmodel(batch()).mean().backward()", steps=2))

@@ -33,7 +33,8 @@ typedef struct {
 Overlay overlay;
 static Index *paths;
 static Rule rules[MOST_RULES] = {{'p', "/dev", 4}, {'p', "/proc", 5}, {'p', "/sys", 4}}; /* the kernel's own */
-static int num_rules = 3;
+#define NUM_KERNELS 3
+static int num_rules = NUM_KERNELS;
 static _Atomic int state; /* 0 before it is set up, 1 while, 2 after */
 
 /* FNV-1a: the hash of a path goes on from that of the folder. */
@@ -159,6 +160,15 @@ __attribute__((constructor)) static void begin(void) {
         atomic_store(&state, 2);
     }
     errno = error;
+}
+/* A fork of a process that is warm (child/warm.py) begins again: MEMPLAN_OVERLAY names the folder of its own rehearsal. */
+EXPORT void memplan_overlay_begin(void) {
+    overlay.is_on = overlay.is_lost = 0;
+    paths = NULL;
+    num_rules = NUM_KERNELS;
+    forget_folders();
+    atomic_store(&state, 0);
+    begin();
 }
 int overlay_is_on(void) {
     if (atomic_load_explicit(&state, memory_order_acquire) != 2) begin(); /* called by the constructor of another library */

@@ -77,6 +77,7 @@ const char *real_path(const Place *place, char *room);
 int status_of(const Place *place, struct stat *status);     /* as lstat */
 const char *reading(int *at, const char *path, int follow, char *room);
 int path_of_descriptor(int descriptor, char *out);
+void forget_folders(void);
 
 /* copies.c */
 int make_copy(Place *place, int with_content);

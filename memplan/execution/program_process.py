@@ -1,0 +1,121 @@
+"""
+The process of a whole program: waited for while signals are passed on to it, and ended with everything that it started.
+
+It is one that was started for the program, or a fork of one that is warm (`warm.py`).
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Protocol
+
+from memplan.errors import UsageError
+
+_GRACE_SECONDS = 10.0
+"""What a program gets to end in, when it was asked to."""
+
+_LOOKS_EVERY_SECONDS = 0.05
+
+_PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_SI_KERNEL = 0x80  # siginfo's si_code of Ctrl-C (sigaction(2)): the terminal sends it to the program as well
+
+
+class ProgramProcess(Protocol):
+    """A process that was started, as `subprocess.Popen` has it."""
+
+    pid: int
+
+    def poll(self) -> int | None:
+        """Return how it ended: an exit code, or minus the signal that ended it; None while it runs."""
+        ...
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for its end. Raises subprocess.TimeoutExpired."""
+        ...
+
+    def send_signal(self, number: int, /) -> None:
+        """Send it a signal, where it still runs."""
+        ...
+
+
+def ignored_signals() -> list[signal.Signals]:
+    """Return the signals that this process ignores, as `nohup` has it for SIGHUP, and that what it starts ignores too."""
+    return [number for number in _PASSED_ON if signal.getsignal(number) is signal.SIG_IGN]
+
+
+def wait_for(process: ProgramProcess, timeout_seconds: float | None) -> None:
+    """
+    Wait for *process*, and pass on to it the signals that end programs.
+
+    It is left the time to end as it likes, and what it did until then is reported; a second signal ends it at once. Raises UsageError for
+    one that does not end.
+    """
+    deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
+    asked: signal.Signals | None = None
+    awaited = {*_PASSED_ON, signal.SIGCHLD} - set(ignored_signals())
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, awaited)
+    try:
+        while process.poll() is None:
+            left = _LOOKS_EVERY_SECONDS if deadline is None else min(_LOOKS_EVERY_SECONDS, deadline - time.monotonic())
+            if left <= 0:
+                after = f"after {asked.name}" if asked else f"within {timeout_seconds:g} seconds"
+                raise UsageError(f"the program did not end {after}", hint="end it after some steps: `steps=3`")
+            found = signal.sigtimedwait(awaited, left)
+            if found is None or found.si_signo == signal.SIGCHLD:
+                continue
+            if asked is not None:
+                raise UsageError(f"the program was ended by a second {signal.Signals(found.si_signo).name}: there is nothing to report")
+            asked = signal.Signals(found.si_signo)
+            if found.si_code != _SI_KERNEL or not isinstance(process, subprocess.Popen):  # a fork has no terminal
+                process.send_signal(asked)
+            deadline = time.monotonic() + _GRACE_SECONDS
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextmanager
+def ended_after(process: ProgramProcess, folder: str) -> Iterator[None]:
+    """Leave no process behind: asked to end first, so that each can end its own and write what it saw, and then ended."""
+    try:
+        yield
+    finally:
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+            try:
+                process.wait(_GRACE_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.send_signal(signal.SIGKILL)
+                process.wait()
+        _end_all_of(folder)
+
+
+def _end_all_of(folder: str) -> None:
+    """End every process that inherited the environment of the rehearsal whose results go to *folder*, whoever started it."""
+    deadline = time.monotonic() + _GRACE_SECONDS
+    left = _all_of(folder)
+    for number in left:
+        with suppress(OSError):
+            os.kill(number, signal.SIGTERM)
+    while left and time.monotonic() < deadline:
+        time.sleep(0.02)
+        left = _all_of(folder)
+    for number in left:
+        with suppress(OSError):
+            os.kill(number, signal.SIGKILL)
+
+
+def _all_of(folder: str) -> list[int]:
+    """Return the processes of the rehearsal whose results go to *folder*."""
+    mark = f"MEMPLAN_RESULTS={folder}".encode()
+    found = []
+    for entry in Path("/proc").glob("[0-9]*/environ"):
+        with suppress(OSError):  # it is another's, or has ended
+            if mark in entry.read_bytes().split(b"\0"):
+                found.append(int(entry.parent.name))
+    return found

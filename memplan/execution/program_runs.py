@@ -1,0 +1,270 @@
+"""
+The runs of one whole program: the first as it was typed, the others without its imports, in forks of a process that is warm.
+
+The first run is heard by the user; the others (`values_pass.py`) are memplan's own affair. Only a program that is one Python process, and
+itself trains, is run so: without a launcher or a shell script, what they prepare for the training would be missed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from memplan.errors import NothingSeenError, UsageError
+from memplan.execution.command import Command, program_of
+from memplan.execution.device_log import read_device_log
+from memplan.execution.held_back import Writes
+from memplan.execution.program_process import ProgramProcess, ended_after, wait_for
+from memplan.execution.run_record import RunRecord, read_record
+from memplan.execution.runner import REHEARSING, Closing, ended
+from memplan.execution.summary import Run
+from memplan.execution.values_pass import NO_VALUES, ValuesFile, with_ample_memory
+from memplan.execution.warm import IDLE_SECONDS, Kept, WarmProcess, start_warm
+from memplan.hardware.gpu import GpuSpec
+from memplan.hardware.torch_install import TorchBuild
+from memplan.standin.compiled_libraries import path_for_variables
+from memplan.standin.launch import command_for, environment_for, own_caches
+
+HOOK = Path(__file__).parents[1] / "child" / "hook"
+_ROOT = str(Path(__file__).parents[2])
+
+# What the device runs in a Python that did not load the hook (csrc/python.c): with as few names of its own as can be.
+_RECORDER = f"""
+import sys
+torch = sys.modules.get("torch")
+if hasattr(torch, "compile"):  # one of the last names that `import torch` makes
+    sys.path.append({_ROOT!r})
+    try:
+        from memplan.child.script import begin
+    finally:
+        del sys.path[len(sys.path) - 1 - sys.path[::-1].index({_ROOT!r})]
+    begin()
+"""
+
+
+class Asked(NamedTuple):
+    """What is run, and how."""
+
+    command: Command
+    torch: TorchBuild
+    """The PyTorch that it will run."""
+    libraries: Path
+    """The simulated GPU for that."""
+    gpu: GpuSpec
+    context_bytes: int
+    steps: int
+    """After which the program is ended; 0: it ends itself."""
+    answers: Mapping[str, Any]
+    most_walked_batches: int
+    timeout_seconds: float | None
+    output_to_stderr: bool
+    allow_writes: bool
+    keep_warm: bool
+
+    @property
+    def inherited(self) -> dict[str, str]:
+        """Return the environment that the command was typed in."""
+        return os.environ | dict(self.command.environment)
+
+    @property
+    def script(self) -> Path | None:
+        """Return the file that is run, where the command names one."""
+        return next((Path(word) for word in self.command.words[1:] if word.endswith(".py")), None)
+
+
+class HowEnded(NamedTuple):
+    """How a run ended."""
+
+    exit_code: int
+    is_first: bool
+    """What is told of is the process that was started, not one that it started."""
+    writes: Writes
+
+
+class ProgramRuns(Closing):
+    """Runs one program, as often as asked. To be closed."""
+
+    def __init__(self, asked: Asked) -> None:
+        self._asked = asked
+        self._temporary = tempfile.TemporaryDirectory(prefix="memplan-rehearsal-")
+        self.folder = Path(self._temporary.name).resolve()
+        """For files of the runs; it goes when this is closed."""
+        self._others: list[Path] = []
+        self._first: RunRecord | None = None
+        self._program = program_of(asked.command)
+        self._kept = None
+        if self._program is not None and asked.keep_warm:
+            self._kept = Kept(self._program, asked.inherited, libraries=asked.libraries, writes_are_allowed=asked.allow_writes)
+        self._warm = self._kept.find() if self._kept else None
+        self._ended: dict[int, HowEnded] = {}
+
+    def close(self) -> None:
+        """End what was started for this alone, and leave no file."""
+        if self._kept is None:
+            self._give_up_warm()
+        for folder in self._others:
+            shutil.rmtree(folder, ignore_errors=True)
+        self._temporary.cleanup()
+
+    def ended(self, run: Run) -> HowEnded:
+        """Return how *run*, one of these, ended."""
+        return self._ended[run.record.pid]
+
+    def run(self, values_file: ValuesFile | None) -> Run:
+        """
+        Run the program with that file of values, the first time with None.
+
+        Raises NothingSeenError for a program that did not use the GPU, UsageError for one that takes longer than it is given.
+        """
+        if self._first is not None and self._warm is None and self._program is not None:
+            self._warm = self._started_warm(self._first, self.folder / "warm")
+        found = self._run(values_file, self._warm) if self._warm is not None else None
+        if found is None or (self._warm is not None and not self._is_as_good(found.record, self._warm)):
+            self._give_up_warm()
+            found = self._run(values_file, None, is_heard=found is None)
+            assert found is not None  # or an error was raised
+        if self._first is None:
+            self._first = found.record
+            self._prepare_next(found)
+        return found
+
+    def _give_up_warm(self) -> None:
+        """Run the program by itself from now on; where nothing was seen of it yet, another warm process may do."""
+        if self._warm is not None:
+            self._warm.end()
+        self._warm = None
+        if self._first is not None:
+            self._program = None
+
+    def _is_as_good(self, record: RunRecord, warm: WarmProcess) -> bool:
+        """Say whether what a fork of *warm* showed is what the program by itself would."""
+        if self._first is None:
+            return warm.has_imported_with(record.set_variables)
+        return record.failure is None or self._first.failure is not None
+
+    def _prepare_next(self, first: Run) -> None:
+        """See to it that what comes after the first run finds its imports made: the runs of this rehearsal, or the next one's."""
+        if not self.ended(first).is_first:
+            self._program = None
+        if self._program is None or self._kept is None:
+            return
+        if self._warm is not None:
+            self._warm.import_all(first.record.modules)
+        else:
+            self._warm = self._started_warm(first.record, self._kept.make_folder(), idle_seconds=IDLE_SECONDS)
+
+    def _started_warm(self, seen: RunRecord, folder: Path, *, idle_seconds: float = 0.0) -> WarmProcess:
+        """Start a process that imports what the program was *seen* to."""
+        assert self._program is not None
+        folder.mkdir(exist_ok=True)
+        environment = environment_for(self._asked.gpu, self._asked.libraries, inherited=self._asked.inherited) | own_caches(folder)
+        environment = self._writes_in(folder).held_in(environment)
+        return start_warm(self._program, environment, folder, modules=seen.modules, variables=seen.set_variables, idle_seconds=idle_seconds)
+
+    def _writes_in(self, folder: Path) -> Writes:
+        return Writes(folder, script=self._asked.script, are_allowed=self._asked.allow_writes)
+
+    # one run
+
+    def _run(self, values_file: ValuesFile | None, warm: WarmProcess | None, *, is_heard: bool = True) -> Run | None:
+        """Run the program, in a fork of *warm* where there is one; return what was seen, None where that is nothing of a fork."""
+        folder = Path(tempfile.mkdtemp(dir=warm.folder if warm else self.folder))
+        if warm is not None:
+            self._others.append(folder)
+        file = values_file or NO_VALUES
+        if file.variant is not None:
+            file = file._replace(path=folder / "values")  # what a program writes stays in the folder of its own run
+        writes = self._writes_in(folder)
+        environment = writes.held_in(self._environment(folder, file))
+        process = self._start(environment, warm, is_heard=is_heard and values_file is None)
+        if process is None:
+            return None
+        with ended_after(process, str(folder)):
+            wait_for(process, self._asked.timeout_seconds)
+        if values_file is not None and values_file.path is not None and file.path is not None and file.path.exists():
+            file.path.replace(values_file.path)
+        return self._seen(folder, process, writes, is_told=warm is None)
+
+    def _environment(self, folder: Path, file: ValuesFile) -> dict[str, str]:
+        """Return the environment of a run: what the simulated GPU and child/script.py read, and where Python finds the hook."""
+        asked = self._asked
+        has_run_out = self._first is not None and self._first.out_of_memory is not None
+        card = asked.gpu if file.variant is None or has_run_out else with_ample_memory(asked.gpu)
+        inherited = asked.inherited
+        return {
+            **environment_for(card, asked.libraries, context_bytes=asked.context_bytes, inherited=inherited),
+            **own_caches(folder),
+            "MEMPLAN_LOG": str(folder / "log"),
+            "MEMPLAN_WORKSPACES": "1",
+            "MEMPLAN_RESULTS": str(folder),
+            "MEMPLAN_STEPS": str(asked.steps),
+            "MEMPLAN_ANSWERS": json.dumps(dict(asked.answers)),
+            "MEMPLAN_WORST_BATCH": str(asked.most_walked_batches),
+            "MEMPLAN_TORCH": asked.torch.version,
+            "MEMPLAN_RECORDER": _RECORDER,
+            **{f"MEMPLAN_{key.upper()}": value for key, value in file.request().items()},
+            "PYTHONPATH": os.pathsep.join(filter(None, [str(path_for_variables(HOOK)), inherited.get("PYTHONPATH", "")])),
+            REHEARSING: "1",
+        }
+
+    def _start(self, environment: Mapping[str, str], warm: WarmProcess | None, *, is_heard: bool) -> ProgramProcess | None:
+        with _streams(is_heard=is_heard, output_to_stderr=self._asked.output_to_stderr) as (standard_input, output, errors):
+            if warm is not None and self._program is not None:
+                return warm.start(self._program, environment, streams=(standard_input, output, errors))
+            words = command_for(self._asked.command.words)
+            return subprocess.Popen(words, env=environment, stdin=standard_input, stdout=output, stderr=errors)
+
+    def _seen(self, folder: Path, process: ProgramProcess, writes: Writes, *, is_told: bool) -> Run | None:
+        """Return what was seen of *process*, which has ended; where that is nothing, an error if it *is_told*."""
+        exit_code = process.wait()
+        log, record = read_device_log(folder / "log"), _record(folder)
+        if record is None and not is_told:
+            return None
+        if record is None or record.failure is not None or exit_code:
+            log.check()
+        if record is None or _used_no_memory(record):
+            raise _nothing_seen(exit_code)
+        if record.failure is not None and record.failure.kind == "mistake":
+            raise UsageError(record.failure.message, hint="name the Python that runs it: `-- /path/to/python train.py`")
+        self._ended[record.pid] = HowEnded(exit_code, record.pid == process.pid, writes)
+        return Run(record, log)
+
+
+@contextmanager
+def _streams(*, is_heard: bool, output_to_stderr: bool) -> Iterator[tuple[int, int, int]]:
+    """Give the descriptors that a program gets as its standard input, output and error; one that is not heard has nothing to say."""
+    if is_heard:
+        yield 0, (2 if output_to_stderr else 1), 2
+        return
+    nothing = os.open(os.devnull, os.O_RDWR)
+    try:
+        yield nothing, nothing, nothing
+    finally:
+        os.close(nothing)
+
+
+def _used_no_memory(record: RunRecord) -> bool:
+    """Say whether the program only began to use the GPU, as by a seed, and ran on the host."""
+    return not record.peak_reserved_bytes and record.failure is None and record.out_of_memory is None
+
+
+def _nothing_seen(exit_code: int) -> NothingSeenError:
+    """Return why a program left no report: it never used the GPU, or a signal ended it before it could write one."""
+    if exit_code < 0:
+        message = f"the program {ended(exit_code)} before it reported its memory"
+        return NothingSeenError(message, program_exit_code=exit_code, hint="end it before whatever ended it: `steps=3`")
+    message = f"the program {ended(exit_code)} and never used the GPU: there is nothing to report"
+    return NothingSeenError(message, program_exit_code=exit_code, hint='its model and its batches have to be on the device "cuda"')
+
+
+def _record(folder: Path) -> RunRecord | None:
+    """Return what the process wrote that trained: the most steps, else backwards, else memory."""
+    records = [read_record(path) for path in sorted(folder.glob("*.json"))]
+    return max(records, key=lambda record: (len(record.steps), record.num_backwards, record.peak_reserved_bytes), default=None)

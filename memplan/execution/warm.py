@@ -1,0 +1,245 @@
+"""
+A second run of a program without its imports: in a fork of a process that has made them (`child/warm.py`).
+
+Importing PyTorch and other packages takes most of a rehearsal's seconds, and is the same every time. A warm process is started after a
+first run, which shows what the program imports. It serves the other runs of that rehearsal (values are found by running a program again),
+or, with `keep_warm`, the rehearsals that follow in the same folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from memplan.execution.command import PythonProgram
+from memplan.execution.program_process import ignored_signals
+from memplan.hardware.cache_dir import default_cache
+from memplan.standin.launch import command_for
+
+IDLE_SECONDS = 600.0
+"""After so long without a rehearsal a process that is kept ends."""
+
+_ANSWER_SECONDS = 600.0
+_SOCKET = "socket"
+_VARIABLES = "variables.json"
+_ROOT = str(Path(__file__).parents[2])
+
+_BOOT = f"""
+import atexit, sys
+atexit.register(lambda: leave())
+sys.path[:] = [path for path in sys.path if path]
+sys.path.append({_ROOT!r})
+from memplan.child.warm import leave, serve
+sys.path.remove({_ROOT!r})
+run = serve(int(sys.argv[1]), sys.argv[2], float(sys.argv[3]))
+run()
+"""
+
+_OF_A_SHELL = ("_", "OLDPWD", "SHLVL", "COLUMNS", "LINES", "WINDOWID", "TERM_SESSION_ID")
+"""Variables that differ from command to command and that no package reads."""
+
+
+class WarmProgram:
+    """A program that runs in a fork of a warm process."""
+
+    def __init__(self, connection: socket.socket, pid: int) -> None:
+        self._connection = connection
+        self.pid = pid
+        self._exit_code: int | None = None
+
+    def poll(self) -> int | None:
+        """Return how it ended, None while it runs."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return self.wait(0)
+        return None
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for its end. Raises subprocess.TimeoutExpired."""
+        if self._exit_code is None:
+            if not select.select([self._connection], [], [], timeout)[0]:
+                raise subprocess.TimeoutExpired("the program", timeout or 0)
+            answer = _answer(self._connection)
+            self._exit_code = -signal.SIGKILL if answer is None else int(answer["status"])
+            self._connection.close()
+        return self._exit_code
+
+    def send_signal(self, number: int, /) -> None:
+        """Send it a signal, where it still runs."""
+        if self._exit_code is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
+
+class WarmProcess(NamedTuple):
+    """A process that has imported what a program imports."""
+
+    folder: Path
+    """Its own; what a program that it runs writes has to go to a folder in this one."""
+    process: subprocess.Popen[bytes] | None = None
+    """Where it is this process's to end."""
+
+    def end(self) -> None:
+        """End it."""
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+        elif (connection := self._ask({"end": True}, ())) is not None:
+            connection.close()
+
+    def start(self, program: PythonProgram, environment: Mapping[str, str], *, streams: Sequence[int]) -> WarmProgram | None:
+        """Start *program* in a fork with that environment and standard input, output and error; None where that cannot be had any more."""
+        mask = os.umask(0)
+        os.umask(mask)
+        asked = {
+            "script": program.script,
+            "module": program.module,
+            "arguments": program.arguments,
+            "command": [program.python, *program.words],
+            "environment": dict(environment),
+            "folder": str(Path.cwd()),
+            "umask": mask,
+            "ignored": ignored_signals(),
+        }
+        connection = self._ask({"run": asked}, streams)
+        begun = None if connection is None else _answer(connection)
+        return None if connection is None or begun is None else WarmProgram(connection, begun["pid"])
+
+    def has_imported_with(self, variables: Mapping[str, str]) -> bool:
+        """Say whether the program set the same *variables* when it showed what it imports: a package may read one at its import."""
+        before: dict[str, str] = json.loads((self.folder / _VARIABLES).read_text(encoding="utf-8"))
+        return _without_ports(before) == _without_ports(variables)
+
+    def import_all(self, modules: Sequence[str]) -> bool:
+        """Have it import *modules*, in its own time. Say whether it is there."""
+        connection = self._ask({"import": list(modules)}, ())
+        if connection is not None:
+            connection.close()
+        return connection is not None
+
+    def _ask(self, request: Mapping[str, Any], streams: Sequence[int]) -> socket.socket | None:
+        connection = socket.socket(socket.AF_UNIX)
+        try:
+            connection.settimeout(_ANSWER_SECONDS)
+            with _address_in(self.folder) as address:
+                connection.connect(address)
+            socket.send_fds(connection, [b"\n"], streams)
+            connection.sendall((json.dumps(request) + "\n").encode())
+        except OSError:  # it has ended, or was never there
+            connection.close()
+            return None
+        return connection
+
+
+def start_warm(
+    program: PythonProgram,
+    environment: Mapping[str, str],
+    folder: Path,
+    *,
+    modules: Sequence[str],
+    variables: Mapping[str, str],
+    idle_seconds: float = 0.0,
+) -> WarmProcess:
+    """
+    Start a process that will have imported *modules* as *program* would: with its Python and its options, in this working folder.
+
+    *variables* are those of the environment that the program sets itself, before its imports perhaps. The process ends with this one, or
+    after *idle_seconds* without a program. *folder* is its own; one that is kept removes it at its end.
+    """
+    environment = {**environment, **variables}
+    environment.pop("MEMPLAN_CARD", None)  # that of a later program may be another
+    (folder / _VARIABLES).write_text(json.dumps(dict(variables)), encoding="utf-8")
+    with socket.socket(socket.AF_UNIX) as listening, _address_in(folder) as address:
+        listening.bind(address)
+        listening.listen()
+        words = [program.python, *program.options, "-c", _BOOT, str(listening.fileno()), str(folder), str(idle_seconds)]
+        process = subprocess.Popen(
+            command_for(words, outlives_us=idle_seconds > 0),
+            env=environment,
+            pass_fds=(listening.fileno(),),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+    if idle_seconds:
+        process.wait()  # it has left another process behind, which is nobody's
+    warm = WarmProcess(folder, None if idle_seconds else process)
+    warm.import_all(modules)
+    return warm
+
+
+def _without_ports(variables: Mapping[str, str]) -> dict[str, str]:
+    """Return *variables* without those that are drawn anew in every run."""
+    return {name: value for name, value in variables.items() if not name.endswith("_PORT")}
+
+
+@contextlib.contextmanager
+def _address_in(folder: Path) -> Iterator[str]:
+    """Give the address of the socket in *folder*: a short one, however long the folder's path is (108 bytes are allowed, unix(7))."""
+    number = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield f"/proc/self/fd/{number}/{_SOCKET}"
+    finally:
+        os.close(number)
+
+
+def _answer(connection: socket.socket) -> dict[str, Any] | None:
+    """Return the next line that is said; None where nothing more comes."""
+    line = b""
+    with contextlib.suppress(OSError):
+        while not line.endswith(b"\n"):
+            byte = connection.recv(1)  # never more than this line: its successor tells of the end, and is waited for by the descriptor
+            if not byte:
+                return None
+            line += byte
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+    return None
+
+
+# processes that are kept
+
+
+class Kept:
+    """
+    Where a process is kept that is warm for a program of one Python, with one environment, in this working folder.
+
+    Its folder is a temporary one; a file in the cache of the user says which.
+    """
+
+    def __init__(self, program: PythonProgram, environment: Mapping[str, str], *, libraries: Path, writes_are_allowed: bool) -> None:
+        lasting = sorted((name, value) for name, value in environment.items() if name not in _OF_A_SHELL)
+        known_by = [_ROOT, program.python, program.options, str(libraries), writes_are_allowed, str(Path.cwd()), lasting]
+        digest = hashlib.sha256(json.dumps(known_by).encode()).hexdigest()[:16]
+        self._file = default_cache() / "warm" / digest
+
+    def find(self) -> WarmProcess | None:
+        """Return the process, where there is one."""
+        with contextlib.suppress(OSError):
+            folder = Path(self._file.read_text(encoding="utf-8"))
+            if folder.stat().st_uid == os.getuid() and (folder / _SOCKET).exists():
+                return WarmProcess(folder)
+        return None
+
+    def make_folder(self) -> Path:
+        """Return a folder for a process that is to be found from now on."""
+        folder = Path(tempfile.mkdtemp(prefix="memplan-warm-")).resolve()  # the process removes it when it ends
+        self._file.parent.mkdir(parents=True, exist_ok=True)
+        partial = self._file.with_suffix(f".{os.getpid()}")
+        partial.write_text(str(folder), encoding="utf-8")
+        partial.replace(self._file)
+        return folder
+
+    def forget(self) -> None:
+        """Have no process found any more; one that is there ends by itself."""
+        self._file.unlink(missing_ok=True)

@@ -36,6 +36,8 @@ _LBFGS = str(Path(_TORCH) / "optim" / "lbfgs.py")
 _DISTRIBUTIONS = str(Path(_TORCH) / "distributions")
 _LOOKS_ONLY = {str(Path(_TORCH) / name) for name in ("_tensor_str.py", "serialization.py")}
 """Where a tensor is read to be printed or saved."""
+_SAVES = "/safetensors/torch.py"
+"""Where another package does that."""
 
 _SCALES = str(Path(_TORCH) / "amp" / "grad_scaler.py")
 _OWN = str(Path(__file__).parent)
@@ -300,7 +302,7 @@ _FORMATS = {torch.float16: "=e", torch.float32: "=f", torch.float64: "=d"}
 
 def _default(frames: list[FrameType], place: FrameType | None, size: int, dtype: torch.dtype | None) -> Answer:
     """Return the answer that holds for ordinary training, where there is one; else zero."""
-    if any(frame.f_code.co_filename in _LOOKS_ONLY for frame in frames):
+    if any(frame.f_code.co_filename in _LOOKS_ONLY or frame.f_code.co_filename.endswith(_SAVES) for frame in frames):
         return Answer(bytes(size), "0", "ordinary", "a tensor is printed or saved")
     ordinary = _ordinary(frames, place, size, dtype)
     if ordinary is not None:
@@ -330,7 +332,7 @@ def _ordinary_float(dtype: torch.dtype, text: str, frames: list[FrameType], plac
     if getattr(_reading, "name", "") in ("__int__", "__index__") or (place is not None and is_made_whole(place, at_once=True)):
         return None
     one = struct.pack(format_, 1.0)
-    if place is not None and is_made_whole(place):
+    if getattr(_reading, "name", "") in ("item", "__float__") and place is not None and is_made_whole(place):
         return Answer(one * (size // len(one)), "1.0", "rounded", "nothing is computed: a share that becomes a size is all of it")
     return Answer(one * (size // len(one)), "1.0", "ordinary", "an ordinary number: nothing is computed")
 

@@ -500,7 +500,7 @@ def _is_for_ordinary_numbers(name: str, args: Any) -> bool | None:
     left, right = args[0], args[1]
     if isinstance(right, float) and math.isinf(right):
         return name == "ne" or (name == "lt" and right > 0) or (name == "gt" and right < 0)
-    is_same = _is_plain(left) and _is_plain(right) and left.is_set_to(right)
+    is_same = has_memory(left) and has_memory(right) and left.is_set_to(right)
     return name == "eq" if is_same and name in ("eq", "ne") else None
 
 

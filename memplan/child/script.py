@@ -25,9 +25,9 @@ import torch
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from memplan.child.collectives import hand_objects_on
+from memplan.child.held_back import hold_back
 from memplan.child.installed_modules import installed_modules
 from memplan.child.recorder import Recorder, failure_of, objects_of
-from memplan.child.uploads import hold_uploads_back
 
 SETTLE_SECONDS = 0.1
 """A thread of autograd that still lets go of its last backward when Python has ended would abort the process; where kernels take no time,
@@ -240,6 +240,6 @@ def begin(given: dict[str, str] | None = None) -> None:
     _begun.append(
         Script(results, int(os.environ["MEMPLAN_STEPS"]), json.loads(os.environ["MEMPLAN_ANSWERS"]), given or first_environment())
     )
-    hold_uploads_back()
+    hold_back()
     hand_objects_on()
     _begun[0].begin()

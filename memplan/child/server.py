@@ -33,8 +33,8 @@ from typing import Any
 
 import torch
 
+from memplan.child.held_back import hold_back
 from memplan.child.recorder import MistakeError, Recorder, failure_of
-from memplan.child.uploads import hold_uploads_back
 
 Build = Callable[..., Callable[[], object]]
 
@@ -234,7 +234,7 @@ def main(requests: int, answers: int) -> None:
     let_gpus_be_counted()
     import torch._dynamo  # noqa: PLC0415  (the first optimizer would, in every fork anew; that of 2.3 counts GPUs)
 
-    hold_uploads_back()
+    hold_back()
     recorder = Recorder()
     build: Build | None = None
     failure: dict[str, Any] | None = None

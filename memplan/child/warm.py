@@ -37,10 +37,10 @@ from typing import Any, NoReturn
 
 import torch
 
+from memplan.child.held_back import hold_back
 from memplan.child.installed_modules import installed_modules
 from memplan.child.script import begin, first_environment
 from memplan.child.server import can_fork, fork, let_gpus_be_counted
-from memplan.child.uploads import hold_uploads_back
 
 NUM_STREAMS = 3
 _PR_SET_PDEATHSIG = 1
@@ -92,7 +92,7 @@ def serve(listening: int, folder: str, idle_seconds: float) -> Callable[[], None
     """
     count = torch._C._cuda_getDeviceCount
     let_gpus_be_counted()
-    hold_uploads_back()
+    hold_back()
     warm = Warm()
     asked = socket.socket(fileno=listening)
     if idle_seconds:

@@ -287,9 +287,11 @@ def _places(reads: Sequence[DeviceRead]) -> str:
     return _listed([f"{place} ({count}×)" for place, count in counts.most_common()])
 
 
-def lower_bound_reasons(reads: Sequence[DeviceRead], log: DeviceLog) -> Iterator[str]:
-    """Yield why the step may take more than was seen."""
+def lower_bound_reasons(reads: Sequence[DeviceRead], log: DeviceLog, *, values_failure: str | None = None) -> Iterator[str]:
+    """Yield why the step may take more than was seen; *values_failure*: why its values were not found, where a run for that failed."""
     guessed = guessed_places(reads)
+    if values_failure is not None and any(read.basis in ("zero", "rounded") for read in reads):
+        yield f"the run that was to find what its data decide failed: {values_failure}"
     if guessed is not None:
         yield f"sizes were guessed as zero at {guessed}"
     if log.not_served:

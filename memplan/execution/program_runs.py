@@ -135,7 +135,7 @@ class ProgramRuns(Closing):
 
     def ended(self, run: Run) -> HowEnded:
         """Return how *run*, one of these, ended."""
-        return self._ended[id(run.record)]
+        return self._ended[run.record.pid]
 
     def run(self, values_file: ValuesFile | None) -> Run:
         """
@@ -264,7 +264,7 @@ class ProgramRuns(Closing):
             raise _nothing_seen(exit_code)
         if record.failure is not None and record.failure.kind == "mistake":
             raise UsageError(record.failure.message, hint="name the Python that runs it: `-- /path/to/python train.py`")
-        self._ended[id(record)] = HowEnded(exit_code, record.pid == process.pid, writes)
+        self._ended[record.pid] = HowEnded(exit_code, record.pid == process.pid, writes)
         return Run(record, log)
 
 

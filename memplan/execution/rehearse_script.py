@@ -69,6 +69,7 @@ def rehearse_script(
             context=assumed_range(context_bytes),
             exit_code=how.exit_code,
             process=None if how.is_first else " ".join(found.run.record.command),
+            values_failure=found.failure,
         )
         return how.writes.told_in(rehearsal)
 

@@ -35,13 +35,14 @@ def rehearsal_of(
     context: MemoryRange,
     exit_code: int = 0,
     process: str | None = None,
+    values_failure: str | None = None,
 ) -> Rehearsal:
     """
     Return the rehearsal that *run* is.
 
     *without*: the same without the libraries' workspaces, where there were any. *other*: the same with another assumption about numbers
     that the model computes, by which it takes less. *context*: what CUDA takes beside PyTorch's allocator.
-    *exit_code* and *process* are those of a whole program.
+    *exit_code* and *process* are those of a whole program. *values_failure*: why the values that it reads were not found.
     """
     record = run.record
     assert record.gpu_name is not None
@@ -74,7 +75,7 @@ def rehearsal_of(
         values=dict(record.values),
         exit_code=exit_code,
         failure=_failure(record, exit_code),
-        lower_bound_reasons=tuple(lower_bound_reasons(record.reads, run.log)),
+        lower_bound_reasons=tuple(lower_bound_reasons(record.reads, run.log, values_failure=values_failure)),
         assumed_range=None if other is None or takes_as_much(record, other.record) else _assumed_range(other.record, record, context),
         process=process,
         trace=trace,

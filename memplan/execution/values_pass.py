@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from memplan.errors import NothingSeenError
 from memplan.execution.findings import decides
 from memplan.execution.run_record import RunRecord
 from memplan.execution.summary import Run
@@ -46,6 +47,8 @@ class Settled(NamedTuple):
     """The one with the other assumption, where something was assumed."""
     values: ValuesFile | None = None
     """What *run* read, where it read values."""
+    failure: str | None = None
+    """Why the values were not all found, where a run that was to find or to read them failed and the first one did not."""
 
 
 def settle(
@@ -61,26 +64,34 @@ def settle(
     if not (needs_values(first.record, has_padding=has_padding) or _has_sizes(answers)):
         return Settled(first)
     found = _with_values(run, ValuesFile(folder / "values-all", "all"), first)
-    if found is None or (_has_failed(found.run.record) and not _has_failed(first.record)):
-        return Settled(first)
+    if _has_failed(found.run.record) and not _has_failed(first.record):
+        return Settled(first, failure=found.failure or _failure_of(found.run.record))
     if not any(read.basis == "assumed" for read in found.run.record.reads):
         return found
     other = _with_values(run, ValuesFile(folder / "values-none", "none"), first)
-    if other is None or _has_failed(other.run.record):
+    if other.values is None or _has_failed(other.run.record):
         return found
     larger, smaller = sorted((found, other), key=lambda settled: settled.run.record.peak_reserved_bytes, reverse=True)
     return larger._replace(other=smaller.run)
 
 
-def _with_values(run: Callable[[ValuesFile | None], Run], file: ValuesFile, first: Run) -> Settled | None:
-    """Return the program as it runs with the values that a pass over it finds; None where that found none."""
-    sought = run(file)
+def _with_values(run: Callable[[ValuesFile | None], Run], file: ValuesFile, first: Run) -> Settled:
+    """Return the program as it runs with the values that a pass over it finds; as it ran first where that found none."""
+    try:
+        sought = run(file)
+    except NothingSeenError as error:  # a signal ended it: it takes more memory of the host than the first
+        return Settled(first, failure=str(error))
+    failure = _failure_of(sought.record) if not _has_failed(first.record) else None
     if file.path is None or not file.path.exists():
-        return None
+        return Settled(first, failure=failure or "it left no values")
     known = ValuesFile(file.path)
     if _allocate_alike(first.record, sought.record):
         return Settled(first._replace(record=first.record.model_copy(update={"reads": sought.record.reads})), values=known)
-    return Settled(run(known), values=known)
+    return Settled(run(known), values=known, failure=failure)
+
+
+def _failure_of(record: RunRecord) -> str | None:
+    return record.failure.message.strip().splitlines()[0] if record.failure is not None and _has_failed(record) else None
 
 
 def _allocate_alike(first: RunRecord, second: RunRecord) -> bool:

@@ -12,7 +12,7 @@ _SWITCHES = {
     "CLEARML_OFFLINE_MODE": "1",
     "SWANLAB_MODE": "offline",
     "DVC_STUDIO_OFFLINE": "true",
-    # Models and datasets are still downloaded: HF_HUB_OFFLINE would forbid that too. For uploads see child/hook/memplan_uploads.py.
+    # Models and datasets are still downloaded: HF_HUB_OFFLINE would forbid that too. For uploads see child/held_back.py.
     "HF_HUB_DISABLE_TELEMETRY": "1",
 }
 

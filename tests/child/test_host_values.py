@@ -194,3 +194,12 @@ def test_what_is_generated_is_as_long_as_it_may_be(run: Run) -> None:
 def test_numbers_that_a_model_computes_are_finite_ones(run: Run) -> None:
     """Which PyTorch asks by comparing them with themselves and with infinity."""
     assert run("drops_what_is_not_finite").verdict == "fits"
+
+
+def test_what_is_saved_decides_nothing(run: Run) -> None:
+    """A checkpoint has counts in it, which are read to be written."""
+    pytest.importorskip("safetensors")
+
+    seen = run("saves")
+
+    assert (seen.verdict, {read.basis for read in seen.reads}) == ("fits", {"ordinary"})

@@ -433,6 +433,19 @@ def generates(device, tokens=300, vocabulary=2000):
     return step
 
 
+def saves(device):
+    """Gives its batch norm, in which there is a count, to safetensors."""
+    from safetensors.torch import save
+
+    model = nn.BatchNorm1d(16, device=device)
+
+    def step():
+        model(torch.randn(8, 16, device=device)).square().mean().backward()
+        save({name: value.detach() for name, value in model.state_dict().items()})
+
+    return step
+
+
 def drops_what_is_not_finite(device):
     """Takes the least of its loss, as a vector of one and of many, where that is a number: it always is."""
     model = nn.Linear(16, 8, device=device)

@@ -6,7 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from memplan.execution.run_record import RecordedRead, RunRecord
+from memplan.errors import NothingSeenError
+from memplan.execution.device_log import NO_LOG
+from memplan.execution.findings import lower_bound_reasons
+from memplan.execution.run_record import Failure, RecordedRead, RunRecord
 from memplan.execution.summary import Run
 from memplan.execution.values_pass import ValuesFile, settle
 from memplan.traces.trace import CountedMark, EventColumns
@@ -20,6 +23,12 @@ def record(basis: str, forward: list[int], backward: list[int], *, freed: int = 
     read = RecordedRead.model_validate({"place": "a.py:1", "text": "", "count": 1, "answer": "0", "reason": "", "basis": basis})
     marks = (CountedMark(0, 0, 1, "forward"), CountedMark(len(forward), 0, 1, "backward"))
     return RunRecord(torch="2.13", gpu_name="A100", events=events, reads=(read,), marks=marks)
+
+
+def failed(message: str) -> RunRecord:
+    """A run that came to an error before its first read."""
+    failure = Failure(kind="error", message=message, place=None, phase="step 1")
+    return record("data", [512], []).model_copy(update={"failure": failure, "reads": ()})
 
 
 FIRST = record("zero", [512, 1024], [2048])
@@ -52,3 +61,22 @@ def test_what_asks_for_the_same_memory_whatever_it_reads_is_not_run_again(tmp_pa
 
     assert len(runs) == num_runs
     assert settled.run.record.reads == sought.reads
+
+
+def test_a_pass_that_fails_is_told(tmp_path: Path) -> None:
+    """The first run is told, with what the one that was to find the values failed with; or that a signal ended it."""
+
+    def fails(file: ValuesFile | None) -> Run:
+        return Run(FIRST if file is None else failed("TypeError: no\nsuch thing"))
+
+    def is_ended(file: ValuesFile | None) -> Run:
+        if file is not None:
+            raise NothingSeenError("the program was ended by SIGKILL", program_exit_code=-9)
+        return Run(FIRST)
+
+    told = [settle(run, folder=tmp_path, answers=None) for run in (fails, is_ended)]
+
+    assert [settled.run.record for settled in told] == [FIRST, FIRST]
+    assert [settled.failure for settled in told] == ["TypeError: no", "the program was ended by SIGKILL"]
+    (reason, *_) = lower_bound_reasons(FIRST.reads, NO_LOG, values_failure=told[0].failure)
+    assert reason == "the run that was to find what its data decide failed: TypeError: no"

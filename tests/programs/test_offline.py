@@ -25,5 +25,5 @@ def test_what_the_user_has_set_stays(tmp_path: Path) -> None:
 
 
 def test_downloads_from_the_hub_work(tmp_path: Path) -> None:
-    """Only its uploads are held back (`child/uploads.py`)."""
+    """Only its uploads are held back (`child/held_back.py`)."""
     assert "HF_HUB_OFFLINE" not in offline_variables(tmp_path, {})

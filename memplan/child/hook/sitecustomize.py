@@ -54,15 +54,15 @@ def _load_hidden() -> None:
         spec.loader.exec_module(importlib.util.module_from_spec(spec))
 
 
-def _hold_uploads_back() -> None:
-    """Load `child/uploads.py` as a file: its package need not be found here."""
-    spec: Any = importlib.util.spec_from_file_location("memplan_uploads", os.path.join(_ROOT, "memplan", "child", "uploads.py"))
+def _hold_back() -> None:
+    """Load `child/held_back.py` as a file: its package need not be found here."""
+    spec: Any = importlib.util.spec_from_file_location("memplan_held_back", os.path.join(_ROOT, "memplan", "child", "held_back.py"))
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    module.hold_uploads_back()
+    module.hold_back()
 
 
 if "MEMPLAN_RESULTS" in os.environ:
-    _hold_uploads_back()
+    _hold_back()
     sys.meta_path.insert(0, _AfterTorch())
 _load_hidden()

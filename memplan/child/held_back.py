@@ -1,16 +1,19 @@
 """
-Uploads to the Hugging Face Hub are held back where files are: a rehearsal's weights are zeros. Downloads work as ever.
+What would leave a rehearsal and does not pass the C library, where `programs/overlay.py` holds files back: a rehearsal's weights are zeros.
 
 Loaded at the start of every Python that a rehearsed script starts, so with as few imports as can be. The functions of huggingface_hub that
-change a repository answer as they do after a success, without the network.
+change a repository answer as they do after a success, without the network; downloads work as ever. safetensors (0.8) calls the kernel
+itself to give a file its name: it does so in the scratch folder, and the C library brings the file from there.
 """
 
+import functools
 import os
 import sys
+import tempfile
 from importlib.abc import MetaPathFinder
+from pathlib import Path
 from typing import Any
 
-_MODULE = "huggingface_hub.hf_api"
 _COMMITS = ("create_commit", "upload_file", "upload_folder", "delete_file", "delete_files", "delete_folder")
 _NOTHING = (
     *("preupload_lfs_files", "upload_large_folder", "delete_repo", "move_repo", "super_squash_history"),
@@ -18,22 +21,23 @@ _NOTHING = (
 )
 
 
-def hold_uploads_back() -> None:
-    """Change huggingface_hub when it is imported, where a rehearsal holds files back."""
+def hold_back() -> None:
+    """Change these packages when they are imported, where a rehearsal holds files back."""
     if "MEMPLAN_OVERLAY" not in os.environ:
         return
-    if any(type(finder).__name__ == _AfterHub.__name__ for finder in sys.meta_path):  # by its name: the hook loads this file by another
+    if any(type(finder).__name__ == _AfterImport.__name__ for finder in sys.meta_path):  # by its name: the hook loads this file by another
         return
-    sys.meta_path.insert(0, _AfterHub())
-    if _MODULE in sys.modules:
-        _change(sys.modules[_MODULE])
+    sys.meta_path.insert(0, _AfterImport())
+    for name, change in _CHANGES.items():
+        if name in sys.modules:
+            change(sys.modules[name])
 
 
-class _AfterHub(MetaPathFinder):
-    """Finds the module as the other finders do, and changes it when it has been loaded."""
+class _AfterImport(MetaPathFinder):
+    """Finds the modules as the other finders do, and changes each when it has been loaded."""
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> Any:
-        if fullname != _MODULE:
+        if fullname not in _CHANGES:
             return None
         behind = sys.meta_path[sys.meta_path.index(self) + 1 :]  # those in front have been asked, and may ask this one again
         others = (finder for finder in behind if hasattr(finder, "find_spec"))
@@ -44,13 +48,13 @@ class _AfterHub(MetaPathFinder):
 
         def exec_module(module: Any) -> None:
             execute(module)
-            _change(module)
+            _CHANGES[fullname](module)
 
         spec.loader.exec_module = exec_module
         return spec
 
 
-def _change(module: Any) -> None:
+def _change_hub(module: Any) -> None:
     """Replace the methods of HfApi in *module*, and the functions that are those of one HfApi."""
 
     def commit(_: Any, *arguments: Any, **options: Any) -> Any:
@@ -87,3 +91,21 @@ def _told_once(answer: Any) -> Any:
         return answer(api, *arguments, **options)
 
     return held_back
+
+
+def _change_safetensors(module: Any) -> None:
+    """Have files written in the scratch folder of the rehearsal, and brought from there to where they belong."""
+    serialize_file = module.serialize_file
+
+    @functools.wraps(serialize_file)
+    def serialize(tensors: Any, filename: Any, *arguments: Any, **options: Any) -> Any:
+        with tempfile.TemporaryDirectory(dir=os.environ["MEMPLAN_OVERLAY"]) as folder:
+            made = Path(folder, "file")
+            result = serialize_file(tensors, made, *arguments, **options)
+            made.replace(filename)
+        return result
+
+    module.serialize_file = serialize
+
+
+_CHANGES = {"huggingface_hub.hf_api": _change_hub, "safetensors._safetensors_rust": _change_safetensors}

@@ -117,7 +117,7 @@ def rehearse_script(
         record, how = found.run.record, process_of[id(found.run.record)]
         rehearsal = rehearsal_of(
             found.run,
-            other=found.other,
+            others=found.others,
             context=assumed_range(context_bytes),
             exit_code=how.exit_code,
             process=None if how.is_first else " ".join(record.command),

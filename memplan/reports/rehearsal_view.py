@@ -42,12 +42,20 @@ def view_rehearsal(rehearsal: Rehearsal, gpu: GpuSpec, would_fit: WouldFit | Non
     ]
     if rehearsal.assumed_range is not None:
         low, high = (format_bytes(end) for end in (rehearsal.assumed_range.low_bytes, rehearsal.assumed_range.high_bytes))
-        facts.append(("by assumption", f"{low} to {high}: numbers that the model computes decide sizes"))
+        facts.append(("by assumption", f"{low} to {high}: {' and '.join(_assumed(rehearsal))} decide sizes"))
     if rehearsal.process is not None:
         facts.append(("process", rehearsal.process))
     breakdown = Breakdown("the step at its peak", breakdown_rows(rehearsal.breakdown, gpu.total_memory_bytes))
     fits = tuple(_would_fit(would_fit)) if would_fit else ()
     return RehearsalView(_rehearsal_headline(rehearsal, gpu), tuple(facts), breakdown, tuple(_rehearsal_warnings(rehearsal, gpu)), fits)
+
+
+def _assumed(rehearsal: Rehearsal) -> Iterator[str]:
+    """Yield what was assumed."""
+    if any(read.basis == "assumed" for read in rehearsal.reads):
+        yield "numbers that the model computes"
+    if any(finding.kind == "chosen_by_time" for finding in rehearsal.findings):
+        yield "times by which torch.compile chooses"
 
 
 _MOST_NAMES = 3

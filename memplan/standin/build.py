@@ -20,8 +20,8 @@ SOURCES = Path(__file__).with_name("csrc")
 RUNTIME, DRIVER, NVML, NVRTC = "libstandin.so", "libcuda.so.1", "libnvidia-ml.so.1", "libnvrtc.so"
 _PARTS = {
     RUNTIME: (
-        *("card.c", "contents.c", "checks.c", "memory.c", "attributes.c", "device.c", "streams.c", "graphs.c", "libraries.c", "solvers.c"),
-        *("backend.c", "rnn.c", "nccl.c", "python.c"),
+        *("card.c", "contents.c", "checks.c", "memory.c", "attributes.c", "device.c", "streams.c", "clock.c", "graphs.c", "libraries.c"),
+        *("products.c", "solvers.c", "backend.c", "rnn.c", "nccl.c", "python.c"),
     ),
     DRIVER: ("driver.c",),
     NVML: ("nvml.c",),
@@ -146,6 +146,10 @@ def _defined(paths: Iterable[Path]) -> set[str]:
     defined |= {f"cudnn{verb}{kind}Descriptor" for kind in kinds for verb in ("Create", "Destroy")}
     for names in re.findall(r"^OF_FOUR_TYPES\((\w+), (\w+)", text, re.MULTILINE):  # of real matrices, and of complex ones
         defined |= {f"cusolverDn{letter}{name}" for letters, name in zip(("SD", "CZ"), names, strict=True) for letter in letters}
+    for letter, wide in re.findall(r"\bOF_ONE_TYPE\((\w), \w+, \w+, (\w*)\)", text):
+        defined |= {f"cublas{letter}gemm{kind}{wide}" for kind in ("_v2", "StridedBatched")}
+    for wide in re.findall(r"\bOF_ANY_TYPE\(\w+, (\w*)\)", text):
+        defined |= {f"cublas{kind}{wide}" for kind in ("GemmEx", "SgemmEx", "GemmStridedBatchedEx")}
     return defined | set(re.findall(r"^[A-Z_]+\((cu\w+)", text, re.MULTILINE))
 
 

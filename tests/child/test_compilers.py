@@ -1,0 +1,80 @@
+"""What compilers ask of the simulated GPU: constants are known, times are those of the work, and what only serves running is left out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from memplan.execution.rehearsal import Rehearsal
+from memplan.units import MIB
+from tests.conftest import RehearserOf
+
+STEPS = Path(__file__).with_name("compiler_steps.py")
+TOKENS, ROWS = 4096, 8193
+
+Run = Callable[..., Rehearsal]
+
+
+@pytest.fixture
+def run(rehearser_of: RehearserOf) -> Run:
+    """Rehearse a program by its name, two steps."""
+
+    def rehearse(program: str, **values: int) -> Rehearsal:
+        return rehearser_of(f"{STEPS}:build").rehearse(gpu="a100-80", values={"program": program, **values}, steps=2)
+
+    return rehearse
+
+
+@pytest.mark.heavy
+def test_where_inductor_pads_by_time_both_ends_are_run(run: Run) -> None:
+    """A product with odd rows is padded, as on a GPU: its result is 8,200 columns wide; the other end is not."""
+    seen = run("padding")
+
+    assert seen.verdict == "fits"
+    assert [finding.kind for finding in seen.findings] == ["chosen_by_time"]
+    assert "pad_mm.py at " in seen.findings[0].message
+    assert f"{STEPS.name}:" in seen.findings[0].message
+    assert seen.assumed_range is not None
+    assert seen.assumed_range.high_bytes == seen.device_used.expected_bytes
+    assert seen.assumed_range.low_bytes < seen.assumed_range.high_bytes
+    assert seen.peak_allocated_bytes >= TOKENS * (ROWS + 7) * 2 + TOKENS * ROWS * 2
+
+
+@pytest.mark.heavy
+def test_a_product_that_needs_no_padding_is_run_once(run: Run) -> None:
+    """Nothing is chosen, and nothing is told."""
+    seen = run("padding", rows=ROWS - 1)
+
+    assert seen.findings == ()
+    assert seen.assumed_range is None
+
+
+def test_constants_that_inductor_folds_are_known(run: Run) -> None:
+    """It reads them from the device: that is no question of the program's, and guesses nothing."""
+    seen = run("constants")
+
+    assert seen.verdict == "fits"
+    assert seen.reads == ()
+
+
+def test_a_program_may_time_itself(run: Run) -> None:
+    """It finds the same times in every step, and that decides nothing."""
+    seen = run("timing")
+
+    assert seen.verdict == "fits"
+    assert seen.findings == ()
+
+
+def test_of_a_kernels_configurations_one_is_tried(run: Run) -> None:
+    """With the buffer of 256 MiB by which Triton's benchmark overwrites the cache (`get_empty_cache_for_benchmark`)."""
+    seen = run("tuned")
+
+    assert seen.verdict == "fits"
+    assert seen.peak_allocated_bytes >= 256 * MIB
+
+
+def test_where_a_configuration_may_decide_memory_all_are_tried(run: Run) -> None:
+    """The program says where kernels get scratch memory: how much, each configuration has its own answer."""
+    assert run("tuned", rows=ROWS + 1).verdict == "fits"

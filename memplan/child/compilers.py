@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import functools
 import math
+import os
 import re
 import sys
 from collections.abc import Callable, Iterable
@@ -54,6 +55,7 @@ class Compilers:
             return
         torch.cuda.Event.elapsed_time = self._noting_choice(torch.cuda.Event.elapsed_time)  # type: ignore[method-assign,assignment]
         change_when_imported({
+            "torch._inductor.config": _compile_here,
             "torch._inductor.fx_passes.joint_graph": self._know_constants,
             "triton.runtime.autotuner": _try_one_configuration,
             "triton.backends.nvidia.compiler": _make_no_machine_code,
@@ -115,6 +117,12 @@ def _choice_in(files: Iterable[str]) -> str | None:
         if "/torch/_inductor/" in file and name not in _MEASURES:
             found = found or file.rsplit("/torch/", 1)[-1]
     return found
+
+
+def _compile_here(module: Any) -> None:
+    """Have Inductor compile kernels in this process: without machine code that is less work than to start others that import PyTorch."""
+    if "TORCHINDUCTOR_COMPILE_THREADS" not in os.environ and hasattr(module, "compile_threads"):
+        module.compile_threads = 1
 
 
 def _try_one_configuration(module: Any) -> None:

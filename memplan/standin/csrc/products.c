@@ -1,17 +1,17 @@
 /* Matrix products of cuBLAS and cuBLASLt: nothing is computed, and the clock goes on by what each would take.
  *
- * That is the longer of its bytes at the card's bandwidth and its multiply-adds at the card's throughput. Tensor cores read rows of 16 bytes: a
- * product one of whose matrices is not laid out so runs "less efficiently" (NVIDIA, Matrix Multiplication Background User's Guide, section
- * "Tensor Core Requirements"; odd sizes of bf16 on an A100 are up to many times slower, github.com/pytorch/pytorch/issues/146817). It is
- * counted as half as fast, which is at the careful end. */
+ * That is the longer of its bytes at the card's bandwidth and its multiply-adds at the card's throughput. Tensor cores want rows of a multiple of
+ * 16 bytes (NVIDIA, Matrix Multiplication Background User's Guide, section "Tensor Core Requirements"): a product one of whose matrices is not
+ * laid out so is counted as half as fast. Where elements of two bytes do not even begin at multiples of four, a copy to shared memory moves
+ * them one by one, and it is counted as a quarter: odd sizes of bf16 have been measured 25 times slower than even ones
+ * (github.com/pytorch/pytorch/issues/106469), and Inductor pads all three products of GPT-2's head on an A100, copies included, as the
+ * memory shows that was published of it (6.19 GiB with 50,257 words, 5.89 with 50,304: Raschka, LLMs-from-scratch, ch05/10). */
 #include "attributes.h"
 #include "card.h"
 
 #include <stdlib.h>
 
 #define THROUGHPUT_SHARE 0.7 /* of the peak, that products reach */
-#define UNALIGNED_SHARE 0.5
-#define ROW_BYTES 16
 
 enum { R_32F = 0, R_64F = 1, R_16F = 2, C_32F = 4, C_64F = 5 }; /* cudaDataType */
 enum { COMPUTE_FAST_16F = 74, COMPUTE_FAST_TF32 = 77, MATH_TF32 = 3 }; /* cublasComputeType_t, cublasMath_t */
@@ -35,13 +35,16 @@ static int bytes_of(int type) { /* cudaDataType */
     }
 }
 static double bytes_in(Matrix matrix) { return (double)matrix.length * matrix.num_rows * bytes_of(matrix.type); }
-static int is_aligned(Matrix matrix, const void *address) {
-    return matrix.step * bytes_of(matrix.type) % ROW_BYTES == 0 && (uintptr_t)address % ROW_BYTES == 0;
+/* What of tensor cores' throughput is left, as *matrix* lies at *address*. */
+static double aligned_share(Matrix matrix, const void *address) {
+    uint64_t places = (uint64_t)(matrix.step * bytes_of(matrix.type)) | (uintptr_t)address;
+    return places % 16 == 0 ? 1 : places % 4 == 0 ? 0.5 : 0.25;
 }
-static int multiply(Matrix a, int all_aligned, Matrix b, Matrix c, double multiply_adds, int64_t batch, int compute) {
+static double least(double a, double b, double c) { return a < b ? (a < c ? a : c) : b < c ? b : c; }
+static int multiply(Matrix a, double aligned, Matrix b, Matrix c, double multiply_adds, int64_t batch, int compute) {
     int is_short = bytes_of(a.type) <= 2;
     int on_tensor_cores = is_short || (a.type == R_32F && ((compute >= COMPUTE_FAST_16F && compute <= COMPUTE_FAST_TF32) || is_tf32_allowed));
-    double share = THROUGHPUT_SHARE * (on_tensor_cores && !all_aligned ? UNALIGNED_SHARE : 1);
+    double share = THROUGHPUT_SHARE * (on_tensor_cores ? aligned : 1);
     double computing = multiply_adds * batch / (peak_multiply_adds(a.type, on_tensor_cores) * share);
     double moving = bytes_take((bytes_in(a) + bytes_in(b) + bytes_in(c)) * batch);
     kernel_ran();
@@ -53,7 +56,7 @@ static int multiply_columns(int ta, int tb, int64_t m, int64_t n, int64_t k, Mat
     a.length = ta ? k : m, a.num_rows = ta ? m : k;
     b.length = tb ? n : k, b.num_rows = tb ? k : n;
     c.length = m, c.num_rows = n;
-    return multiply(a, is_aligned(a, at) && is_aligned(b, bt) && is_aligned(c, ct), b, c, (double)m * n * k, batch, compute);
+    return multiply(a, least(aligned_share(a, at), aligned_share(b, bt), aligned_share(c, ct)), b, c, (double)m * n * k, batch, compute);
 }
 
 #define MATRIX(type, step) ((Matrix){type, 0, 0, step})
@@ -112,8 +115,8 @@ int cublasLtMatmul(void *handle, const int *operation, const void *alpha, const 
                    size_t bytes, void *stream) {
     Matrix result = of_d->matrix;
     double summed = (double)of_a->matrix.length * of_a->matrix.num_rows / (result.length ? result.length : 1); /* A is m x k, or k x m */
-    int all_aligned = is_aligned(of_a->matrix, a) && is_aligned(of_b->matrix, b) && is_aligned(result, d);
-    return multiply(of_a->matrix, all_aligned, of_b->matrix, result, (double)result.length * result.num_rows * summed, of_d->batch, *operation);
+    double aligned = least(aligned_share(of_a->matrix, a), aligned_share(of_b->matrix, b), aligned_share(result, d));
+    return multiply(of_a->matrix, aligned, of_b->matrix, result, (double)result.length * result.num_rows * summed, of_d->batch, *operation);
 }
 typedef struct { int compute; } Operation;
 int cublasLtMatmulDescCreate(Operation **out, int compute, int scale_type) {

@@ -21,6 +21,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable
 from contextlib import contextmanager
+from types import FrameType
 from typing import Any
 
 import torch
@@ -71,10 +72,10 @@ class Compilers:
         @functools.wraps(elapsed_time)
         def noting(start: Any, end: Any) -> float:
             milliseconds = elapsed_time(start, end)
-            choice = _choice_in(frame.f_code.co_filename for frame in frames_from(sys._getframe()))
-            if choice is None:
+            chooses = _choosing(frames_from(sys._getframe()))
+            if chooses is None:
                 return milliseconds
-            self._choices[choice, place_in(sys._getframe()) or "PyTorch"] = None
+            self._choices[chooses.f_code.co_filename.rsplit("/torch/", 1)[-1], place_in(chooses) or "PyTorch"] = None
             return 1 / milliseconds if self.are_times_inverse else milliseconds
 
         return noting
@@ -107,15 +108,16 @@ class Compilers:
             reads.known, reads.on_answer, reads.is_counting = before
 
 
-def _choice_in(files: Iterable[str]) -> str | None:
-    """Return the file of Inductor by which something is chosen, of those that are being run; None where nothing that matters is."""
+def _choosing(frames: Iterable[FrameType]) -> FrameType | None:
+    """Return the frame of Inductor that chooses by a time that is read in *frames*; None where no allocation depends on it."""
     found = None
-    for file in files:
+    for frame in frames:
+        file = frame.f_code.co_filename
         name = file.rsplit("/", 1)[-1]
         if name in _LAYS_OUT:
             return None
         if "/torch/_inductor/" in file and name not in _MEASURES:
-            found = found or file.rsplit("/torch/", 1)[-1]
+            found = found or frame
     return found
 
 

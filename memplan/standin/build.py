@@ -97,7 +97,7 @@ def _built(torch: TorchBuild, cache: Path) -> Path:
 
 def _fingerprint(torch: TorchBuild) -> str:
     digest = hashlib.sha256(repr((torch.version, torch.cuda_major, torch.cudnn_version, platform.machine())).encode())
-    for path in _extensions(torch):
+    for path in _extensions(torch) + _triton_sources(torch):
         digest.update(f"{path} {path.stat().st_mtime_ns}".encode())
     parts = (Path(__file__).with_name(name) for name in ("build.py", "compiled_libraries.py", "symbols.py"))
     for path in (*sorted(SOURCES.iterdir()), *parts):
@@ -133,9 +133,14 @@ def _extensions(torch: TorchBuild) -> list[Path]:
 def _driver_functions(torch: TorchBuild, callers: list[Path]) -> set[str]:
     from memplan.standin.symbols import driver_functions, functions_in_sources  # noqa: PLC0415
 
+    return driver_functions(callers) | functions_in_sources(_triton_sources(torch))
+
+
+def _triton_sources(torch: TorchBuild) -> list[Path]:
+    """Return the C files of the Triton beside PyTorch, which calls the driver."""
     triton = torch.libraries.parents[1] / "triton"
     folders = (triton / "backends" / "nvidia", triton / "runtime" / "backends")  # the second before Triton 3
-    return driver_functions(callers) | functions_in_sources(sorted(path for folder in folders for path in folder.glob("*.c")))
+    return sorted(path for folder in folders for path in folder.glob("*.c"))
 
 
 def _defined(paths: Iterable[Path]) -> set[str]:

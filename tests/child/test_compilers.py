@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from memplan.execution.rehearsal import Rehearsal
+from memplan.execution.rehearse_script import rehearse_script
+from memplan.hardware.catalog import find_gpu
+from memplan.hardware.torch_install import TorchBuild
+from memplan.memory.cuda_context import CONTEXT_BYTES
+from memplan.standin.build import build
+from memplan.standin.launch import command_for, environment_for, own_caches
 from memplan.units import MIB
 from tests.conftest import RehearserOf
+from tests.standin.conftest import torch_build
+
+__all__ = ["torch_build"]
 
 STEPS = Path(__file__).with_name("compiler_steps.py")
+TUNED = Path(__file__).parents[2] / "benchmarks" / "compiled" / "linear_attention.py"
+"""Three kernels for four shapes, with twenty configurations each, forward and backward."""
+
 TOKENS, ROWS = 4096, 8193
 
 Run = Callable[..., Rehearsal]
@@ -77,3 +91,15 @@ def test_of_a_kernels_configurations_one_is_tried(run: Run) -> None:
 def test_where_a_configuration_may_decide_memory_all_are_tried(run: Run) -> None:
     """The program says where kernels get scratch memory: how much, each configuration has its own answer."""
     assert run("tuned", rows=ROWS + 1).verdict == "fits"
+
+
+@pytest.mark.heavy
+def test_what_is_left_out_allocates_nothing(torch_build: TorchBuild, tmp_path: Path) -> None:
+    """The same program on the simulated GPU alone, with all configurations and their machine code, finds the same peaks."""
+    gpu = find_gpu("a100-40")
+    environment = environment_for(gpu, build(torch_build), context_bytes=CONTEXT_BYTES) | own_caches(tmp_path)
+    alone = subprocess.run(command_for([sys.executable, str(TUNED)]), env=environment, check=True, capture_output=True, text=True)
+
+    seen = rehearse_script([str(TUNED)], gpu=gpu)
+
+    assert alone.stdout.split() == [str(seen.peak_allocated_bytes), str(seen.peak_reserved_bytes)]

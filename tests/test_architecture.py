@@ -75,7 +75,7 @@ def test_every_package_has_its_tests(package: str) -> None:
 # One thing seen from two layers: a command and what it shows, a model as it is described and as it is built, an estimate as a value and
 # as the formulas make it, and the registries, each of what its package offers.
 SHARED_NAMES = {
-    "contrastive", "estimate", "find_batch", "gpus", "huggingface", "monitor", "plan", "registry", "rehearse", "replay"
+    "contrastive", "estimate", "find_batch", "gpus", "held_back", "huggingface", "monitor", "plan", "registry", "rehearse", "replay", "warm"
 }  # fmt: skip
 
 

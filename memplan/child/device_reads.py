@@ -247,6 +247,11 @@ class Reads:
         return None
 
 
+def is_simulated() -> bool:
+    """Say whether the device of this process is the simulated one."""
+    return _device() is not None
+
+
 def _device() -> Any:
     """Return the function of the simulated GPU that takes a reader; None on a real device."""
     try:

@@ -26,6 +26,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from memplan.child.batches import Batches
+from memplan.child.compilers import Compilers
 from memplan.child.device_reads import Reads, is_own, place_in
 from memplan.child.host_values import HostValues
 from memplan.child.recorded_values import RecordedValues, ValueWriter
@@ -62,6 +63,7 @@ class Recorder:
         self.num_backwards = 0
         self.reads = Reads(answers or {})
         self.reads.num_allocs = self._num_allocs
+        self.compilers = Compilers(self.reads)
         self._values: HostValues | None = None
         self._values_written, self._values_path = ValueWriter(), Path()
         self.steps: list[dict[str, int]] = []
@@ -96,6 +98,7 @@ class Recorder:
         self._watch_checkpointing()
         self._watch_resets()
         self.batches.attach()
+        self.compilers.attach()
         most = int(os.environ.get("MEMPLAN_WORST_BATCH") or 0)
         if most:
             self.batches.lead_with_largest(most)
@@ -414,6 +417,7 @@ class Recorder:
             "notes": notes,
             "tensor_types": self.types.seen if self.types and not was_stopped and not _is_compiled() else [],
             "reads": self.reads.seen(),
+            "chosen_by_time": self.compilers.chosen_by_time(),
             "batches": self.batches.seen,
             "num_backwards": self.num_backwards,
             "num_walked_batches": self.batches.num_walked,

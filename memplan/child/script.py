@@ -3,7 +3,8 @@ Recording a whole script: every process of it that uses CUDA writes what it saw 
 
 MEMPLAN_RESULTS is the folder for the results (PROCESS.json), MEMPLAN_STEPS the steps after which the script is ended (0: when it ends
 itself), MEMPLAN_ANSWERS the answers to reads of device values, as JSON, MEMPLAN_VALUES_FILE a file of values, to be
-read or (with MEMPLAN_VALUES_VARIANT) written, MEMPLAN_TORCH the version that the device was built for.
+read or (with MEMPLAN_VALUES_VARIANT) written, MEMPLAN_TIMES what compilers are told of times ("inverse", or nothing), MEMPLAN_TORCH the
+version that the device was built for.
 """
 
 from __future__ import annotations
@@ -69,6 +70,7 @@ class Script:
         """Record from here on."""
         register_optimizer_step_pre_hook(self._will_step)  # before the recorder's own, which says that the next step's optimizer begins
         self._recorder.use_values(os.environ["MEMPLAN_VALUES_FILE"], os.environ["MEMPLAN_VALUES_VARIANT"])
+        self._recorder.compilers.are_times_inverse = os.environ["MEMPLAN_TIMES"] == "inverse"
         self._recorder.attach()
         register_optimizer_step_post_hook(self._stepped)
         atexit.register(self._exit)

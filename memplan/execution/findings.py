@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
+from types import MappingProxyType
+from typing import Literal
 
 from memplan.execution.device_log import NO_LOG, DeviceLog
 from memplan.execution.rehearsal import DeviceRead, Finding
@@ -30,17 +32,24 @@ LEAST_STEPS = 3
 SHOWN = 3
 """Names and places that a sentence holds."""
 
+Cause = Literal["values", "times"]
+"""Of what two ends are run: numbers that a model computes, or times by which a compiler chooses."""
+
 _WIDE = ("float64", "float32", "complex128")
 _SHORT = ("float16", "bfloat16")
 
 
 def find(
-    record: RunRecord, *, log: DeviceLog = NO_LOG, unrecorded_peak: str | None = None, other: RunRecord | None = None
+    record: RunRecord,
+    *,
+    log: DeviceLog = NO_LOG,
+    unrecorded_peak: str | None = None,
+    others: Mapping[Cause, RunRecord] = MappingProxyType({}),
 ) -> tuple[Finding, ...]:
     """
     Return the findings of the run that *record* is of; *unrecorded_peak* is where the recorded events were highest.
 
-    *other*: the run with the other assumption about numbers that the model computes.
+    *others*: the runs with the other end of an assumption, by what was assumed.
     """
     return (
         *_unrecorded(unrecorded_peak),
@@ -51,7 +60,8 @@ def find(
         *_never_stepped(record.never_stepped),
         *_batch_shapes(record),
         *_workspaces(log),
-        *_assumptions(record, other),
+        *_assumptions(record, others.get("values")),
+        *_choices(record, others.get("times")),
         *_reads(record.reads),
     )
 
@@ -244,6 +254,18 @@ def _assumptions(record: RunRecord, other: RunRecord | None) -> Iterator[Finding
         kind="device_values",
         message=f"numbers that the model computes decide sizes at {_places(assumed)}: {ends}; if you know better: {_EXAMPLE}",
     )
+
+
+def _choices(record: RunRecord, other: RunRecord | None) -> Iterator[Finding]:
+    if not record.chosen_by_time or record.failure is not None or (other is not None and takes_as_much(record, other)):
+        return
+    files = _listed(sorted({f"{choice.by} at {shown_place(choice.place)}" for choice in record.chosen_by_time}))
+    ends = (
+        "one end was run (as a GPU of this kind would mostly choose), and the program failed at the other"
+        if other is None
+        else "two ends were run (as a GPU of this kind would mostly choose, and the other way round), and the larger is reported"
+    )
+    yield Finding(kind="chosen_by_time", message=f"torch.compile chooses by what takes less time, and that decides memory: {files}; {ends}")
 
 
 def _reads(reads: Sequence[DeviceRead]) -> Iterator[Finding]:

@@ -103,7 +103,8 @@ class Finding(Description):
 
     kind: Literal[
         "checkpointing_without_effect", "parameters_without_gradient", "wide_tensors", "growth", "library_workspaces", "device_values",
-        "guessed_sizes", "unrecorded_peak", "never_stepped", "not_served", "batch_shapes"
+        "guessed_sizes", "unrecorded_peak", "never_stepped", "not_served", "batch_shapes",
+        "chosen_by_time",
     ]  # fmt: skip
     """Which kind of finding."""
 
@@ -176,7 +177,10 @@ class Rehearsal(MemoryEstimate):
     """Why the step may take more than is said here: sizes that were guessed, a call that the simulated GPU does not serve."""
 
     assumed_range: MemoryRange | None = None
-    """What the GPU uses at both ends of an assumption, where numbers that the model computes decide sizes; told is the larger end."""
+    """
+    What the GPU uses at both ends of an assumption, where numbers that the model computes decide sizes, or times by which a compiler
+    chooses; told is the larger end.
+    """
 
     process: str | None = None
     """The process that is told of, where the program started others and it is not the first."""

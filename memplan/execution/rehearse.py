@@ -105,7 +105,7 @@ class Rehearser(Closing):
         without = None
         if library_workspaces and whole.log.workspaces:
             without = run(found.values, with_workspaces=False, checks_tensor_types=False).record
-        told = rehearsal_of(whole, without=without, other=found.other, context=assumed_range(context_bytes), values_failure=found.failure)
+        told = rehearsal_of(whole, without=without, others=found.others, context=assumed_range(context_bytes), values_failure=found.failure)
         return self._writes.told_in(told)
 
     def _check(self, run: Run) -> None:

@@ -65,7 +65,7 @@ def rehearse_script(
         how = runs.ended(found.run)
         rehearsal = rehearsal_of(
             found.run,
-            other=found.other,
+            others=found.others,
             context=assumed_range(context_bytes),
             exit_code=how.exit_code,
             process=None if how.is_first else " ".join(found.run.record.command),

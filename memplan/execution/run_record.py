@@ -77,6 +77,15 @@ class TensorType(NamedTuple):
     """FILE:LINE of the program; None in autograd."""
 
 
+class ChosenByTime(NamedTuple):
+    """Something that a compiler chose by time."""
+
+    by: str
+    """The compiler's file."""
+    place: str
+    """FILE:LINE of the program, where it compiled."""
+
+
 class CountedEnd(NamedTuple):
     """Where the events that count end."""
 
@@ -138,6 +147,9 @@ class RunRecord(Description):
 
     reads: tuple[RecordedRead, ...] = ()
     """Values that the program read from the device, the most frequent first."""
+
+    chosen_by_time: tuple[ChosenByTime, ...] = ()
+    """What a compiler chose by how long it took, and what may decide an allocation."""
 
     batches: tuple[Batch, ...] = ()
     """What came from DataLoaders, in order."""

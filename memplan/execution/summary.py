@@ -5,10 +5,11 @@ from __future__ import annotations
 import bisect
 import signal
 from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 from memplan.execution.device_log import NO_LOG, DeviceLog
-from memplan.execution.findings import find, lower_bound_reasons, takes_as_much
+from memplan.execution.findings import Cause, find, lower_bound_reasons, takes_as_much
 from memplan.execution.rehearsal import DeviceRead, OutOfMemory, ProgramFailure, Rehearsal
 from memplan.execution.run_record import RecordedRead, RunRecord
 from memplan.execution.runner import ended
@@ -31,7 +32,7 @@ def rehearsal_of(
     run: Run,
     *,
     without: RunRecord | None = None,
-    other: Run | None = None,
+    others: Mapping[Cause, Run] = MappingProxyType({}),
     context: MemoryRange,
     exit_code: int = 0,
     process: str | None = None,
@@ -40,8 +41,8 @@ def rehearsal_of(
     """
     Return the rehearsal that *run* is.
 
-    *without*: the same without the libraries' workspaces, where there were any. *other*: the same with another assumption about numbers
-    that the model computes, by which it takes less. *context*: what CUDA takes beside PyTorch's allocator.
+    *without*: the same without the libraries' workspaces, where there were any. *others*: the same with the other end of an assumption, by
+    which it takes less, each by what was assumed. *context*: what CUDA takes beside PyTorch's allocator.
     *exit_code* and *process* are those of a whole program. *values_failure*: why the values that it reads were not found.
     """
     record = run.record
@@ -70,13 +71,15 @@ def rehearsal_of(
         num_alloc_retries=record.num_alloc_retries,
         steps=record.steps,
         grows=len(record.steps) > 2 and record.steps[-1].peak_allocated_bytes > record.steps[-2].peak_allocated_bytes,
-        findings=find(record, log=run.log, unrecorded_peak=where if behind else None, other=other.record if other else None),
+        findings=find(
+            record, log=run.log, unrecorded_peak=where if behind else None, others={cause: other.record for cause, other in others.items()}
+        ),
         reads=reads_by_bytes(record.reads, blocks.values()),
         values=dict(record.values),
         exit_code=exit_code,
         failure=_failure(record, exit_code),
         lower_bound_reasons=tuple(lower_bound_reasons(record.reads, run.log, values_failure=values_failure)),
-        assumed_range=None if other is None or takes_as_much(record, other.record) else _assumed_range(other.record, record, context),
+        assumed_range=_assumed_range([other.record for other in others.values()], record, context),
         process=process,
         trace=trace,
     )
@@ -101,9 +104,13 @@ def reads_by_bytes(reads: Sequence[RecordedRead], blocks: Iterable[Block]) -> tu
     return tuple(sorted(told, key=lambda read: -read.following_bytes))
 
 
-def _assumed_range(lower: RunRecord, upper: RunRecord, context: MemoryRange) -> MemoryRange:
-    """Return what the GPU uses at both ends of an assumption."""
-    low, high = (record.peak_reserved_bytes + context.expected_bytes for record in (lower, upper))
+def _assumed_range(lower: Sequence[RunRecord], upper: RunRecord, context: MemoryRange) -> MemoryRange | None:
+    """Return what the GPU uses from the lowest to the highest end of what was assumed; None where all take the same."""
+    if all(takes_as_much(upper, end) for end in lower):
+        return None
+    low, high = (
+        reserved + context.expected_bytes for reserved in (min(end.peak_reserved_bytes for end in lower), upper.peak_reserved_bytes)
+    )
     return MemoryRange(low_bytes=low, expected_bytes=high, high_bytes=high)
 
 

@@ -1,22 +1,25 @@
 """
-Programs whose sizes come from data: run once more to find the values, and again to measure with them.
+Programs whose memory hangs on what only a real GPU says: run again to find it, or with both ends of an assumption.
 
 The first run answers what it is asked with zero, and shows whether anything that may decide a size was asked at all. Only then is the
-program run with the integers computed on the host (`child/host_values.py`), and after that again, undisturbed, with what that found. Where
-something hangs on numbers that a model computes, both ends of an assumption are run, and the larger one is told.
+program run with the integers computed on the host (`child/host_values.py`), and after that again, undisturbed, with what that found.
 
 Most programs only count what they log (hits, tokens). Then the run with the values asks for the same memory as the first one did, which was
 undisturbed: that one is told, and none need follow.
+
+Two things have no value, and there both ends of an assumption are run and the larger one is told: numbers that a model computes, and times
+by which a compiler chooses (`child/compilers.py`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 from memplan.errors import NothingSeenError
-from memplan.execution.findings import decides
+from memplan.execution.findings import Cause, decides
 from memplan.execution.run_record import RunRecord
 from memplan.execution.summary import Run
 from memplan.hardware.gpu import GpuSpec
@@ -29,10 +32,12 @@ class ValuesFile(NamedTuple):
     path: Path | None
     variant: Literal["all", "none"] | None = None
     """What to assume while it is written; None: it is read."""
+    times: Literal["", "inverse"] = ""
+    """What compilers are told of times: what the work would take, or the inverse of it, so that they choose the other way."""
 
     def request(self) -> dict[str, str]:
         """Return it as the child takes it."""
-        return {"values_file": str(self.path or ""), "values_variant": self.variant or ""}
+        return {"values_file": str(self.path or ""), "values_variant": self.variant or "", "times": self.times}
 
 
 NO_VALUES = ValuesFile(None)
@@ -43,12 +48,21 @@ class Settled(NamedTuple):
 
     run: Run
     """The run that is told of."""
-    other: Run | None = None
-    """The one with the other assumption, where something was assumed."""
+    others: Mapping[Cause, Run] = MappingProxyType({})
+    """Those with the other end of an assumption, where something was assumed; none of them takes more."""
     values: ValuesFile | None = None
-    """What *run* read, where it read values."""
+    """What *run* was told, where it was told anything."""
     failure: str | None = None
     """Why the values were not all found, where a run that was to find or to read them failed and the first one did not."""
+
+    @property
+    def _size(self) -> tuple[bool, int]:
+        return self.run.record.out_of_memory is not None, self.run.record.peak_reserved_bytes
+
+    def beside(self, cause: Cause, other: Settled) -> Settled:
+        """Return the larger of two ends, with the other one beside it: one that ran out of memory is larger than one that did not."""
+        smaller, larger = sorted((other, self), key=lambda settled: settled._size)
+        return larger._replace(others={**self.others, **other.others, cause: smaller.run})
 
 
 def settle(
@@ -60,6 +74,10 @@ def settle(
     *answers* are the user's: a share or a number is the content of a mask, which only a values pass can keep for the backward.
     *has_padding*: the batch is one with padding, so that to ask a mask for it is no reason to follow values.
     """
+    return _with_both_times(run, _with_data(run, folder=folder, answers=answers, has_padding=has_padding))
+
+
+def _with_data(run: Callable[[ValuesFile | None], Run], *, folder: Path, answers: Mapping[str, Any] | None, has_padding: bool) -> Settled:
     first = run(None)
     if not (needs_values(first.record, has_padding=has_padding) or _has_sizes(answers)):
         return Settled(first)
@@ -71,8 +89,16 @@ def settle(
     other = _with_values(run, ValuesFile(folder / "values-none", "none"), first)
     if other.values is None or _has_failed(other.run.record):
         return found
-    larger, smaller = sorted((found, other), key=lambda settled: settled.run.record.peak_reserved_bytes, reverse=True)
-    return larger._replace(other=smaller.run)
+    return found.beside("values", other)
+
+
+def _with_both_times(run: Callable[[ValuesFile | None], Run], found: Settled) -> Settled:
+    """Run the program again with the other choices, where a compiler chose by time."""
+    if not found.run.record.chosen_by_time or found.run.record.failure is not None:
+        return found
+    told = (found.values or NO_VALUES)._replace(times="inverse")
+    other = run(told)
+    return found if _has_failed(other.record) else found.beside("times", Settled(other, values=told))
 
 
 def _with_values(run: Callable[[ValuesFile | None], Run], file: ValuesFile, first: Run) -> Settled:
@@ -106,7 +132,7 @@ def _allocate_alike(first: RunRecord, second: RunRecord) -> bool:
         if record.failure is not None or record.was_stopped or record.out_of_memory is not None or record.num_alloc_retries:
             return False
     ours, theirs = first.trace().phases(), second.trace().phases()
-    return len(ours) == len(theirs) and all(map(_is_alike, ours, theirs)) and _held_by_steps(ours) == _held_by_steps(theirs)
+    return 0 < len(ours) == len(theirs) and all(map(_is_alike, ours, theirs)) and _held_by_steps(ours) == _held_by_steps(theirs)
 
 
 def _is_alike(first: Phase, second: Phase) -> bool:

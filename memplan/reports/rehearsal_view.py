@@ -48,7 +48,7 @@ def view_rehearsal(rehearsal: Rehearsal, gpu: GpuSpec, would_fit: WouldFit | Non
     ]
     if rehearsal.assumed_range is not None:
         low, high = (format_bytes(end) for end in (rehearsal.assumed_range.low_bytes, rehearsal.assumed_range.high_bytes))
-        facts.append(("by assumption", f"{low} to {high}: numbers that the model computes decide sizes"))
+        facts.append(("by assumption", f"{low} to {high}: {' and '.join(_assumed(rehearsal))} decide sizes"))
     if rehearsal.process is not None:
         facts.append(("process", rehearsal.process))
     breakdown = Breakdown("the step at its peak", breakdown_rows(rehearsal.breakdown, gpu.total_memory_bytes))
@@ -79,6 +79,14 @@ def _read_values(rehearsal: Rehearsal, *, shows_all: bool) -> Iterator[str]:
         yield f"{shown_place(read.place)} ({read.count}×): {behind}got {read.answer}, {read.reason}"
     if len(shown) > _MOST_READS and not shows_all:
         yield f"{len(shown) - _MOST_READS} more"
+
+
+def _assumed(rehearsal: Rehearsal) -> Iterator[str]:
+    """Yield what was assumed."""
+    if any(read.basis == "assumed" for read in rehearsal.reads):
+        yield "numbers that the model computes"
+    if any(finding.kind == "chosen_by_time" for finding in rehearsal.findings):
+        yield "times by which torch.compile chooses"
 
 
 _MOST_NAMES = 3

@@ -20,8 +20,8 @@ SOURCES = Path(__file__).with_name("csrc")
 RUNTIME, DRIVER, NVML, NVRTC = "libstandin.so", "libcuda.so.1", "libnvidia-ml.so.1", "libnvrtc.so"
 _PARTS = {
     RUNTIME: (
-        *("card.c", "contents.c", "checks.c", "memory.c", "attributes.c", "device.c", "streams.c", "graphs.c", "libraries.c", "solvers.c"),
-        *("backend.c", "rnn.c", "nccl.c", "python.c"),
+        *("card.c", "contents.c", "checks.c", "memory.c", "attributes.c", "device.c", "streams.c", "clock.c", "graphs.c", "libraries.c"),
+        *("products.c", "solvers.c", "backend.c", "rnn.c", "nccl.c", "python.c"),
     ),
     DRIVER: ("driver.c",),
     NVML: ("nvml.c",),
@@ -97,7 +97,7 @@ def _built(torch: TorchBuild, cache: Path) -> Path:
 
 def _fingerprint(torch: TorchBuild) -> str:
     digest = hashlib.sha256(repr((torch.version, torch.cuda_major, torch.cudnn_version, platform.machine())).encode())
-    for path in _extensions(torch):
+    for path in _extensions(torch) + _triton_sources(torch):
         digest.update(f"{path} {path.stat().st_mtime_ns}".encode())
     parts = (Path(__file__).with_name(name) for name in ("build.py", "compiled_libraries.py", "symbols.py"))
     for path in (*sorted(SOURCES.iterdir()), *parts):
@@ -133,9 +133,14 @@ def _extensions(torch: TorchBuild) -> list[Path]:
 def _driver_functions(torch: TorchBuild, callers: list[Path]) -> set[str]:
     from memplan.standin.symbols import driver_functions, functions_in_sources  # noqa: PLC0415
 
+    return driver_functions(callers) | functions_in_sources(_triton_sources(torch))
+
+
+def _triton_sources(torch: TorchBuild) -> list[Path]:
+    """Return the C files of the Triton beside PyTorch, which calls the driver."""
     triton = torch.libraries.parents[1] / "triton"
     folders = (triton / "backends" / "nvidia", triton / "runtime" / "backends")  # the second before Triton 3
-    return driver_functions(callers) | functions_in_sources(sorted(path for folder in folders for path in folder.glob("*.c")))
+    return sorted(path for folder in folders for path in folder.glob("*.c"))
 
 
 def _defined(paths: Iterable[Path]) -> set[str]:
@@ -146,6 +151,10 @@ def _defined(paths: Iterable[Path]) -> set[str]:
     defined |= {f"cudnn{verb}{kind}Descriptor" for kind in kinds for verb in ("Create", "Destroy")}
     for names in re.findall(r"^OF_FOUR_TYPES\((\w+), (\w+)", text, re.MULTILINE):  # of real matrices, and of complex ones
         defined |= {f"cusolverDn{letter}{name}" for letters, name in zip(("SD", "CZ"), names, strict=True) for letter in letters}
+    for letter, wide in re.findall(r"\bOF_ONE_TYPE\((\w), \w+, \w+, (\w*)\)", text):
+        defined |= {f"cublas{letter}gemm{kind}{wide}" for kind in ("_v2", "StridedBatched")}
+    for wide in re.findall(r"\bOF_ANY_TYPE\(\w+, (\w*)\)", text):
+        defined |= {f"cublas{kind}{wide}" for kind in ("GemmEx", "SgemmEx", "GemmStridedBatchedEx")}
     return defined | set(re.findall(r"^[A-Z_]+\((cu\w+)", text, re.MULTILINE))
 
 

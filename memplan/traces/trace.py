@@ -146,7 +146,7 @@ class MemoryTrace:
         """Return what was asked for from each mark to the next, and what was held then."""
         found: list[Phase] = []
         live: dict[int, int] = {}
-        ends = [*(mark.position for mark in self.marks[1:]), len(self.actions)]
+        ends = [*(mark.position for mark in self.marks), len(self.actions)][1:]
         for mark, end in zip(self.marks, ends, strict=True):
             asked: list[int] = []
             for event in range(mark.position, end):

@@ -1,18 +1,22 @@
-"""How often a program is run to settle what data decide."""
+"""Which runs a program gets, and which of them is told of."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from memplan.errors import NothingSeenError
 from memplan.execution.device_log import NO_LOG
 from memplan.execution.findings import lower_bound_reasons
-from memplan.execution.run_record import Failure, RecordedRead, RunRecord
+from memplan.execution.run_record import AllocationFailure, ChosenByTime, Failure, RecordedRead, RunRecord
 from memplan.execution.summary import Run
-from memplan.execution.values_pass import ValuesFile, settle
+from memplan.execution.values_pass import Settled, ValuesFile, settle
 from memplan.traces.trace import CountedMark, EventColumns
+
+CHOICE = ChosenByTime(by="_inductor/fx_passes/pad_mm.py", place="train.py:3")
+RAN_OUT = AllocationFailure(message="", requested_bytes=1, free_bytes=0, step=1, phase="forward", place=None)
 
 
 def record(basis: str, forward: list[int], backward: list[int], *, freed: int = 0) -> RunRecord:
@@ -80,3 +84,80 @@ def test_a_pass_that_fails_is_told(tmp_path: Path) -> None:
     assert [settled.failure for settled in told] == ["TypeError: no", "the program was ended by SIGKILL"]
     (reason, *_) = lower_bound_reasons(FIRST.reads, NO_LOG, values_failure=told[0].failure)
     assert reason == "the run that was to find what its data decide failed: TypeError: no"
+
+
+def run_of(reserved: int, **fields: Any) -> Run:
+    """A run that reserved so much."""
+    return Run(RunRecord(torch="2.13", gpu_name="a GPU", peak_reserved_bytes=reserved, **fields))
+
+
+def settled(usual: Run, inverse: Run, folder: Path) -> tuple[Settled, list[str]]:
+    """What is told of a program that is *usual*, and *inverse* where compilers choose the other way; and the times of each run."""
+    asked: list[str] = []
+
+    def run(told: ValuesFile | None) -> Run:
+        asked.append(told.times if told else "")
+        return inverse if told and told.times else usual
+
+    return settle(run, folder=folder, answers=None), asked
+
+
+def test_a_program_that_chooses_nothing_is_run_once(tmp_path: Path) -> None:
+    """There is nothing beside it."""
+    found, asked = settled(run_of(100), run_of(200), tmp_path)
+
+    assert asked == [""]
+    assert found.run.record.peak_reserved_bytes == 100
+    assert not found.others
+
+
+def test_where_a_compiler_chooses_by_time_the_larger_end_is_told(tmp_path: Path) -> None:
+    """Whichever that is; what it was told is known, so that it can be run again."""
+    usual, inverse = run_of(100, chosen_by_time=(CHOICE,)), run_of(200, chosen_by_time=(CHOICE,))
+
+    up, asked = settled(usual, inverse, tmp_path)
+    down, _ = settled(inverse, usual, tmp_path)
+
+    assert asked == ["", "inverse"]
+    assert (up.run, up.others["times"]) == (inverse, usual)
+    assert (down.run, down.others["times"]) == (inverse, usual)
+    assert up.values is not None
+    assert up.values.times == "inverse"
+    assert down.values is None
+
+
+def test_an_end_that_runs_out_of_memory_is_the_larger(tmp_path: Path) -> None:
+    """It reserved less by then, and needs more."""
+    usual, inverse = run_of(100, chosen_by_time=(CHOICE,)), run_of(90, out_of_memory=RAN_OUT)
+
+    assert settled(usual, inverse, tmp_path)[0].run == inverse
+
+
+def test_an_end_at_which_the_program_fails_is_not_told(tmp_path: Path) -> None:
+    """The other one stands alone."""
+    failure = {"kind": "error", "message": "", "place": None, "phase": "step 1"}
+    found, _ = settled(run_of(100, chosen_by_time=(CHOICE,)), run_of(200, failure=failure), tmp_path)
+
+    assert found.run.record.peak_reserved_bytes == 100
+    assert not found.others
+
+
+def test_both_assumptions_have_their_two_ends(tmp_path: Path) -> None:
+    """Numbers of a model first, then times with the larger of these."""
+    read = {"place": "train.py:1", "text": "", "count": 1, "answer": "0", "reason": ""}
+    sizes = {"all": 300, "none": 200}
+
+    def run(told: ValuesFile | None) -> Run:
+        if told is not None and told.variant is not None and told.path is not None:
+            told.path.write_text(told.variant)
+        variant = told.path.read_text() if told is not None and told.path is not None else ""
+        basis = "assumed" if variant else "zero"
+        more = 50 if told is not None and told.times else 0
+        return run_of(
+            sizes.get(variant, 100) + more, chosen_by_time=(CHOICE,), reads=(RecordedRead.model_validate(read | {"basis": basis}),)
+        )
+
+    found = settle(run, folder=tmp_path, answers=None)
+
+    assert found.run.record.peak_reserved_bytes == 350
+    assert {cause: other.record.peak_reserved_bytes for cause, other in found.others.items()} == {"values": 200, "times": 300}

@@ -16,8 +16,9 @@ static int version(void) { return card()->major * 10 + card()->minor; }
 static int named(const char *begin) { return !strncmp(card()->name, begin, strlen(begin)); }
 static int has(const char *part) { return strstr(card()->name, part) != NULL; }
 
-/* Clocks, bus and L2 cache decide no allocation but that of Inductor's benchmarks, which write over the L2 cache. Triton starts no kernel without
- * the first three, so that they are never unknown: other cards of a capability get those of its best known card. */
+/* Clocks, bus and L2 cache decide how long work takes (clock.c), and how large the buffer is with which Inductor's benchmarks write over the L2
+ * cache. Triton starts no kernel without the first three, so that they are never unknown: other cards of a capability get those of its best
+ * known card. */
 static const Chip chips[] = {
     {"", 60, 1328500, 715000, 4096, 4 << 20},           /* Tesla P100 */
     {"Tesla P40", 61, 1531000, 3615000, 384, 3 << 20},
@@ -113,6 +114,26 @@ static int persisting_bytes(void) {
 static int has_rdma(void) { return !is_for_games() && !is_integrated(); }
 /* NVLink's switches reduce and broadcast from Hopper on; boards on PCIe have none. */
 static int has_multicast(void) { int v = version(); return (v == 90 || v == 100 || v == 103) && !has("PCIe") && !has("NVL"); }
+
+double peak_bytes(void) { return 2e-6 * chip()->memory_clock_khz * chip()->bus_bits / 8; } /* two transfers in a clock */
+
+/* Multiply-adds of a multiprocessor in a clock, dense. Of tensor cores with 16-bit factors and fp32 sums, by NVIDIA's architecture whitepapers
+ * (V100, T4, A100, GA102, AD102, H100, GB202) and data sheets: 125 TFLOPS of a V100 are 80 multiprocessors x 512 x 2 x 1.53 GHz, and so on.
+ * GeForce boards sum in fp32 at half the rate. */
+static int tensor_rate(void) {
+    int v = version(), full = v < 70 ? 0 : v < 80 ? 512 : v == 80 ? 1024 : v < 90 ? 512 : v == 90 ? 2048 : v >= 100 && v < 110 ? 4096 : 512;
+    return v >= 80 && is_for_games() ? full / 2 : full;
+}
+static int fp32_rate(void) { int v = version(); return v == 60 || v == 70 || v == 75 || v == 80 ? 64 : 128; }
+
+double peak_multiply_adds(int type, int on_tensor_cores) {
+    int is_double = type == 1 || type == 5, is_single = type == 0 || type == 4; /* CUDA_R_64F, CUDA_C_64F, CUDA_R_32F, CUDA_C_32F */
+    int is_byte = type == 3 || type == 8 || type == 28 || type == 29;           /* CUDA_R_8I, CUDA_R_8U, CUDA_R_8F_E4M3, CUDA_R_8F_E5M2 */
+    double rate = fp32_rate();
+    if (is_double) rate /= precision_ratio() == UNKNOWN ? 64 : precision_ratio();
+    else if (on_tensor_cores && tensor_rate()) rate = tensor_rate() * (is_single ? 0.5 : is_byte ? 2 : 1); /* tf32: half of 16 bits */
+    return rate * card()->multiprocessors * chip()->clock_khz * 1e-6;
+}
 
 static int value_of(int attribute) {
     int major = card()->major, linear = version() == 60 ? 1 << 27 : major >= 8 ? 1 << 28 : UNKNOWN;

@@ -16,6 +16,10 @@ int threads_of_multiprocessor(void);
 int shared_kib_of_multiprocessor(void);
 int shared_bytes_of_block(void);
 int blocks_of_multiprocessor(void);
+/* What the card does in a nanosecond at its peak: bytes of memory, and multiply-adds of a matrix product whose numbers have the kind of
+ * cudaDataType (on_tensor_cores: 16 bits or fewer, and fp32 where it is told to round to tf32). */
+double peak_bytes(void);
+double peak_multiply_adds(int type, int on_tensor_cores);
 #pragma GCC visibility pop
 
 #endif

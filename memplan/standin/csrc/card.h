@@ -47,6 +47,7 @@ typedef struct {
     size_t from_pitch, width, height;
 } Copy;
 void kernel_ran(void);           /* any of the device's memory may be overwritten now */
+void kernel_launched(size_t threads); /* the same, and the clock goes on by what so many threads take */
 void card_memory_set(uintptr_t to, unsigned value, size_t width, size_t count); /* *count* values of *width* bytes */
 void card_memory_lost(uintptr_t address, size_t bytes); /* given back: what comes there next is new */
 #pragma GCC visibility push(hidden) /* a library of the program may have functions of these names */
@@ -55,7 +56,13 @@ void unknown_read(void *to, size_t bytes); /* the host reads what only the real 
 int is_own_check(unsigned char *to, size_t bytes); /* PyTorch reads whether a call of its own went well: 1, and answered */
 #pragma GCC visibility pop
 
+/* The device's clock (clock.c), in nanoseconds. */
+#define LAUNCH_NS 2000.0         /* from one kernel to the next */
+void device_works(double ns);    /* the clock goes on; while a stream captures, that is noted in the graph */
+double bytes_take(double bytes); /* to be read or written on the device */
+
 int stream_captures(void *stream);
+int is_capture_on(void);
 void start_recorder(void);       /* where it has not been started yet (python.c) */
 
 #endif

@@ -68,6 +68,7 @@ static size_t read_known(unsigned char *to, uintptr_t from, size_t bytes) { /* h
 /* ---- */
 
 void kernel_ran(void) {
+    device_works(LAUNCH_NS);
     if (!num_pieces) return;
     pthread_mutex_lock(&lock);
     forget_all();

@@ -31,13 +31,21 @@ int cuFuncSetCacheConfig(void *function, int config) { return 0; }
 int cuOccupancyMaxActiveBlocksPerMultiprocessor(int *out, void *function, int threads, size_t shared) { *out = 2; return 0; }
 int cuOccupancyMaxActiveClusters(int *out, void *function, void *config) { *out = 1; return 0; }
 int cuLaunchKernel(void *f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared, void *stream,
-                   void **arguments, void **extra) { kernel_ran(); return 0; }
-int cuLaunchKernelEx(void *config, void *function, void **arguments, void **extra) { kernel_ran(); return 0; }
+                   void **arguments, void **extra) {
+    kernel_launched((size_t)gx * gy * gz * bx * by * bz);
+    return 0;
+}
+int cuLaunchKernelEx(const unsigned *config, void *function, void **arguments, void **extra) { /* begins with the six numbers */
+    return cuLaunchKernel(function, config[0], config[1], config[2], config[3], config[4], config[5], 0, 0, arguments, extra);
+}
 int cuLaunchCooperativeKernel(void *f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared,
-                              void *stream, void **arguments) { kernel_ran(); return 0; }
+                              void *stream, void **arguments) {
+    return cuLaunchKernel(f, gx, gy, gz, bx, by, bz, shared, stream, arguments, 0);
+}
 int cuTensorMapEncodeTiled(void) { return 0; }
 int cuMemsetD32Async(unsigned long long address, unsigned value, size_t count, void *stream) {
     card_memory_set(address, value, 4, count);
+    device_works(bytes_take(4.0 * count));
     return 0;
 }
 int cuPointerGetAttribute(void *out, int attribute, unsigned long long pointer) {

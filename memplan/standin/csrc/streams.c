@@ -1,4 +1,4 @@
-/* Streams, events and kernels: all work is done the moment it is asked for, and kernels do nothing. */
+/* Streams and kernels: all work is done the moment it is asked for, and kernels do nothing. */
 #define _GNU_SOURCE
 #include "card.h"
 
@@ -10,11 +10,6 @@ int cudaStreamCreateWithFlags(void **out, unsigned flags) { *out = new_handle();
 int cudaStreamCreateWithPriority(void **out, unsigned flags, int priority) { *out = new_handle(); return 0; }
 int cudaStreamGetPriority(void *stream, int *out) { *out = 0; return 0; }
 int cudaStreamQuery(void *stream) { return 0; }
-int cudaEventQuery(void *event) { return 0; }
-int cudaEventCreate(void **out) { *out = new_handle(); return 0; }
-int cudaEventCreateWithFlags(void **out, unsigned flags) { *out = new_handle(); return 0; }
-int cudaEventElapsedTime(float *ms, void *start, void *end) { *ms = 1.0f; return 0; }
-int cudaEventElapsedTime_v2(float *ms, void *start, void *end) { *ms = 1.0f; return 0; }
 int cudaLaunchHostFunc(void *stream, void (*run)(void *), void *data) { run(data); return 0; }
 int cudaStreamAddCallback(void *stream, void (*run)(void *, int, void *), void *data, unsigned flags) {
     if (stream_captures(stream)) return 900; /* cudaErrorStreamCaptureUnsupported */
@@ -41,9 +36,21 @@ int cudaFuncGetAttributes(struct function_attributes *out, const void *function)
 int cudaOccupancyMaxActiveBlocksPerMultiprocessor(int *out, const void *function, int threads, size_t shared) { *out = 2; return 0; }
 int cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *out, const void *function, int threads, size_t shared, unsigned flags) { *out = 2; return 0; }
 
-int cudaLaunchKernel(const void *kernel, dim3 grid, dim3 block, void **arguments, size_t shared, void *stream) { kernel_ran(); return 0; }
-int cudaLaunchKernelExC(const void *configuration, const void *kernel, void **arguments) { kernel_ran(); return 0; }
-int __cudaLaunchKernel(void *kernel, dim3 grid, dim3 block, void **arguments, size_t shared, void *stream) { kernel_ran(); return 0; }
+static size_t threads_of(dim3 grid, dim3 block) {
+    return (size_t)grid.x * grid.y * grid.z * block.x * block.y * block.z;
+}
+int cudaLaunchKernel(const void *kernel, dim3 grid, dim3 block, void **arguments, size_t shared, void *stream) {
+    kernel_launched(threads_of(grid, block));
+    return 0;
+}
+int cudaLaunchKernelExC(const dim3 *configuration, const void *kernel, void **arguments) { /* begins with its grid and its block */
+    kernel_launched(threads_of(configuration[0], configuration[1]));
+    return 0;
+}
+int __cudaLaunchKernel(void *kernel, dim3 grid, dim3 block, void **arguments, size_t shared, void *stream) {
+    kernel_launched(threads_of(grid, block));
+    return 0;
+}
 int __cudaGetKernel(void **out, const void *function) { *out = (void *)function; return 0; }
 
 /* what compiled CUDA code calls when it is loaded */
@@ -53,12 +60,17 @@ void __cudaUnregisterFatBinary(void **handle) {}
 void __cudaRegisterFunction(void **a, const char *b, char *c, const char *d, int e, void *f, void *g, void *h, void *i, int *j) {}
 void __cudaRegisterVar(void **a, char *b, char *c, const char *d, int e, size_t f, int g, int h) {}
 char __cudaInitModule(void **handle) { return 0; }
-unsigned __cudaPushCallConfiguration(dim3 grid, dim3 block, size_t shared, void *stream) { return 0; }
+/* `kernel<<<grid, block>>>()` leaves here how it is to be launched, and the kernel's own function takes it up. */
+static __thread struct { dim3 grid, block; size_t shared; void *stream; } pushed;
+unsigned __cudaPushCallConfiguration(dim3 grid, dim3 block, size_t shared, void *stream) {
+    pushed.grid = grid, pushed.block = block, pushed.shared = shared, pushed.stream = stream;
+    return 0;
+}
 int __cudaPopCallConfiguration(dim3 *grid, dim3 *block, size_t *shared, void **stream) {
-    if (grid) *grid = (dim3){1, 1, 1};
-    if (block) *block = (dim3){1, 1, 1};
-    if (shared) *shared = 0;
-    if (stream) *stream = NULL;
+    if (grid) *grid = pushed.grid;
+    if (block) *block = pushed.block;
+    if (shared) *shared = pushed.shared;
+    if (stream) *stream = pushed.stream;
     return 0;
 }
 

@@ -1,0 +1,200 @@
+"""
+What Inductor and Triton ask of a device that computes nothing, and what they do only so that kernels run.
+
+- **Constants.** Inductor folds constants, and reads each from the device: they are computed on the host, as in a values pass.
+- **Times.** Inductor benchmarks, and chooses: to pad the matrices of a product, one of several kernels, whether to fuse. The device answers
+  by what its work would take (`standin/csrc/clock.c`); each choice that may decide an allocation is noted, and in a second run of the
+  program the times are the other way round, so that the slower one is chosen.
+- **Machine code.** A kernel never runs, so it is compiled only as far as something is told of it: shared and scratch memory, and its
+  name. Of the configurations that Triton's autotuner would try, the first that works is tried, with all that this allocates. Where a
+  configuration may decide an allocation (the program has set an allocator for scratch memory, or a hook of its own), all are tried.
+
+Names that a version of Triton or PyTorch does not have are left alone: then there is more to compile, and the memory is the same.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import os
+import re
+import sys
+from collections.abc import Callable, Iterable
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+import torch
+
+from memplan.child.after_import import change_when_imported
+from memplan.child.device_reads import Reads, frames_from, is_simulated, place_in
+from memplan.child.host_values import HostValues
+from memplan.child.recorded_values import ValueWriter
+
+_KERNEL = re.compile(r'define ptx_kernel [^@]*@"?([\w$.]+)|!\{[^{}]*@"?([\w$.]+)"?, !"kernel"')
+"""A kernel's name in LLVM's text: by its calling convention, or before that by an annotation."""
+
+_LAYS_OUT = ("triton_heuristics.py", "coordinate_descent_tuner.py", "autotuner.py")
+"""Files in which a kernel's blocks and warps are chosen, which no tensor depends on."""
+
+_MEASURES = ("benchmarking.py", "utils.py", "testing.py")
+"""Files that measure for others."""
+
+
+class Compilers:
+    """Answers what compilers ask in this process, and spares them what serves nobody."""
+
+    def __init__(self, reads: Reads) -> None:
+        self.are_times_inverse = False
+        """What takes longer is said to take less."""
+        self._reads = reads
+        self._choices: dict[tuple[str, str], None] = {}
+
+    def attach(self) -> None:
+        """Begin, with each of the modules as soon as it is there; on a real device, where kernels run, nothing is changed."""
+        if not is_simulated():
+            return
+        torch.cuda.Event.elapsed_time = self._noting_choice(torch.cuda.Event.elapsed_time)  # type: ignore[method-assign,assignment]
+        change_when_imported({
+            "torch._inductor.config": _compile_here,
+            "torch._inductor.fx_passes.joint_graph": self._know_constants,
+            "triton.runtime.autotuner": _try_one_configuration,
+            "triton.backends.nvidia.compiler": _make_no_machine_code,
+        })  # fmt: skip
+
+    def chosen_by_time(self) -> list[tuple[str, str]]:
+        """Return what was chosen by time: by which file of the compiler, and at which line of the program."""
+        return list(self._choices)
+
+    # times
+
+    def _noting_choice(self, elapsed_time: Callable[[Any, Any], float]) -> Callable[[Any, Any], float]:
+        @functools.wraps(elapsed_time)
+        def noting(start: Any, end: Any) -> float:
+            milliseconds = elapsed_time(start, end)
+            chooses = _choosing(frames_from(sys._getframe()))
+            if chooses is None:
+                return milliseconds
+            self._choices[chooses.f_code.co_filename.rsplit("/torch/", 1)[-1], place_in(chooses) or "PyTorch"] = None
+            return 1 / milliseconds if self.are_times_inverse else milliseconds
+
+        return noting
+
+    # constants
+
+    def _know_constants(self, module: Any) -> None:
+        folder = getattr(module, "UniformValueConstantFolder", None)
+        if folder is None:
+            return
+        run = folder.run
+
+        @functools.wraps(run)
+        def with_values(*arguments: Any, **keywords: Any) -> Any:
+            with self._host_values():
+                return run(*arguments, **keywords)
+
+        folder.run = with_values
+
+    @contextmanager
+    def _host_values(self) -> Any:
+        """Compute on the host as well what is computed, and tell nobody what is read of it."""
+        reads = self._reads
+        before = reads.known, reads.on_answer, reads.is_counting
+        reads.is_counting = False
+        try:
+            with HostValues(reads, ValueWriter(), "all"):
+                yield
+        finally:
+            reads.known, reads.on_answer, reads.is_counting = before
+
+
+def _choosing(frames: Iterable[FrameType]) -> FrameType | None:
+    """Return the frame of Inductor that chooses by a time that is read in *frames*; None where no allocation depends on it."""
+    found = None
+    for frame in frames:
+        file = frame.f_code.co_filename
+        name = file.rsplit("/", 1)[-1]
+        if name in _LAYS_OUT:
+            return None
+        if "/torch/_inductor/" in file and name not in _MEASURES:
+            found = found or frame
+    return found
+
+
+def _compile_here(module: Any) -> None:
+    """Have Inductor compile kernels in this process: without machine code that is less work than to start others that import PyTorch."""
+    if "TORCHINDUCTOR_COMPILE_THREADS" not in os.environ and hasattr(module, "compile_threads"):
+        module.compile_threads = 1
+
+
+def _try_one_configuration(module: Any) -> None:
+    """Have Triton's autotuner try its configurations until one works. Which that is on a GPU, nobody knows."""
+    autotuner: Any = getattr(module, "Autotuner", None)
+    if not all(hasattr(autotuner, name) for name in ("_bench", "prune_configs")):
+        return
+    bench, prune = autotuner._bench, autotuner.prune_configs
+
+    @functools.wraps(prune)
+    def prune_first(self: Any, *arguments: Any, **keywords: Any) -> Any:
+        self._memplan_worst = None  # a round begins: nothing has worked yet
+        return prune(self, *arguments, **keywords)
+
+    @functools.wraps(bench)
+    def bench_until_one_works(self: Any, *arguments: Any, config: Any, **keywords: Any) -> Any:
+        if self._memplan_worst is not None and getattr(config, "pre_hook", None) is None and not _has_allocator():
+            return self._memplan_worst
+        found = bench(self, *arguments, config=config, **keywords)
+        times = found if isinstance(found, (list, tuple)) else [found]
+        if math.isfinite(times[0]):
+            self._memplan_worst = [math.inf] * len(times) if times is found else math.inf
+        return found
+
+    autotuner._memplan_worst = None
+    autotuner.prune_configs, autotuner._bench = prune_first, bench_until_one_works
+
+
+def _has_allocator() -> bool:
+    """Say whether the program has said where kernels get scratch memory: how much, their configuration decides."""
+    allocator: Any = getattr(sys.modules.get("triton.runtime._allocation"), "_allocator", None)
+    allocator = allocator.get() if hasattr(allocator, "get") else allocator  # a ContextVar from 3.4 on
+    return allocator is not None and type(allocator).__name__ != "NullAllocator"
+
+
+def _make_no_machine_code(module: Any) -> None:
+    """Stop the compiler of NVIDIA's kernels in front of LLVM's optimizer, and have its caches know: a kernel without code is for no GPU."""
+    backend: Any = getattr(module, "CUDABackend", None)
+    if not all(hasattr(backend, name) for name in ("make_llir", "make_ptx", "make_cubin", "hash")):
+        return
+    make_ptx, make_hash = backend.make_ptx, backend.hash
+    if hasattr(getattr(module, "llvm", None), "optimize_module"):
+        module.llvm = _WithoutOptimizer(module.llvm)
+
+    def name_alone(*arguments: Any) -> Any:
+        source, metadata = arguments[-4:-2]  # those of a static method, or behind the backend
+        names = {first or second for first, second in _KERNEL.findall(str(source))}
+        if len(names) != 1:
+            return make_ptx(*arguments)
+        metadata["name"] = names.pop()
+        return f"// {metadata['name']}: not compiled in a rehearsal"
+
+    def no_code(*arguments: Any) -> bytes:
+        del arguments
+        return b"not compiled in a rehearsal"
+
+    is_static = isinstance(vars(backend)["make_ptx"], staticmethod)
+    backend.make_ptx = staticmethod(name_alone) if is_static else name_alone
+    backend.make_cubin = staticmethod(no_code) if is_static else no_code
+    backend.hash = functools.wraps(make_hash)(lambda self: f"{make_hash(self)}-memplan")
+
+
+class _WithoutOptimizer:
+    """Triton's binding of LLVM, whose optimizer does nothing."""
+
+    def __init__(self, llvm: Any) -> None:
+        self._llvm = llvm
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._llvm, name)
+
+    def optimize_module(self, *arguments: Any) -> None:
+        """Leave the module as it is."""

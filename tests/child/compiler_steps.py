@@ -1,0 +1,103 @@
+"""Programs that are compiled: by Inductor, which folds constants and chooses by time, and by Triton, which tries configurations."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+TOKENS, WIDTH = 4096, 1024
+ODD = 8193
+"""Rows of 16,386 bytes in bf16, which tensor cores read only slowly."""
+
+try:
+    import triton
+    import triton.language as tl
+except ImportError:
+    triton = None
+
+
+def build(device: str, program: str = "padding", rows: int = ODD) -> Callable[[], None]:
+    """Return the step of that name."""
+    return {"padding": padding, "constants": constants, "timing": timing, "tuned": tuned}[program](device, rows)
+
+
+def padding(device: str, rows: int) -> Callable[[], None]:
+    """A product with *rows* rows of weights, and what it takes twice."""
+    weights = torch.randn(rows, WIDTH, device=device, dtype=torch.bfloat16, requires_grad=True)
+    run = torch.compile(lambda x: torch.nn.functional.linear(x, weights).float().logsumexp(-1).sum())
+
+    def step() -> None:
+        run(torch.randn(TOKENS, WIDTH, device=device, dtype=torch.bfloat16, requires_grad=True)).backward()
+        weights.grad = None
+
+    return step
+
+
+def constants(device: str, rows: int) -> Callable[[], None]:
+    """A mask is filled with a number that Inductor folds, and so is a sum of constants: one that is read as 1 or 0 would be dropped."""
+
+    @torch.compile
+    def run(x: torch.Tensor) -> torch.Tensor:
+        scale = torch.full((), 3.0, device=x.device) - torch.ones((), device=x.device) * 2.5
+        return torch.where(x > 0, x * scale, torch.full((), -100, device=x.device, dtype=torch.int64)).square().mean()
+
+    def step() -> None:
+        run(torch.randn(rows, WIDTH, device=device, requires_grad=True)).backward()
+
+    return step
+
+
+def timing(device: str, rows: int) -> Callable[[], None]:
+    """A program that times itself: twice the work takes twice as long, in every step the same."""
+    weights = torch.randn(rows, WIDTH, device=device)
+    first: list[float] = []
+
+    def milliseconds(times: int) -> float:
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        for _ in range(times):
+            torch.mm(weights, weights.t())
+        end.record()
+        torch.cuda.synchronize()
+        return start.elapsed_time(end)
+
+    def step() -> None:
+        once, twice = milliseconds(1), milliseconds(2)
+        assert math.isclose(twice, 2 * once, rel_tol=0.01)
+        first.append(once)
+        assert math.isclose(once, first[0], rel_tol=1e-6)  # the clock is a sum, and rounds
+
+    return step
+
+
+def tuned(device: str, rows: int) -> Callable[[], None]:
+    """A kernel of the program's own with twelve configurations."""
+    kernel = _kernel()
+
+    def step() -> None:
+        x = torch.randn(rows, WIDTH, device=device)
+        out = torch.empty_like(x)
+        kernel[lambda meta: (triton.cdiv(x.numel(), meta["BLOCK"]),)](x, out, x.numel())
+        tried = [config for config, times in kernel.configs_timings.items() if math.isfinite(min(times))]
+        print(f"{len(tried)} of {len(kernel.configs)} were tried", file=sys.stderr)
+        assert len(tried) == (1 if rows == ODD else len(kernel.configs))
+
+    if rows != ODD:  # where scratch memory comes from a configuration may decide
+        triton.set_allocator(lambda size, _alignment, _stream: torch.empty(size, device=device, dtype=torch.int8))
+    return step
+
+
+def _kernel() -> Any:
+    @triton.autotune(
+        [triton.Config({"BLOCK": block}, num_warps=warps) for block in (256, 512, 1024) for warps in (1, 2, 4, 8)], key=["count"]
+    )
+    @triton.jit
+    def double(x, out, count, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: N803
+        at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+        tl.store(out + at, tl.load(x + at, mask=at < count) * 2, mask=at < count)
+
+    return double

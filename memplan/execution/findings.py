@@ -276,6 +276,13 @@ def _reads(reads: Sequence[DeviceRead]) -> Iterator[Finding]:
             message=f"{shown_place(read.place)} asks the GPU for a yes or no and got {read.answer} ({read.reason}); if yours differs: "
             f'`answers={{"{read.place.rsplit("/", 1)[-1]}": "{other}"}}`',
         )
+    rounded = _places([read for read in reads if read.basis == "rounded"])
+    if rounded:
+        yield Finding(
+            kind="device_values",
+            message=f"a number that the model computes is made whole, and may be a size: {rounded}; 1.0 was read, as of "
+            'a share that is all; if it is another: `answers={"FILE.py:LINE": "0.5"}`',
+        )
     zeros = guessed_places(reads)
     if zeros:
         yield Finding(

@@ -112,7 +112,8 @@ def _with_values(run: Callable[[ValuesFile | None], Run], file: ValuesFile, firs
         return Settled(first, failure=failure or "it left no values")
     known = ValuesFile(file.path)
     if _allocate_alike(first.record, sought.record):
-        return Settled(first._replace(record=first.record.model_copy(update={"reads": sought.record.reads})), values=known)
+        reads = tuple(read.model_copy(update={"positions": ()}) for read in sought.record.reads)  # none of them decided anything
+        return Settled(first._replace(record=first.record.model_copy(update={"reads": reads})), values=known)
     return Settled(run(known), values=known, failure=failure)
 
 

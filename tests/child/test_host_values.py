@@ -152,7 +152,9 @@ def test_a_program_that_checks_its_numbers_goes_on(run: Run) -> None:
     """As it would in an ordinary training."""
     seen = run("checks_its_numbers")
 
+    (finding,) = [finding for finding in seen.findings if finding.kind == "device_values"]
     assert seen.verdict == "fits"
+    assert "is made whole, and may be a size" in finding.message
     assert 64 * MIB <= seen.peak_allocated_bytes <= 65 * MIB + 2 * WORKSPACE
 
 

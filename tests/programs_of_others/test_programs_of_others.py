@@ -69,6 +69,7 @@ def encoder(width: int, hidden: int) -> int:
 
 
 GPT = 8192 * 384 + 256 * 384 + 6 * (layers(384, 3 * 384) + layers(384, 384) + layers(384, 1536, 384) + norms(384, 2)) + norms(384, 1)
+WRITER = 4096 * 256 + 256 * 256 + 4 * (layers(256, 3 * 256) + layers(256, 256) + layers(256, 1024, 256) + norms(256, 2)) + norms(256, 1)
 DISTRIBUTED = 8 * layers(1024, 1024) + layers(1024, 16)
 
 FITTING = [
@@ -117,6 +118,15 @@ def test_a_program_fits_and_its_model_states_are_those_of_its_shapes(program: Pr
     at_peak = 0 if seen.peak_phase.endswith("step 1") and "optimizer" not in seen.peak_phase else program.moments
     assert seen.breakdown.optimizer_state_bytes == pytest.approx(at_peak * parameters, rel=program.beside)
     assert seen.breakdown.gradients_bytes <= parameters * (1 + program.beside)
+
+
+def test_what_a_model_writes_is_as_long_as_it_may_be() -> None:
+    """Of 8 texts with 112 tokens each, out of 4096: the logits, their logarithms, and the gradients of both, in fp32. Weights are saved."""
+    seen = rehearse(Program("policy_gradient.py out", WRITER, needs="transformers"), steps=2)
+
+    assert (seen.verdict, seen.exit_code) == ("fits", 0)
+    assert seen.breakdown.parameters_bytes == pytest.approx(4 * WRITER, rel=BESIDE)
+    assert seen.breakdown.activations_bytes >= 3 * 8 * 112 * 4096 * 4
 
 
 OTHERS = [

@@ -49,9 +49,11 @@ def ignored_signals() -> list[signal.Signals]:
     return [number for number in _PASSED_ON if signal.getsignal(number) is signal.SIG_IGN]
 
 
-def wait_for(process: ProgramProcess, timeout_seconds: float | None, *, on_wait: Callable[[], None] = lambda: None) -> None:
+def wait_for(
+    process: ProgramProcess, timeout_seconds: float | None, *, on_wait: Callable[[], None] = lambda: None
+) -> signal.Signals | None:
     """
-    Wait for *process*, and pass on to it the signals that end programs.
+    Wait for *process*, and pass on to it the signals that end programs; return the one that was, where there was one.
 
     It is left the time to end as it likes, and what it did until then is reported; a second signal ends it at once. Raises UsageError for
     one that does not end. *on_wait* is called while it waits.
@@ -76,6 +78,7 @@ def wait_for(process: ProgramProcess, timeout_seconds: float | None, *, on_wait:
             if found.si_code != _SI_KERNEL or not isinstance(process, subprocess.Popen):  # a fork has no terminal
                 process.send_signal(asked)
             deadline = time.monotonic() + _GRACE_SECONDS
+        return asked
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 

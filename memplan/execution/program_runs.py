@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import tempfile
 import time
@@ -26,7 +27,7 @@ from memplan.execution.program_process import ProgramProcess, ended_after, wait_
 from memplan.execution.run_record import RunRecord, read_record
 from memplan.execution.runner import REHEARSING, Closing, ended
 from memplan.execution.summary import Run
-from memplan.execution.values_pass import NO_VALUES, ValuesFile, with_ample_memory
+from memplan.execution.values_pass import NO_VALUES, StoppedError, ValuesFile, with_ample_memory
 from memplan.execution.warm import IDLE_SECONDS, Kept, WarmProcess, start_warm
 from memplan.hardware.gpu import GpuSpec
 from memplan.hardware.torch_install import TorchBuild
@@ -124,6 +125,7 @@ class ProgramRuns(Closing):
         self._warm = self._kept.find() if self._kept else None
         self._ended: dict[int, HowEnded] = {}
         self._num_runs, self._told_at = 0, 0.0
+        self._stopped_by: signal.Signals | None = None
 
     def close(self) -> None:
         """End what was started for this alone, and leave no file."""
@@ -141,13 +143,25 @@ class ProgramRuns(Closing):
         """
         Run the program with that file of values, the first time with None.
 
-        Raises NothingSeenError for a program that did not use the GPU, UsageError for one that takes longer than it is given.
+        Raises NothingSeenError for a program that did not use the GPU, UsageError for one that takes longer than it is given, StoppedError
+        where a signal was to end the program in an earlier run.
         """
+        found = self._run_somehow(values_file)
+        if self._stopped_by is not None and values_file is not None:
+            raise StoppedError(f"{self._stopped_by.name} ended it")
+        return found
+
+    def _run_somehow(self, values_file: ValuesFile | None) -> Run:
+        """Run the program, in a fork of a warm process where that is as good."""
+        if self._stopped_by is not None:
+            raise StoppedError(f"{self._stopped_by.name} ended the program before")
         if self._first is not None and self._warm is None and self._program is not None:
             self._warm = self._started_warm(self._first, self.folder / "warm")
         found = self._run(values_file, self._warm) if self._warm is not None else None
         if found is None or (self._warm is not None and not self._is_as_good(found.record, self._warm)):
             self._give_up_warm()
+            if self._stopped_by is not None:
+                raise _nothing_seen(-self._stopped_by)
             found = self._run(values_file, None, is_heard=found is None)
             assert found is not None  # or an error was raised
         if self._first is None:
@@ -208,7 +222,7 @@ class ProgramRuns(Closing):
         if process is None:
             return None
         with ended_after(process, str(folder)):
-            wait_for(process, self._asked.timeout_seconds, on_wait=lambda: self._tell(folder / PROGRESS))
+            self._stopped_by = wait_for(process, self._asked.timeout_seconds, on_wait=lambda: self._tell(folder / PROGRESS))
         if values_file is not None and values_file.path is not None and file.path is not None and file.path.exists():
             file.path.replace(values_file.path)
         return self._seen(folder, process, writes, is_told=warm is None)

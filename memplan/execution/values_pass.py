@@ -74,11 +74,20 @@ def settle(
     *answers* are the user's: a share or a number is the content of a mask, which only a values pass can keep for the backward.
     *has_padding*: the batch is one with padding, so that to ask a mask for it is no reason to follow values.
     """
-    return _with_both_times(run, _with_data(run, folder=folder, answers=answers, has_padding=has_padding))
-
-
-def _with_data(run: Callable[[ValuesFile | None], Run], *, folder: Path, answers: Mapping[str, Any] | None, has_padding: bool) -> Settled:
     first = run(None)
+    try:
+        return _with_both_times(run, _with_data(run, first, folder=folder, answers=answers, has_padding=has_padding))
+    except StoppedError as error:
+        return Settled(first, failure=str(error))
+
+
+class StoppedError(Exception):
+    """The user has had enough: no further run is begun."""
+
+
+def _with_data(
+    run: Callable[[ValuesFile | None], Run], first: Run, *, folder: Path, answers: Mapping[str, Any] | None, has_padding: bool
+) -> Settled:
     if not (needs_values(first.record, has_padding=has_padding) or _has_sizes(answers)):
         return Settled(first)
     found = _with_values(run, ValuesFile(folder / "values-all", "all"), first)

@@ -22,7 +22,7 @@ from memplan.execution.rehearsal import Rehearsal
 from memplan.execution.run_record import RunRecord, read_record
 from memplan.execution.runner import REHEARSING, ended
 from memplan.execution.summary import Run, rehearsal_of
-from memplan.execution.values_pass import NO_VALUES, ValuesFile, settle, with_ample_memory
+from memplan.execution.values_pass import NO_VALUES, EndlessError, ValuesFile, most_seconds, settle, with_ample_memory
 from memplan.hardware.gpu import GpuSpec
 from memplan.hardware.torch_install import TorchBuild, find_torch
 from memplan.memory.cuda_context import CONTEXT_BYTES, assumed_range
@@ -82,6 +82,7 @@ def rehearse_script(
     with tempfile.TemporaryDirectory(prefix="memplan-rehearsal-") as name:
         whole = Path(name)
         process_of: dict[int, Ended] = {}
+        durations: list[float] = []
         script = next((Path(word) for word in command.words[1:] if word.endswith(".py")), None)
 
         def run(values_file: ValuesFile | None) -> Run:
@@ -98,9 +99,14 @@ def rehearse_script(
                 **{f"MEMPLAN_{key.upper()}": value for key, value in file.request().items()},
             }
             environment = writes.held_in(environment)
+            begin = time.monotonic()
             process = _start(command, environment, is_first=values_file is None, output_to_stderr=output_to_stderr)
             with _ended(process, str(folder)):
-                _wait(process, timeout_seconds)
+                if values_file is None:
+                    _wait(process, timeout_seconds)
+                else:
+                    _wait_again(process, timeout_seconds, most_seconds(durations[0]))
+            durations.append(time.monotonic() - begin)
             if values_file is not None and values_file.path is not None and file.path is not None and file.path.exists():
                 file.path.replace(values_file.path)  # what a program writes stays in the folder of its own run
             log, record = read_device_log(folder / "log"), _record(folder)
@@ -216,6 +222,17 @@ def _wait(process: subprocess.Popen[bytes], timeout_seconds: float | None) -> No
             deadline = time.monotonic() + _GRACE_SECONDS
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _wait_again(process: subprocess.Popen[bytes], timeout_seconds: float | None, most: float) -> None:
+    """Wait as `_wait` does for a run with values. Raises EndlessError after *most* seconds, where the user's limit is no shorter."""
+    begin = time.monotonic()
+    try:
+        _wait(process, most if timeout_seconds is None else min(most, timeout_seconds))
+    except UsageError as error:
+        if time.monotonic() - begin < most or (timeout_seconds is not None and timeout_seconds <= most):
+            raise
+        raise EndlessError from error
 
 
 @contextmanager

@@ -68,13 +68,25 @@ def settle(
     return larger._replace(other=smaller.run)
 
 
+class EndlessError(Exception):
+    """A run with values takes so much longer than the first that it may never end: a loop waits for a number that nobody computes."""
+
+
+def most_seconds(first: float) -> float:
+    """Return what a run with values may take, of a program whose first run took *first* seconds: the host computes much of it."""
+    return 60 + 5 * first
+
+
 def _with_values(run: Callable[[ValuesFile | None], Run], file: ValuesFile) -> Settled | None:
-    """Return the program as it runs with the values that a pass over it finds; None where that found none."""
-    run(file)
-    if file.path is None or not file.path.exists():
+    """Return the program as it runs with the values that a pass over it finds; None where that found none, or no end."""
+    try:
+        run(file)
+        if file.path is None or not file.path.exists():
+            return None
+        known = ValuesFile(file.path)
+        return Settled(run(known), values=known)
+    except EndlessError:
         return None
-    known = ValuesFile(file.path)
-    return Settled(run(known), values=known)
 
 
 def with_ample_memory(gpu: GpuSpec) -> GpuSpec:

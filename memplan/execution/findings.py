@@ -323,6 +323,9 @@ def lower_bound_reasons(reads: Sequence[DeviceRead], log: DeviceLog, *, values_f
         yield f"the run that was to find what its data decide failed: {values_failure}"
     if guessed is not None:
         yield f"sizes were guessed as zero at {guessed}"
+    loops = [read for read in reads if decides(read) and read.answer == "false" and read.text.startswith("while ")]
+    if loops:
+        yield f"loops were guessed to end at once at {_places(loops)}"
     if log.not_served:
         yield f"the simulated GPU does not serve {', '.join(log.not_served)}, and the program went on without"
 

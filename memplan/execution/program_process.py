@@ -26,6 +26,10 @@ _PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _SI_KERNEL = 0x80  # siginfo's si_code of Ctrl-C (sigaction(2)): the terminal sends it to the program as well
 
 
+class NotEndedError(UsageError):
+    """A program did not end in the time that it was given."""
+
+
 class ProgramProcess(Protocol):
     """A process that was started, as `subprocess.Popen` has it."""
 
@@ -55,8 +59,8 @@ def wait_for(
     """
     Wait for *process*, and pass on to it the signals that end programs; return the one that was, where there was one.
 
-    It is left the time to end as it likes, and what it did until then is reported; a second signal ends it at once. Raises UsageError for
-    one that does not end. *on_wait* is called while it waits.
+    It is left the time to end as it likes, and what it did until then is reported; a second signal ends it at once. *on_wait* is called
+    while it waits. Raises NotEndedError for one that does not end, UsageError after a second signal.
     """
     deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
     asked: signal.Signals | None = None
@@ -67,7 +71,7 @@ def wait_for(
             left = _LOOKS_EVERY_SECONDS if deadline is None else min(_LOOKS_EVERY_SECONDS, deadline - time.monotonic())
             if left <= 0:
                 after = f"after {asked.name}" if asked else f"within {timeout_seconds:g} seconds"
-                raise UsageError(f"the program did not end {after}", hint="end it after some steps: `steps=3`")
+                raise NotEndedError(f"the program did not end {after}", hint="end it after some steps: `steps=3`")
             on_wait()
             found = signal.sigtimedwait(awaited, left)
             if found is None or found.si_signo == signal.SIGCHLD:

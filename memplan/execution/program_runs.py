@@ -8,6 +8,7 @@ itself trains, is run so: without a launcher or a shell script, what they prepar
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import signal
@@ -23,11 +24,11 @@ from memplan.errors import NothingSeenError, UsageError
 from memplan.execution.command import Command, program_of
 from memplan.execution.device_log import read_device_log
 from memplan.execution.held_back import Writes
-from memplan.execution.program_process import ProgramProcess, ended_after, wait_for
+from memplan.execution.program_process import ProgramProcess, NotEndedError, ended_after, wait_for
 from memplan.execution.run_record import RunRecord, read_record
 from memplan.execution.runner import REHEARSING, Closing, ended
 from memplan.execution.summary import Run
-from memplan.execution.values_pass import NO_VALUES, StoppedError, ValuesFile, with_ample_memory
+from memplan.execution.values_pass import NO_VALUES, EndlessError, StoppedError, ValuesFile, most_seconds, with_ample_memory
 from memplan.execution.warm import IDLE_SECONDS, Kept, WarmProcess, start_warm
 from memplan.hardware.gpu import GpuSpec
 from memplan.hardware.torch_install import TorchBuild
@@ -126,6 +127,7 @@ class ProgramRuns(Closing):
         self._ended: dict[int, HowEnded] = {}
         self._num_runs, self._told_at = 0, 0.0
         self._stopped_by: signal.Signals | None = None
+        self._first_seconds = 0.0
 
     def close(self) -> None:
         """End what was started for this alone, and leave no file."""
@@ -221,11 +223,26 @@ class ProgramRuns(Closing):
         process = self._start(environment, warm, is_heard=is_heard and values_file is None)
         if process is None:
             return None
+        begin = time.monotonic()
         with ended_after(process, str(folder)):
-            self._stopped_by = wait_for(process, self._asked.timeout_seconds, on_wait=lambda: self._tell(folder / PROGRESS))
+            self._wait(process, folder, is_with_values=values_file is not None)
+        self._first_seconds = self._first_seconds or time.monotonic() - begin
         if values_file is not None and values_file.path is not None and file.path is not None and file.path.exists():
             file.path.replace(values_file.path)
         return self._seen(folder, process, writes, is_told=warm is None)
+
+    def _wait(self, process: ProgramProcess, folder: Path, *, is_with_values: bool) -> None:
+        """Wait for *process*. Raises EndlessError for a run with values that takes far longer than the first did."""
+        limit = self._asked.timeout_seconds
+        most = most_seconds(self._first_seconds) if is_with_values else math.inf
+        is_ours = limit is None or most < limit
+        seconds = min(most, math.inf if limit is None else limit)
+        try:
+            self._stopped_by = wait_for(process, seconds if math.isfinite(seconds) else None, on_wait=lambda: self._tell(folder / PROGRESS))
+        except NotEndedError as error:
+            if not is_ours:
+                raise
+            raise EndlessError(f"it took more than {most:.0f} seconds, and the first run {self._first_seconds:.0f}") from error
 
     def _tell(self, file: Path) -> None:
         """Tell whoever asked for it how far the program is, once a second."""

@@ -110,12 +110,24 @@ def _with_both_times(run: Callable[[ValuesFile | None], Run], found: Settled) ->
     return found if _has_failed(other.record) else found.beside("times", Settled(other, values=told))
 
 
+class EndlessError(Exception):
+    """A run with values takes so much longer than the first that it may never end: a loop waits for a number that nobody computes."""
+
+
+def most_seconds(first: float) -> float:
+    """Return what a run with values may take, of a program whose first run took *first* seconds: the host computes much of it."""
+    return 60 + 5 * first
+
+
 def _with_values(run: Callable[[ValuesFile | None], Run], file: ValuesFile, first: Run) -> Settled:
-    """Return the program as it runs with the values that a pass over it finds; as it ran first where that found none."""
+    """Return the program as it runs with the values that a pass over it finds; as it ran first where that found none, or no end."""
     try:
-        sought = run(file)
-    except NothingSeenError as error:  # a signal ended it: it takes more memory of the host than the first
+        return _as_found(run, run(file), file, first)
+    except (NothingSeenError, EndlessError) as error:  # a signal may have ended it: it takes more memory of the host than the first
         return Settled(first, failure=str(error))
+
+
+def _as_found(run: Callable[[ValuesFile | None], Run], sought: Run, file: ValuesFile, first: Run) -> Settled:
     failure = _failure_of(sought.record) if not _has_failed(first.record) else None
     if file.path is None or not file.path.exists():
         return Settled(first, failure=failure or "it left no values")

@@ -704,6 +704,32 @@ def test_batches_of_several_shapes_are_told_of(script: Script) -> None:
     assert "10 to 700 among the 4" in finding.message
 
 
+ADAPTIVE = """
+from common import batch, make, torch
+model = make()
+update = torch.optim.SGD(model.parameters(), lr=0.1)
+end = torch.ones(()).cuda()
+for _ in range(2):
+    time = torch.zeros(()).cuda()
+    while end > time:
+        found = model(batch())
+        if found.std() < 5:
+            time = time + found.mean().detach().abs()
+    model(batch()).mean().backward()
+    update.step()
+"""
+
+
+def test_a_loop_that_waits_for_what_a_model_computes_has_no_upper_end(script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At first it ends at once; with values it begins and never ends, since no step of it is small enough, and that run is given up."""
+    monkeypatch.setattr("memplan.execution.rehearse_script.most_seconds", lambda first: first + 5)
+
+    rehearsal = seen(script(ADAPTIVE))
+
+    assert (rehearsal.verdict, rehearsal.exit_code, len(rehearsal.steps)) == ("unknown", 0, 2)
+    assert rehearsal.lower_bound_reasons == ("loops were guessed to end at once at train.py:8 (2×)",)
+
+
 def test_the_last_batch_of_an_epoch_is_no_other_shape(script: Script) -> None:
     """Ten samples in batches of four: two remain."""
     rehearsal = seen(

@@ -129,6 +129,18 @@ def test_what_a_model_writes_is_as_long_as_it_may_be() -> None:
     assert seen.breakdown.activations_bytes >= 3 * 8 * 112 * 4096 * 4
 
 
+def test_a_student_its_teacher_and_its_average_are_parameters() -> None:
+    """The average as many bytes as the student, the teacher half of them; and the moments two for each parameter of the student alone."""
+    elements = 4 * encoder(512, 2048)
+
+    seen = rehearse(Program("averaged_student.py last.pt", elements))
+
+    assert (seen.verdict, seen.exit_code, len(seen.steps)) == ("fits", 0, 3)
+    assert [Path(file.path).name for file in seen.held_back_files] == ["last.pt"]
+    assert seen.breakdown.parameters_bytes == pytest.approx(elements * (4 + 4 + 2), rel=BESIDE)
+    assert seen.breakdown.optimizer_state_bytes == pytest.approx(elements * 8, rel=BESIDE)
+
+
 OTHERS = [
     ("segmentation_unet.py", ""),
     ("detection_loss.py", ""),

@@ -24,7 +24,7 @@ from memplan.errors import NothingSeenError, UsageError
 from memplan.execution.command import Command, program_of
 from memplan.execution.device_log import read_device_log
 from memplan.execution.held_back import Writes
-from memplan.execution.program_process import ProgramProcess, NotEndedError, ended_after, wait_for
+from memplan.execution.program_process import NotEndedError, ProgramProcess, ended_after, wait_for
 from memplan.execution.run_record import RunRecord, read_record
 from memplan.execution.runner import REHEARSING, Closing, ended
 from memplan.execution.summary import Run

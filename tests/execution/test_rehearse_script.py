@@ -722,7 +722,7 @@ for _ in range(2):
 
 def test_a_loop_that_waits_for_what_a_model_computes_has_no_upper_end(script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
     """At first it ends at once; with values it begins and never ends, since no step of it is small enough, and that run is given up."""
-    monkeypatch.setattr("memplan.execution.rehearse_script.most_seconds", lambda first: first + 5)
+    monkeypatch.setattr("memplan.execution.program_runs.most_seconds", lambda first: first + 5)
 
     rehearsal = seen(script(ADAPTIVE))
 

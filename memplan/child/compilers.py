@@ -27,8 +27,9 @@ from typing import Any
 import torch
 
 from memplan.child.after_import import change_when_imported
-from memplan.child.device_reads import Reads, frames_from, is_simulated, place_in
+from memplan.child.device_reads import Reads, is_simulated
 from memplan.child.host_values import HostValues
+from memplan.child.program_frames import frames_from, place_in
 from memplan.child.recorded_values import ValueWriter
 
 _KERNEL = re.compile(r'define ptx_kernel [^@]*@"?([\w$.]+)|!\{[^{}]*@"?([\w$.]+)"?, !"kernel"')

@@ -11,70 +11,29 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import itertools
-import os
-import re
 import struct
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from types import FrameType
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
+from memplan.child.ordinary_answers import FORMATS, Answer, Reading, default_answer, ordinary_answer
+from memplan.child.program_frames import frames_from, is_file, named, program_frame
 from memplan.child.recorded_values import RecordedValues
-from memplan.child.source_lines import is_made_whole, is_only_told, line_of, statement_of, statement_text
+from memplan.child.source_lines import line_of, statement_of
+from memplan.traces.read_basis import USERS
 
 DECIDES = 65_536
 """Copies above this many bytes are data that goes to the host, not values that decide something, as long as nobody knows them."""
 
-_TORCH = str(Path(torch.__file__).parent)
-_LBFGS = str(Path(_TORCH) / "optim" / "lbfgs.py")
-_DISTRIBUTIONS = str(Path(_TORCH) / "distributions")
-_LOOKS_ONLY = {str(Path(_TORCH) / name) for name in ("_tensor_str.py", "serialization.py")}
-"""Where a tensor is read to be printed or saved."""
-_SAVES = "/safetensors/torch.py"
-"""Where another package does that."""
-
-_SCALES = str(Path(_TORCH) / "amp" / "grad_scaler.py")
-_OWN = str(Path(__file__).parent)
 _NOT_COMPILED = "<frozen importlib._memplan>"
 """Named as the file of a function that torch.compile leaves alone (SKIP_DIRS in its trace_rules.py): it would trace it, and warn."""
 
-_PASSED_THROUGH = ("__torch_function__", "__torch_dispatch__")
-
 _READER = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_size_t)
-
-Basis = Literal["data", "answer", "assumed", "rule", "padding", "rounded", "ordinary", "zero"]
-"""What an answer stands on: the program's own data, the user, an assumption about what floats decide, what holds in an ordinary training,
-the worse of two cases (a mask has padding), all of what a float may be a share of, a number that a program only looks at, or nothing."""
-
-_RULES: tuple[tuple[str, bool, str], ...] = (
-    (r"~\s*(\w+\.)*(isnan|isinf)\(", True, "an ordinary step has no NaN"),
-    (r"~\s*(\w+\.)*isfinite\(", False, "an ordinary step's values are finite"),
-    (r"isfinite|linalg\.eig(vals)?\(", True, "an ordinary step's values are finite"),
-    (r"isnan|isinf|nonfinite|overflow|found_inf", False, "an ordinary step has no NaN and no overflow"),
-    (r"^\s*assert\s+not\b", False, "an assertion holds"),
-    (r"^\s*assert\b", True, "an assertion holds"),
-    (r"^\s*(el)?if\s+not\b.*RAISES", True, "a check before a `raise` passes"),
-    (r"^\s*(el)?if\b.*RAISES", False, "a check before a `raise` passes"),
-    (r"repeat_interleave\(|\bnormal\(|\bmultinomial\(", True, "PyTorch's check of its own arguments passes"),  # multinomial's up to 2.3
-)
-"""Words in a line that reads a yes or no, the answer, and its reason. RAISES stands for a next line that raises."""
-
-_MASK = re.compile(r"\ball\(.*mask|mask.*\.all\(")
-
-
-class Answer(NamedTuple):
-    """What a read gets, and why."""
-
-    content: bytes
-    text: str
-    basis: Basis
-    reason: str
 
 
 class Said(NamedTuple):
@@ -85,7 +44,6 @@ class Said(NamedTuple):
     """By which it is known again: the place as it was given."""
 
 
-USERS = "your answer for "
 ONE_CHOICE = "of one choice, an action or a token, the first"
 """Why a place is zero that a model chose, whichever the assumption about larger choices."""
 
@@ -162,19 +120,20 @@ class Reads:
         if size > DECIDES and self.recorded is None and self.on_answer is None and not _reads_integers():
             return
         frames = frames_from(sys._getframe())
-        place = _of_program(frames)
-        where = _named(place) if place else "PyTorch"  # by one name, however it comes there
+        place = program_frame(frames)
+        where = named(place) if place else "PyTorch"  # by one name, however it comes there
         text = line_of(place) if place else ""
         known = self._from_data(where, size)  # asked in any case: its turns are counted
         dtype = known if isinstance(known, torch.dtype) else getattr(_reading, "dtype", None)
+        reading = Reading(frames, place, size, dtype, getattr(_reading, "name", ""))
         answer = self.users(frames, size) or (known if isinstance(known, Answer) else None)
         if answer is None and size > DECIDES and not _reads_integers():
             return
         if answer is not None and answer.basis == "assumed":
-            ordinary = _ordinary(frames, place, size, dtype)  # a check that passes, or a number that is logged, is no choice of the model
+            ordinary = ordinary_answer(reading)  # a check that passes, or a number that is logged, is no choice of the model
             answer = ordinary if ordinary is not None and ordinary.basis in ("rule", "ordinary") else answer
-        answer = answer or _default(frames, place, size, dtype)
-        if answer.basis == "zero" and _is_yes_or_no(size, dtype):
+        answer = answer or default_answer(reading)
+        if answer.basis == "zero" and reading.is_yes_or_no:
             answer = self._ending(where, answer)
         ctypes.memmove(to, answer.content, size)
         if not self.is_counting:
@@ -242,7 +201,7 @@ class Reads:
         for frame in frames if self.answers else ():
             for place, (answer, text) in self.answers.items():
                 file, _, line = place.rpartition(":")
-                if _is_file(frame.f_code.co_filename, file) and int(line) in statement_of(frame) and text in (None, line_of(frame)):
+                if is_file(frame.f_code.co_filename, file) and int(line) in statement_of(frame) and text in (None, line_of(frame)):
                     return Said(answer, USERS + place)
         return None
 
@@ -300,83 +259,6 @@ def _noting_type(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
     return noting
 
 
-# what is answered where nobody knows
-
-_FORMATS = {torch.float16: "=e", torch.float32: "=f", torch.float64: "=d"}
-
-
-def _default(frames: list[FrameType], place: FrameType | None, size: int, dtype: torch.dtype | None) -> Answer:
-    """Return the answer that holds for ordinary training, where there is one; else zero."""
-    if any(frame.f_code.co_filename in _LOOKS_ONLY or frame.f_code.co_filename.endswith(_SAVES) for frame in frames):
-        return Answer(bytes(size), "0", "ordinary", "a tensor is printed or saved")
-    ordinary = _ordinary(frames, place, size, dtype)
-    if ordinary is not None:
-        return ordinary
-    return Answer(bytes(size), "false" if _is_yes_or_no(size, dtype) else "0", "zero", "nothing is computed, so it reads zero")
-
-
-def _ordinary(frames: list[FrameType], place: FrameType | None, size: int, dtype: torch.dtype | None) -> Answer | None:
-    """Return what the value that is read is in an ordinary training; None where it may be a size, or a choice."""
-    text = statement_text(place) if place else ""
-    if _is_yes_or_no(size, dtype):
-        return _yes_or_no(text, frames)
-    if size in (4, 8) and any(frame.f_code.co_filename == _LBFGS for frame in frames):
-        return _falling("=f" if size == 4 else "=d")
-    if dtype is not None and (dtype.is_floating_point or dtype.is_complex):
-        return _ordinary_float(dtype, text, frames, place, size)
-    if place is not None and dtype is not None and getattr(_reading, "name", "") in ("item", "__int__") and is_only_told(place):
-        return Answer((1).to_bytes(size, sys.byteorder), "1", "ordinary", "a number that is only shown")
-    return None
-
-
-def _ordinary_float(dtype: torch.dtype, text: str, frames: list[FrameType], place: FrameType | None, size: int) -> Answer | None:
-    is_scale = any(frame.f_code.co_filename == _SCALES for frame in frames) or re.search(r"found_inf|overflow", text)
-    format_ = _FORMATS.get(dtype)
-    if is_scale or format_ is None or size % struct.calcsize(format_):
-        return Answer(bytes(size), "0", "ordinary", "no overflow was found" if is_scale else "a number that nothing computed")
-    if getattr(_reading, "name", "") in ("__int__", "__index__") or (place is not None and is_made_whole(place, at_once=True)):
-        return None
-    one = struct.pack(format_, 1.0)
-    if getattr(_reading, "name", "") in ("item", "__float__") and place is not None and is_made_whole(place):
-        return Answer(one * (size // len(one)), "1.0", "rounded", "nothing is computed: a share that becomes a size is all of it")
-    return Answer(one * (size // len(one)), "1.0", "ordinary", "an ordinary number: nothing is computed")
-
-
-def _falling(format_: str) -> Answer:
-    return Answer(struct.pack(format_, 1 / next(_losses)), "less each time", "rule", "the loss falls, so that L-BFGS goes on")
-
-
-_losses = itertools.count(1)
-"""How often L-BFGS asked for a number; one that stays would end its iterations."""
-
-
-def _is_yes_or_no(size: int, dtype: torch.dtype | None) -> bool:
-    return size == 1 and dtype in (None, torch.bool, torch.uint8)
-
-
-def _yes_or_no(text: str, frames: list[FrameType]) -> Answer | None:
-    """Return what a yes or no is in ordinary training; None where nobody can say it."""
-    rule = _rule(text, frames)
-    if rule is None and _MASK.search(text):
-        return Answer(b"\0", "false", "padding", "a mask with padding, with which attention takes more memory than without a mask")
-    return rule
-
-
-def _rule(text: str, frames: list[FrameType]) -> Answer | None:
-    """Return the answer to a check that an ordinary training passes; None where it is no check."""
-    called = itertools.takewhile(is_own, (frame.f_code.co_filename for frame in frames))  # by the program, and below it
-    of_lbfgs = next((line_of(frame) for frame in frames if frame.f_code.co_filename == _LBFGS), None)
-    if of_lbfgs is not None:
-        goes_on = "ys >" in of_lbfgs or "abs(gtd_new) <=" in of_lbfgs
-        return Answer(bytes([goes_on]), str(goes_on).lower(), "rule", "the first step of a line search is taken, and L-BFGS goes on")
-    if any(file.startswith(_DISTRIBUTIONS) for file in called):
-        return Answer(b"\1", "true", "rule", "a distribution's check of its arguments passes")
-    for pattern, value, reason in _RULES:
-        if re.search(pattern, text):
-            return Answer(bytes([value]), str(value).lower(), "rule", reason)
-    return None
-
-
 def _content(answer: str, size: int) -> bytes:
     """
     Return *size* bytes that say *answer*: true, false, an integer, or a number with a point.
@@ -390,7 +272,7 @@ def _content(answer: str, size: int) -> bytes:
     if isinstance(value, float):
         dtype = getattr(_reading, "dtype", None)
         usual = "=f" if size % 4 == 0 and size != 8 else "=d"
-        element = struct.pack(usual if dtype is None else _FORMATS.get(dtype, usual), value)
+        element = struct.pack(usual if dtype is None else FORMATS.get(dtype, usual), value)
     else:
         width = next(width for width in (8, 4, 2, 1) if size % width == 0)
         element = (value % 2 ** (8 * width)).to_bytes(width, sys.byteorder)
@@ -404,44 +286,3 @@ def _shown(content: bytes) -> str:
     if len(content) in (2, 4, 8):
         return str(int.from_bytes(content, sys.byteorder, signed=True))
     return f"{len(content)} bytes"
-
-
-# where the program is
-
-
-def is_own(filename: str) -> bool:
-    """Say whether a source file is PyTorch's or memplan's recorder, or none at all: not what a user looks for."""
-    return filename.startswith((_TORCH + os.sep, _OWN + os.sep, "<"))
-
-
-def _is_file(path: str, asked: str) -> bool:
-    return path == asked or path.endswith(os.sep + asked.lstrip("./"))
-
-
-def frames_from(frame: FrameType | None) -> list[FrameType]:
-    """Return *frame* and its callers; in one of autograd's threads, where no program called, those of the main thread behind them."""
-    found = list(_chain(frame))
-    if all(is_own(frame.f_code.co_filename) for frame in found) and threading.current_thread() is not threading.main_thread():
-        found += _chain(sys._current_frames().get(threading.main_thread().ident or 0))
-    return [frame for frame in found if not frame.f_code.co_filename.startswith(_OWN + os.sep)]
-
-
-def _chain(frame: FrameType | None) -> Iterator[FrameType]:
-    while frame is not None:
-        yield frame
-        frame = frame.f_back
-
-
-def place_in(frame: FrameType) -> str | None:
-    """Return the line of the program, FILE:LINE, that *frame* is in or was called from."""
-    found = _of_program(frames_from(frame))
-    return _named(found) if found else None
-
-
-def _of_program(frames: Sequence[FrameType]) -> FrameType | None:
-    """Return the innermost of *frames* that is the program's own, and no class of tensors through which every operation goes."""
-    return next((frame for frame in frames if not is_own(frame.f_code.co_filename) and frame.f_code.co_name not in _PASSED_THROUGH), None)
-
-
-def _named(frame: FrameType) -> str:
-    return f"{frame.f_code.co_filename}:{frame.f_lineno}"

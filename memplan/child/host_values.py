@@ -2,10 +2,9 @@
 The values pass: integers, booleans and small numbers computed on the host, beside the simulated device.
 
 Labels, masks, lengths, edges and routing tables come from the host, and what a program makes of them on the device (comparisons, indexing,
-nonzero, unique, sort, cumsum …) the host can compute as well. Each storage of the device whose content is known has a *shadow* of the same
-bytes on the host, so that views and changes in place need no rule of their own: a tensor's values are the same view of the shadow. What a
-read gets is noted by line and turn (`recorded_values.py`). The memory pass behind it reads the same, and no mode follows it: a mode keeps
-arguments alive for longer, and so changes what is allocated.
+nonzero, unique, sort, cumsum …) the host can compute as well. What it finds is kept in shadows of the device's storages (`shadows.py`), and
+what a read gets is noted by line and turn (`recorded_values.py`). The memory pass behind it reads the same, and no mode follows it: a mode
+keeps arguments alive for longer, and so changes what is allocated.
 
 What a model computes from its weights has no value. Where such numbers choose (a router, a threshold), an assumption stands in: in one
 variant everything passes and experts get equal shares; in the other nothing passes and one expert gets all.
@@ -24,12 +23,13 @@ from fractions import Fraction
 from typing import Any, Literal
 
 import torch
-from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 
-from memplan.child.device_reads import ONE_CHOICE, Reads, frames_from
+from memplan.child.device_reads import ONE_CHOICE, Reads
+from memplan.child.program_frames import frames_from
 from memplan.child.recorded_values import ValueWriter
+from memplan.child.shadows import Shadows
 from memplan.child.tensor_types import has_memory
 
 Variant = Literal["all", "none"]
@@ -40,9 +40,6 @@ MOST_COPIED = 2**24
 
 MOST_COMPUTED = 2**20
 """Elements up to which float arithmetic is done on the host."""
-
-SWEEP_EVERY = 4096
-"""Operations between two looks for shadows whose storage has gone."""
 
 A_VOCABULARY = 1000
 """Choices from which on what is chosen is a token of a text or the like, of which the first and the last often mean that it ends."""
@@ -89,23 +86,6 @@ Awaited = bool | int | bytes
 """What a read gets: the bytes themselves, a count in as many bytes as are asked for, or a yes or no."""
 
 
-class _Shadow:
-    """What a storage of the device holds."""
-
-    def __init__(self, storage: torch.UntypedStorage, fill: int | None, assumption: str | None) -> None:
-        self.of = StorageWeakRef(storage)
-        self.num_bytes = storage.nbytes()
-        self.assumption = assumption
-        self._fill = fill
-        self._content: torch.UntypedStorage | None = None
-
-    def content(self) -> torch.UntypedStorage:
-        """Return the bytes; one that is the same everywhere takes memory of the host only when somebody looks."""
-        if self._content is None:
-            self._content = torch.full((self.num_bytes,), self._fill or 0, dtype=torch.uint8).untyped_storage()
-        return self._content
-
-
 class HostValues(TorchDispatchMode):
     """Follows the tensors of the device whose values are known."""
 
@@ -114,8 +94,7 @@ class HostValues(TorchDispatchMode):
         self._reads = reads
         self._writer = writer
         self._variant = variant
-        self._shadows: dict[int, _Shadow] = {}
-        self._num_operations = 0
+        self._shadows = Shadows()
         self._generator = torch.Generator().manual_seed(0)
         self._awaited = threading.local()
         reads.known = self._next_awaited
@@ -158,58 +137,11 @@ class HostValues(TorchDispatchMode):
             self._awaited.values = self._awaited.dtype = None
             self._awaited.name = ""
 
-    # shadows
-
-    def _shadow_of(self, tensor: Any) -> _Shadow | None:
-        return self._shadows.get(tensor.untyped_storage()._cdata) if tensor.layout is torch.strided else None
-
-    def value(self, tensor: Any) -> torch.Tensor | None:
-        """Return the values of *tensor*, a view of what is kept; None where they are not known."""
-        shadow = self._shadow_of(tensor)
-        if shadow is None or shadow.num_bytes != tensor.untyped_storage().nbytes():
-            return None
-        view = torch.empty(0, dtype=tensor.dtype).set_(shadow.content(), tensor.storage_offset(), tensor.shape, tensor.stride())
-        return torch._neg_view(view) if tensor.is_neg() else view
-
-    def learn(self, tensor: Any, value: torch.Tensor, assumption: str | None = None, *, is_new: bool = False) -> None:
-        """Keep that *tensor* has the content *value*; where it *is_new*, nothing else lies in its storage."""
-        if tensor.layout is not torch.strided or tuple(tensor.shape) != tuple(value.shape):
-            return
-        known = self.value(tensor)
-        if known is None:
-            storage = tensor.untyped_storage()
-            if not is_new and tensor.numel() * tensor.element_size() < storage.nbytes():  # a part of something that is not known
-                return
-            self._shadows[storage._cdata] = _Shadow(storage, 0, assumption)
-            known = self.value(tensor)
-        assert known is not None
-        known.copy_(value)
-        shadow = self._shadow_of(tensor)
-        if shadow is not None:
-            shadow.assumption = assumption or shadow.assumption
-
-    def fill(self, tensor: Any, byte: int, assumption: str | None = None) -> None:
-        """Keep that every byte of *tensor*, which has a storage of its own, is *byte*."""
-        if tensor.layout is not torch.strided:
-            return
-        storage = tensor.untyped_storage()
-        self._shadows[storage._cdata] = _Shadow(storage, byte, assumption)
-
-    def forget(self, tensor: Any) -> None:
-        """Keep that nobody knows what *tensor* holds now."""
-        if tensor.layout is torch.strided:
-            self._shadows.pop(tensor.untyped_storage()._cdata, None)
-
-    def _sweep(self) -> None:
-        self._num_operations += 1
-        if self._num_operations % SWEEP_EVERY == 0:
-            self._shadows = {key: shadow for key, shadow in self._shadows.items() if not shadow.of.expired()}
-
     # operations
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        self._sweep()
+        self._shadows.sweep()
         flat = [value for value in tree_flatten((args, kwargs))[0] if has_memory(value)]
         devices = [tensor for tensor in flat if tensor.is_cuda]
         is_made = not devices and _is_device(kwargs.get("device"))
@@ -247,21 +179,21 @@ class HostValues(TorchDispatchMode):
         if name in ("_coalesce", "clone") and args[0].layout is torch.sparse_coo:
             return self._sparse(run, name, args[0])
         if name in _OF_LENGTHS:
-            known = [self.value(tensor) for tensor in devices if not tensor.is_floating_point()]
+            known = [self._shadows.value(tensor) for tensor in devices if not tensor.is_floating_point()]
             lengths = [_bytes_of(value) for value in known if value is not None]
-            return self._unknown(func, name, args, kwargs, self._run(run, lengths, self._assumption_of(devices), name=name))
+            return self._unknown(func, name, args, kwargs, self._run(run, lengths, self._shadows.assumption_of(devices), name=name))
         if name in _ALIKE and func._overloadname != "Tensor":
             return self._alike(run, name, args)
         if name in _EMPTY:
             made = run()
             if has_memory(made) and made.is_cuda and name != "resize_" and not made.is_floating_point() and not made.is_complex():
-                self.fill(made, 0)  # to be filled part by part; floats without a content may be weights
+                self._shadows.fill(made, 0)  # to be filled part by part; floats without a content may be weights
             return made
         if name in _RANDOM and not self._can_draw(func, args, devices):
             return self._unknown(func, name, args, kwargs, run())
         if name == "repeat_interleave":
             self._apply_repeats(args[0])
-        values = [self.value(tensor) for tensor in devices]
+        values = [self._shadows.value(tensor) for tensor in devices]
         if any(value is None for value in values) or not self._is_cheap(name, devices):
             return self._unknown(func, name, args, kwargs, run())
         return self._known(func, name, args, kwargs, devices)
@@ -277,12 +209,12 @@ class HostValues(TorchDispatchMode):
     def _can_draw(self, func: Any, args: Any, devices: list[Any]) -> bool:
         """Say whether random numbers are to be drawn here: those of weights are not."""
         if devices:
-            return all(tensor.numel() <= MOST_COMPUTED and self.value(tensor) is not None for tensor in devices)
+            return all(tensor.numel() <= MOST_COMPUTED and self._shadows.value(tensor) is not None for tensor in devices)
         return func.overloadpacket.__name__ in ("randint", "randperm") or _num_elements(args) <= MOST_COMPUTED
 
     def _known(self, func: Any, name: str, args: Any, kwargs: Any, devices: list[Any]) -> Any:
         """Run *func* on the host and on the device, both with all that they need."""
-        assumption = self._assumption_of(devices)
+        assumption = self._shadows.assumption_of(devices)
         host_args, host_kwargs = tree_map(self._on_host, (args, kwargs))
         if "device" in host_kwargs:
             host_kwargs["device"] = torch.device("cpu")
@@ -305,52 +237,48 @@ class HostValues(TorchDispatchMode):
 
     def _learn_unless_given(self, tensor: Any, value: torch.Tensor, assumption: str | None, given: list[Any]) -> None:
         """Keep what was returned; an argument that was changed in place is returned too, and its shadow has been changed already."""
-        if self.value(tensor) is None or all(tensor is not one for one in given):
-            self.learn(tensor, value, assumption, is_new=True)
+        if self._shadows.value(tensor) is None or all(tensor is not one for one in given):
+            self._shadows.learn(tensor, value, assumption, is_new=True)
             return
-        shadow = self._shadow_of(tensor)
+        shadow = self._shadows.of(tensor)
         if shadow is not None:
             shadow.assumption = assumption or shadow.assumption  # as one_hot writes what was assumed into zeros
 
     def _on_host(self, value: Any) -> Any:
-        return self.value(value) if has_memory(value) and value.is_cuda else value
-
-    def _assumption_of(self, tensors: Iterable[Any]) -> str | None:
-        shadows = (self._shadow_of(tensor) for tensor in tensors)
-        return next((shadow.assumption for shadow in shadows if shadow is not None and shadow.assumption is not None), None)
+        return self._shadows.value(value) if has_memory(value) and value.is_cuda else value
 
     def _collective(self, func: Any, name: str, args: Any, kwargs: Any, run: Callable[[], Any]) -> Any:
         """Follow what a process hands to itself: it is the only one."""
         if name in ("allreduce_", "broadcast_", "reduce_", "allreduce_coalesced_", "barrier"):
             return run()
-        values = [(tensor, self.value(tensor)) for tensor in _given_on(name, args) if tensor.is_cuda]
+        values = [(tensor, self._shadows.value(tensor)) for tensor in _given_on(name, args) if tensor.is_cuda]
         result = self._unknown(func, name, args, kwargs, run())
         for target, (source, value) in zip(_filled_by(name, args), values, strict=False):
             if value is not None and target.dtype == source.dtype:
-                self.learn(target, value.view(target.shape), self._assumption_of([source]))
+                self._shadows.learn(target, value.view(target.shape), self._shadows.assumption_of([source]))
         return result
 
     def _copied(self, run: Callable[[], Any], name: str, args: Any) -> Any:
         source = args[1] if name == "copy_" else args[0]
-        value = self.value(source) if source.is_cuda else source if _is_followed(source) else None
+        value = self._shadows.value(source) if source.is_cuda else source if _is_followed(source) else None
         awaited = [] if value is None or not source.is_cuda else [_bytes_of(value)]
-        result = self._run(run, awaited, self._assumption_of([source] if source.is_cuda else []), dtype=source.dtype)
+        result = self._run(run, awaited, self._shadows.assumption_of([source] if source.is_cuda else []), dtype=source.dtype)
         if value is None:
             if result.is_cuda:
-                self.forget(result)
+                self._shadows.forget(result)
         elif result.is_cuda:
-            assumption = self._assumption_of([source]) if source.is_cuda else None
-            self.learn(result, value.detach().to(result.dtype).expand(result.shape), assumption)
+            assumption = self._shadows.assumption_of([source]) if source.is_cuda else None
+            self._shadows.learn(result, value.detach().to(result.dtype).expand(result.shape), assumption)
         elif source.is_cuda:
             result.copy_(value)  # whatever its strides
         return result
 
     def _lifted(self, made: Any) -> Any:
         """Keep what `torch.tensor(numbers, device="cuda")`, or a list as an index, has copied to the device without an operation."""
-        if self._shadow_of(made) is None:
+        if self._shadows.of(made) is None:
             content = self._reads.copied_back(made)
             if content is not None:
-                self.learn(made, content)
+                self._shadows.learn(made, content)
         return made
 
     def _alike(self, run: Callable[[], Any], name: str, args: Any) -> Any:
@@ -361,11 +289,11 @@ class HostValues(TorchDispatchMode):
             return made
         is_all_of_it = made.numel() * made.element_size() == made.untyped_storage().nbytes()
         if is_all_of_it and value == 0:
-            self.fill(made, 0)
+            self._shadows.fill(made, 0)
         elif made.numel() <= MOST_COMPUTED or not made.is_floating_point():
-            self.learn(made, torch.full((), value, dtype=made.dtype).expand(made.shape), is_new=is_all_of_it)
+            self._shadows.learn(made, torch.full((), value, dtype=made.dtype).expand(made.shape), is_new=is_all_of_it)
         else:
-            self.forget(made)
+            self._shadows.forget(made)
         return made
 
     def _suppressed(self, run: Callable[[], Any], args: Any) -> Any:
@@ -373,23 +301,23 @@ class HostValues(TorchDispatchMode):
         count = args[0].shape[0] if self._variant == "all" else min(1, args[0].shape[0])
         result = self._run(run, [count], _ALL_PASS[self._variant], repeats=True)
         if result.numel() == count:
-            self.learn(result, torch.arange(count), _ALL_PASS[self._variant], is_new=True)
+            self._shadows.learn(result, torch.arange(count), _ALL_PASS[self._variant], is_new=True)
         return result
 
     def _sparse(self, run: Callable[[], Any], name: str, sparse: Any) -> Any:
         """Answer how many different places a sparse tensor has: the gradient of an embedding has those that the batch asked for."""
-        places = self.value(sparse._indices())
+        places = self._shadows.value(sparse._indices())
         if places is None:
             return run()
         found = places.unique(dim=1) if places.numel() and name == "_coalesce" else places
-        assumption = self._assumption_of([sparse._indices()])
+        assumption = self._shadows.assumption_of([sparse._indices()])
         result = self._run(run, [found.shape[1]], assumption)
-        self.learn(result._indices(), found, assumption, is_new=True)
+        self._shadows.learn(result._indices(), found, assumption, is_new=True)
         return result
 
     def _scalar(self, run: Callable[[], Any], tensor: Any) -> Any:
-        value = self.value(tensor)
-        return self._run(run, [] if value is None else [_bytes_of(value)], self._assumption_of([tensor]), dtype=tensor.dtype)
+        value = self._shadows.value(tensor)
+        return self._run(run, [] if value is None else [_bytes_of(value)], self._shadows.assumption_of([tensor]), dtype=tensor.dtype)
 
     def _masked(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
         """Answer how many elements of each mask are set; of one that nobody knows, all or none."""
@@ -397,25 +325,25 @@ class HostValues(TorchDispatchMode):
         masks = [mask for mask in masks if mask is not None and (name == "nonzero" or mask.dtype in (torch.bool, torch.uint8))]
         self._apply_share(masks)
         for mask in masks:
-            if mask.is_cuda and self.value(mask) is None and mask.dtype in (torch.bool, torch.uint8):
+            if mask.is_cuda and self._shadows.value(mask) is None and mask.dtype in (torch.bool, torch.uint8):
                 self._assume(mask)
-        values = [self.value(mask) if mask.is_cuda else mask for mask in masks]
+        values = [self._shadows.value(mask) if mask.is_cuda else mask for mask in masks]
         counts = [None if value is None else int(torch.count_nonzero(value)) for value in values]
-        assumption = self._assumption_of(mask for mask in masks if mask.is_cuda)
+        assumption = self._shadows.assumption_of(mask for mask in masks if mask.is_cuda)
         result = self._run(lambda: func(*args, **kwargs), [count for count in counts if count is not None], assumption)
         if name == "nonzero":
             if values[0] is not None and result.is_cuda:
-                self.learn(result, values[0].nonzero(), assumption, is_new=True)
+                self._shadows.learn(result, values[0].nonzero(), assumption, is_new=True)
             return result
         flat = [value for value in tree_flatten((args, kwargs))[0] if has_memory(value) and value.is_cuda]
-        if all(self.value(tensor) is not None for tensor in flat) and self._is_cheap(name, flat):
+        if all(self._shadows.value(tensor) is not None for tensor in flat) and self._is_cheap(name, flat):
             host_args, host_kwargs = tree_map(self._on_host, (args, kwargs))
             try:
                 found = func(*host_args, **host_kwargs)
             except (RuntimeError, NotImplementedError, IndexError):
                 return self._unknown(func, name, args, kwargs, result)
             if has_memory(result) and result.is_cuda:
-                self._learn_unless_given(result, found, self._assumption_of(flat), flat)
+                self._learn_unless_given(result, found, self._shadows.assumption_of(flat), flat)
             return result
         return self._unknown(func, name, args, kwargs, result)
 
@@ -427,7 +355,7 @@ class HostValues(TorchDispatchMode):
         for mask in masks:
             count = round(Fraction(said.text) * mask.numel()) if "/" in said.text else min(mask.numel(), int(float(said.text)))
             if mask.is_cuda:
-                self.learn(mask, (torch.arange(mask.numel()) < count).view(mask.shape).to(mask.dtype), said.reason)
+                self._shadows.learn(mask, (torch.arange(mask.numel()) < count).view(mask.shape).to(mask.dtype), said.reason)
 
     def _apply_repeats(self, repeats: Any) -> None:
         """Repeat as often as the user said for this line: all together, or so many times for each element."""
@@ -436,10 +364,10 @@ class HostValues(TorchDispatchMode):
             return
         total = round(Fraction(said.text) * repeats.numel()) if "/" in said.text else int(float(said.text))
         each, more = divmod(total, repeats.numel())
-        self.learn(repeats, (each + (torch.arange(repeats.numel()) < more)).view(repeats.shape).to(repeats.dtype), said.reason)
+        self._shadows.learn(repeats, (each + (torch.arange(repeats.numel()) < more)).view(repeats.shape).to(repeats.dtype), said.reason)
 
     def _assume(self, mask: Any) -> None:
-        self.learn(mask, torch.full(mask.shape, self._variant == "all", dtype=mask.dtype), _ALL_PASS[self._variant])
+        self._shadows.learn(mask, torch.full(mask.shape, self._variant == "all", dtype=mask.dtype), _ALL_PASS[self._variant])
 
     def _unknown(self, func: Any, name: str, args: Any, kwargs: Any, result: Any) -> Any:
         """Forget what was changed; assume what floats choose."""
@@ -448,15 +376,15 @@ class HostValues(TorchDispatchMode):
                 given = args[at] if at < len(args) else kwargs.get(argument.name)
                 for tensor in tree_flatten(given)[0]:
                     if has_memory(tensor) and tensor.is_cuda:
-                        self.forget(tensor)
+                        self._shadows.forget(tensor)
         outs = [value for value in tree_flatten(result)[0] if has_memory(value) and value.is_cuda]
         certain = _is_for_ordinary_numbers(name, args)
         if certain is not None and outs:
-            self.fill(outs[0], int(certain))
+            self._shadows.fill(outs[0], int(certain))
         elif name in _COMPARISONS and outs and outs[0].numel() > 1 and outs[0].dtype == torch.bool:
-            self.fill(outs[0], int(self._variant == "all"), _ALL_PASS[self._variant])
+            self._shadows.fill(outs[0], int(self._variant == "all"), _ALL_PASS[self._variant])
         elif name in _FINITE and outs:
-            self.fill(outs[0], int(_FINITE[name]))
+            self._shadows.fill(outs[0], int(_FINITE[name]))
         elif name in _CHOICES:
             places = result if isinstance(result, torch.Tensor) else result[_CHOICES[name]] if len(outs) > 1 else None
             if places is not None and has_memory(places) and places.dtype == torch.int64 and places.numel():
@@ -469,7 +397,7 @@ class HostValues(TorchDispatchMode):
         numbers = [value for value in args[1:] if isinstance(value, int) and not isinstance(value, bool)]
         given = numbers[1] if name == "topk" and len(numbers) > 1 else numbers[0] if numbers and name not in ("topk", "multinomial") else -1
         if places.numel() == 1:
-            self.fill(places, 0, ONE_CHOICE)
+            self._shadows.fill(places, 0, ONE_CHOICE)
             return
         dim = given % scores.dim()
         num_choices = scores.shape[dim]
@@ -486,7 +414,7 @@ class HostValues(TorchDispatchMode):
         else:
             rows = torch.arange(places.numel()).view(places.shape)
             value = (first + (rows if self._variant == "all" else torch.zeros_like(rows))) % max(1, num_choices)
-        self.learn(places, value, _SHARES[self._variant])
+        self._shadows.learn(places, value, _SHARES[self._variant])
 
 
 def _is_for_ordinary_numbers(name: str, args: Any) -> bool | None:

@@ -27,8 +27,9 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from memplan.child.batches import Batches
 from memplan.child.compilers import Compilers
-from memplan.child.device_reads import Reads, is_own, place_in
+from memplan.child.device_reads import Reads
 from memplan.child.host_values import HostValues
+from memplan.child.program_frames import is_own, place_in
 from memplan.child.recorded_values import RecordedValues, ValueWriter
 from memplan.child.tensor_types import TypeRecorder, has_memory
 from memplan.errors import is_out_of_memory

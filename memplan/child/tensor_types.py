@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from memplan.child.device_reads import place_in
+from memplan.child.program_frames import place_in
 
 LEAST_BYTES = 2**20
 """Smaller tensors are no finding."""

@@ -11,12 +11,10 @@ from typing import NamedTuple
 
 from memplan.errors import UsageError
 from memplan.execution.rehearsal import DeviceRead
+from memplan.traces.read_basis import USERS
 
 REMEMBERED = Path(".memplan") / "reads.json"
 """Where answers are kept, below the folder of the program."""
-
-USERS = "your answer for "
-"""How the reason of a read begins that the user answered; the place as it was given follows."""
 
 
 class Answers(NamedTuple):

@@ -6,6 +6,7 @@ from pydantic import Field, InstanceOf, NonNegativeInt, computed_field
 
 from memplan.description import Description
 from memplan.memory.estimate import MemoryEstimate, MemoryRange
+from memplan.traces.read_basis import Basis
 from memplan.traces.trace import MemoryTrace
 
 
@@ -93,9 +94,8 @@ class DeviceRead(Description):
     following_bytes: NonNegativeInt = 0
     """What was allocated between this read and the next one, and was in use at the peak: about what hangs on the answer."""
 
-    basis: Literal["data", "answer", "assumed", "rule", "padding", "rounded", "ordinary", "zero"] = "zero"
-    """What the answer stands on: the program's own data, the user, an assumption about numbers that a model computes, what holds in an
-    ordinary training, the worse of two cases (a mask has padding), a number that decides nothing, or nothing."""
+    basis: Basis = "zero"
+    """What the answer stands on (`traces/read_basis.py`)."""
 
 
 class Finding(Description):

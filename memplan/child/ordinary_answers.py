@@ -1,0 +1,153 @@
+"""
+What a read of the device gets where nobody knows its value: what holds in an ordinary training, or zero.
+
+A loss that is logged is some number, a check of it passes, a scaler finds no overflow. What may be a size or a choice, this module does not
+know.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+import struct
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import NamedTuple
+
+import torch
+
+from memplan.child.program_frames import TORCH, is_own
+from memplan.child.source_lines import is_made_whole, is_only_told, line_of, statement_text
+from memplan.traces.read_basis import Basis
+
+_LBFGS = str(Path(TORCH) / "optim" / "lbfgs.py")
+_DISTRIBUTIONS = str(Path(TORCH) / "distributions")
+_SCALES = str(Path(TORCH) / "amp" / "grad_scaler.py")
+_LOOKS_ONLY = {str(Path(TORCH) / name) for name in ("_tensor_str.py", "serialization.py")}
+"""Where a tensor is read to be printed or saved."""
+_SAVES = "/safetensors/torch.py"
+"""Where another package does that."""
+
+_RULES: tuple[tuple[str, bool, str], ...] = (
+    (r"~\s*(\w+\.)*(isnan|isinf)\(", True, "an ordinary step has no NaN"),
+    (r"~\s*(\w+\.)*isfinite\(", False, "an ordinary step's values are finite"),
+    (r"isfinite|linalg\.eig(vals)?\(", True, "an ordinary step's values are finite"),
+    (r"isnan|isinf|nonfinite|overflow|found_inf", False, "an ordinary step has no NaN and no overflow"),
+    (r"^\s*assert\s+not\b", False, "an assertion holds"),
+    (r"^\s*assert\b", True, "an assertion holds"),
+    (r"^\s*(el)?if\s+not\b.*RAISES", True, "a check before a `raise` passes"),
+    (r"^\s*(el)?if\b.*RAISES", False, "a check before a `raise` passes"),
+    (r"repeat_interleave\(|\bnormal\(|\bmultinomial\(", True, "PyTorch's check of its own arguments passes"),  # multinomial's up to 2.3
+)
+"""Words in a line that reads a yes or no, the answer, and its reason. RAISES stands for a next line that raises."""
+
+_MASK = re.compile(r"\ball\(.*mask|mask.*\.all\(")
+
+
+class Answer(NamedTuple):
+    """What a read gets, and why."""
+
+    content: bytes
+    text: str
+    basis: Basis
+    reason: str
+
+
+class Reading(NamedTuple):
+    """A read that happens now."""
+
+    frames: Sequence[FrameType]
+    """The calls that it is in, the innermost first."""
+    place: FrameType | None
+    """The innermost of them that is the program's own."""
+    size: int
+    """In bytes."""
+    dtype: torch.dtype | None
+    """Of the tensor, where it is known."""
+    method: str
+    """The tensor's method that reads it, where it is one."""
+
+    @property
+    def files(self) -> list[str]:
+        """Return the source files of the calls."""
+        return [frame.f_code.co_filename for frame in self.frames]
+
+    @property
+    def text(self) -> str:
+        """Return the statement of the program, on one line."""
+        return statement_text(self.place) if self.place else ""
+
+    @property
+    def is_yes_or_no(self) -> bool:
+        """Say whether it can only be that."""
+        return self.size == 1 and self.dtype in (None, torch.bool, torch.uint8)
+
+
+FORMATS: Mapping[torch.dtype | None, str] = {torch.float16: "=e", torch.float32: "=f", torch.float64: "=d"}
+
+
+def default_answer(read: Reading) -> Answer:
+    """Return the answer that holds for ordinary training, where there is one; else zero."""
+    if any(file in _LOOKS_ONLY or file.endswith(_SAVES) for file in read.files):
+        return Answer(bytes(read.size), "0", "ordinary", "a tensor is printed or saved")
+    shown = "false" if read.is_yes_or_no else "0"
+    return ordinary_answer(read) or Answer(bytes(read.size), shown, "zero", "nothing is computed, so it reads zero")
+
+
+def ordinary_answer(read: Reading) -> Answer | None:
+    """Return what the value that is read is in an ordinary training; None where it may be a size, or a choice."""
+    if read.is_yes_or_no:
+        return _yes_or_no(read)
+    if read.size in (4, 8) and _LBFGS in read.files:
+        return _falling("=f" if read.size == 4 else "=d")
+    if read.dtype is not None and (read.dtype.is_floating_point or read.dtype.is_complex):
+        return _ordinary_float(read)
+    if read.place is not None and read.dtype is not None and read.method in ("item", "__int__") and is_only_told(read.place):
+        return Answer((1).to_bytes(read.size, sys.byteorder), "1", "ordinary", "a number that is only shown")
+    return None
+
+
+def _ordinary_float(read: Reading) -> Answer | None:
+    is_scale = _SCALES in read.files or re.search(r"found_inf|overflow", read.text)
+    format_ = FORMATS.get(read.dtype)
+    if is_scale or format_ is None or read.size % struct.calcsize(format_):
+        return Answer(bytes(read.size), "0", "ordinary", "no overflow was found" if is_scale else "a number that nothing computed")
+    if read.method in ("__int__", "__index__") or (read.place is not None and is_made_whole(read.place, at_once=True)):
+        return None
+    ones = struct.pack(format_, 1.0) * (read.size // struct.calcsize(format_))
+    if read.method in ("item", "__float__") and read.place is not None and is_made_whole(read.place):
+        return Answer(ones, "1.0", "rounded", "nothing is computed: a share that becomes a size is all of it")
+    return Answer(ones, "1.0", "ordinary", "an ordinary number: nothing is computed")
+
+
+def _falling(format_: str) -> Answer:
+    return Answer(struct.pack(format_, 1 / next(_losses)), "less each time", "rule", "the loss falls, so that L-BFGS goes on")
+
+
+_losses = itertools.count(1)
+"""How often L-BFGS asked for a number; one that stays would end its iterations."""
+
+
+def _yes_or_no(read: Reading) -> Answer | None:
+    """Return what a yes or no is in ordinary training; None where nobody can say it."""
+    rule = _rule(read)
+    if rule is None and _MASK.search(read.text):
+        return Answer(b"\0", "false", "padding", "a mask with padding, with which attention takes more memory than without a mask")
+    return rule
+
+
+def _rule(read: Reading) -> Answer | None:
+    """Return the answer to a check that an ordinary training passes; None where it is no check."""
+    called = itertools.takewhile(is_own, read.files)  # by the program, and below it
+    of_lbfgs = next((line_of(frame) for frame in read.frames if frame.f_code.co_filename == _LBFGS), None)
+    if of_lbfgs is not None:
+        goes_on = "ys >" in of_lbfgs or "abs(gtd_new) <=" in of_lbfgs
+        return Answer(bytes([goes_on]), str(goes_on).lower(), "rule", "the first step of a line search is taken, and L-BFGS goes on")
+    if any(file.startswith(_DISTRIBUTIONS) for file in called):
+        return Answer(b"\1", "true", "rule", "a distribution's check of its arguments passes")
+    for pattern, value, reason in _RULES:
+        if re.search(pattern, read.text):
+            return Answer(bytes([value]), str(value).lower(), "rule", reason)
+    return None

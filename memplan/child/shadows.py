@@ -1,0 +1,93 @@
+"""
+What the storages of the device hold, as far as it is known: for each a *shadow* of the same bytes on the host.
+
+A tensor's values are the same view of the shadow as the tensor is of its storage. So views and changes in place need no rule of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+
+SWEEP_EVERY = 4096
+"""Operations between two looks for shadows whose storage has gone."""
+
+
+class Shadow:
+    """What a storage of the device holds."""
+
+    def __init__(self, storage: torch.UntypedStorage, fill: int | None, assumption: str | None) -> None:
+        self.of = StorageWeakRef(storage)
+        self.num_bytes = storage.nbytes()
+        self.assumption = assumption
+        self._fill = fill
+        self._content: torch.UntypedStorage | None = None
+
+    def content(self) -> torch.UntypedStorage:
+        """Return the bytes; one that is the same everywhere takes memory of the host only when somebody looks."""
+        if self._content is None:
+            self._content = torch.full((self.num_bytes,), self._fill or 0, dtype=torch.uint8).untyped_storage()
+        return self._content
+
+
+class Shadows:
+    """The shadows of all storages whose content is known."""
+
+    def __init__(self) -> None:
+        self._kept: dict[int, Shadow] = {}
+        self._num_operations = 0
+
+    def of(self, tensor: Any) -> Shadow | None:
+        """Return the shadow of the storage that *tensor* lies in; None where its content is not known."""
+        return self._kept.get(tensor.untyped_storage()._cdata) if tensor.layout is torch.strided else None
+
+    def value(self, tensor: Any) -> torch.Tensor | None:
+        """Return the values of *tensor*, a view of what is kept; None where they are not known."""
+        shadow = self.of(tensor)
+        if shadow is None or shadow.num_bytes != tensor.untyped_storage().nbytes():
+            return None
+        view = torch.empty(0, dtype=tensor.dtype).set_(shadow.content(), tensor.storage_offset(), tensor.shape, tensor.stride())
+        return torch._neg_view(view) if tensor.is_neg() else view
+
+    def learn(self, tensor: Any, value: torch.Tensor, assumption: str | None = None, *, is_new: bool = False) -> None:
+        """Keep that *tensor* has the content *value*; where it *is_new*, nothing else lies in its storage."""
+        if tensor.layout is not torch.strided or tuple(tensor.shape) != tuple(value.shape):
+            return
+        known = self.value(tensor)
+        if known is None:
+            storage = tensor.untyped_storage()
+            if not is_new and tensor.numel() * tensor.element_size() < storage.nbytes():  # a part of something that is not known
+                return
+            self._kept[storage._cdata] = Shadow(storage, 0, assumption)
+            known = self.value(tensor)
+        assert known is not None
+        known.copy_(value)
+        shadow = self.of(tensor)
+        if shadow is not None:
+            shadow.assumption = assumption or shadow.assumption
+
+    def fill(self, tensor: Any, byte: int, assumption: str | None = None) -> None:
+        """Keep that every byte of *tensor*, which has a storage of its own, is *byte*."""
+        if tensor.layout is not torch.strided:
+            return
+        storage = tensor.untyped_storage()
+        self._kept[storage._cdata] = Shadow(storage, byte, assumption)
+
+    def forget(self, tensor: Any) -> None:
+        """Keep that nobody knows what *tensor* holds now."""
+        if tensor.layout is torch.strided:
+            self._kept.pop(tensor.untyped_storage()._cdata, None)
+
+    def sweep(self) -> None:
+        """Let go, from time to time, of shadows whose storage has gone; to be called with each operation."""
+        self._num_operations += 1
+        if self._num_operations % SWEEP_EVERY == 0:
+            self._kept = {key: shadow for key, shadow in self._kept.items() if not shadow.of.expired()}
+
+    def assumption_of(self, tensors: Iterable[Any]) -> str | None:
+        """Return the assumption that what *tensors* hold stands on; None where it stands on none."""
+        shadows = (self.of(tensor) for tensor in tensors)
+        return next((shadow.assumption for shadow in shadows if shadow is not None and shadow.assumption is not None), None)

@@ -1,0 +1,14 @@
+"""What the answer to a read of a value from the device stands on, where nothing is computed."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+Basis = Literal["data", "answer", "assumed", "rule", "padding", "rounded", "ordinary", "zero"]
+"""
+The program's own data; the user; an assumption about what a model computes; what holds in an ordinary training; the worse of two cases (a
+mask has padding); all of what a float may be a share of; a number that a program only looks at; or nothing.
+"""
+
+USERS = "your answer for "
+"""What the reason of a user's answer begins with; the place follows, as it was given."""

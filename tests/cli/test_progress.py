@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from memplan.hardware.torch_install import TorchBuild
 from tests.estimators.test_rehearsed import small_workload
 from tests.standin.conftest import torch_build
@@ -48,6 +50,7 @@ print("trained")
 """
 
 
+@pytest.mark.heavy
 def test_a_terminal_shows_how_far_a_program_is_whose_runs_are_not_heard(torch_build: TorchBuild, tmp_path: Path) -> None:
     """The first run speaks for itself; what is shown of the others is wiped before the report."""
     (tmp_path / "train.py").write_text(MASKED)

@@ -85,7 +85,7 @@ pwd.getpwuid = getpwuid
 """A sitecustomize.py: every Python finds that its user has no entry in the list of users."""
 
 
-@pytest.mark.parametrize("home", [None, "file/home"])
+@pytest.mark.parametrize("home", [None, pytest.param("file/home", marks=pytest.mark.heavy)])
 def test_a_user_without_a_home_rehearses_too(torch_build: TorchBuild, tmp_path: Path, home: str | None) -> None:
     """
     No HOME and no entry in the list of users, and a HOME that cannot be made (a file lies in its way).

@@ -200,8 +200,8 @@ def test_nothing_seen_is_exit_code_3_with_a_reason(torch_build: TorchBuild, tmp_
     "words",
     [
         [sys.executable, "-I", "train.py"],
-        [sys.executable, "-S", "-E", "train.py"],
-        ["env", "-u", "PYTHONPATH", sys.executable, "train.py"],
+        pytest.param([sys.executable, "-S", "-E", "train.py"], marks=pytest.mark.heavy),
+        pytest.param(["env", "-u", "PYTHONPATH", sys.executable, "train.py"], marks=pytest.mark.heavy),
         ["bash", "-c", f"'{sys.executable}' -c pass; exec '{sys.executable}' train.py"],
     ],
     ids=["isolated", "without site", "without its path", "a shell"],
@@ -244,6 +244,7 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.heavy
 def test_a_launcher_with_one_process_on_nccl(script: Script, tmp_path: Path) -> None:
     """The process that trains is told of, by its command: 4 MiB of weights, as much of DDP's bucket, 8 of Adam's moments."""
     (tmp_path / "train.py").write_text(DISTRIBUTED)
@@ -475,10 +476,10 @@ for number in range(1, 100):
 @pytest.mark.parametrize(
     ("text", "printed"),
     [
-        (ACCUMULATION, [4, 8]),
+        pytest.param(ACCUMULATION, [4, 8], marks=pytest.mark.heavy),
         pytest.param(SCALED, [1, 2], marks=pytest.mark.heavy),
         (ADVERSARIAL, [1, 1, 2, 2]),
-        (UNUSED, list(range(1, 103))),
+        pytest.param(UNUSED, list(range(1, 103)), marks=pytest.mark.heavy),
         (SELDOM, [1, 2, 3, 4, 5, 6]),
         (WITHOUT_OPTIMIZER, [1, 2, 3]),
         (CATCHES_ALL, [1, 2]),
@@ -676,6 +677,7 @@ for number in range(3):
 """
 
 
+@pytest.mark.heavy
 def test_a_program_that_goes_on_without_a_call_keeps_its_report(script: Script) -> None:
     """It may take more on a real GPU, which has the call."""
     rehearsal = seen(script(NOT_SERVED))
@@ -720,6 +722,7 @@ for _ in range(2):
 """
 
 
+@pytest.mark.heavy
 def test_a_loop_that_waits_for_what_a_model_computes_has_no_upper_end(script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
     """At first it ends at once; with values it begins and never ends, since no step of it is small enough, and that run is given up."""
     monkeypatch.setattr("memplan.execution.program_runs.most_seconds", lambda first: first + 5)
@@ -833,7 +836,9 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("how", ["fork", "spawn", "subprocess"])
+@pytest.mark.parametrize(
+    "how", [pytest.param("fork", marks=pytest.mark.heavy), "spawn", pytest.param("subprocess", marks=pytest.mark.heavy)]
+)
 def test_the_process_that_trains_is_the_one_told_of(script: Script, tmp_path: Path, how: str) -> None:
     """Launchers start another Python for it, or fork."""
     (tmp_path / "trained.py").write_text(TRAINING)

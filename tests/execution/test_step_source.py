@@ -107,7 +107,9 @@ def test_a_function_of_this_process_is_rehearsed(torch_build: TorchBuild) -> Non
     ("head", "beside"),
     [
         ("import torch\nweights = torch.zeros(2**18, device='cuda')\n", MIB),
-        ("import threading, time\nthreading.Thread(target=time.sleep, args=(600,), daemon=True).start()\n", 0),
+        pytest.param(
+            "import threading, time\nthreading.Thread(target=time.sleep, args=(600,), daemon=True).start()\n", 0, marks=pytest.mark.heavy
+        ),
     ],
     ids=["CUDA", "threads"],
 )

@@ -150,11 +150,11 @@ def _sides(result: subprocess.CompletedProcess[str]) -> tuple[int, str, str]:
     "ending",
     [
         "",
-        "sys.exit(7)",
-        "sys.exit('it ends with words')",
+        pytest.param("sys.exit(7)", marks=pytest.mark.heavy),
+        pytest.param("sys.exit('it ends with words')", marks=pytest.mark.heavy),
         "def fail():\n    raise RuntimeError('on purpose')\nfail()",
         "import signal; os.kill(os.getpid(), signal.SIGINT)",
-        "os._exit(3)",
+        pytest.param("os._exit(3)", marks=pytest.mark.heavy),
     ],
 )
 def test_a_fork_is_what_python_would_have_made(project: Project, ending: str) -> None:
@@ -173,6 +173,7 @@ def test_a_fork_is_what_python_would_have_made(project: Project, ending: str) ->
     assert "found" in cold[1]
 
 
+@pytest.mark.heavy
 def test_a_module_runs_in_a_fork_too(project: Project) -> None:
     """With its package, and the working folder first on its path."""
     (project.folder / "package").mkdir()
@@ -265,7 +266,7 @@ def _begun(project: Project, seconds: float) -> tuple[subprocess.Popen[str], int
     return process, int((project.folder / "ready").read_text())
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGTERM, marks=pytest.mark.heavy), signal.SIGINT, signal.SIGKILL])
 def test_a_signal_ends_the_fork_and_not_the_process_that_is_kept(project: Project, number: signal.Signals) -> None:
     """What was seen is reported; where memplan itself is killed, the fork ends too."""
     project.rehearse(WAITING.replace("WAIT", "0"))

@@ -76,7 +76,14 @@ def test_own_modules_allocate_what_those_of_transformers_do(rehearser: SharedReh
     assert abs(seen.peak_allocated_bytes / recorded.peak_allocated_bytes - 1) <= bound
 
 
-@pytest.mark.parametrize("name", ["gpt2-small-fp32", "bert-fp16-mixed", "llama-bf16-mixed-checkpoint", "qwen2-bf16-mixed"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "gpt2-small-fp32",
+        "llama-bf16-mixed-checkpoint",
+        *(pytest.param(name, marks=pytest.mark.heavy) for name in ("bert-fp16-mixed", "qwen2-bf16-mixed")),
+    ],
+)
 def test_a_hugging_face_config_is_rehearsed_to_the_byte(rehearser: SharedRehearser, name: str) -> None:
     """Built by transformers from its config alone, without weights: peak allocated and reserved equal the recordings."""
     recorded = next(recorded for recorded in ON_A100 if recorded.name.startswith(f"{name}@"))

@@ -173,6 +173,9 @@ class Reads:
         if answer is not None and answer.basis == "assumed":
             ordinary = _ordinary(frames, place, size, dtype)  # a check that passes, or a number that is logged, is no choice of the model
             answer = ordinary if ordinary is not None and ordinary.basis in ("rule", "ordinary") else answer
+        elif answer is not None and answer.basis == "data" and _is_yes_or_no(size, dtype):
+            rule = _rule(statement_text(place) if place else "", frames)  # a check that passes decides nothing, known or not
+            answer = rule if rule is not None and rule.content == answer.content else answer
         answer = answer or _default(frames, place, size, dtype)
         if answer.basis == "zero" and _is_yes_or_no(size, dtype):
             answer = self._ending(where, answer)
@@ -192,7 +195,7 @@ class Reads:
             },
         )
         read["count"] += 1
-        if answer.basis not in _DECIDES_NOTHING and self._num_noted < MOST_NOTED:
+        if answer.basis not in _DECIDES_NOTHING and self._num_noted < MOST_NOTED and not (place and is_only_told(place)):
             self._num_noted += 1
             read["positions"].append(self.num_allocs())
 
@@ -214,9 +217,10 @@ class Reads:
         if assumption is not None and assumption.startswith(USERS):
             said = self.answers.get(assumption.removeprefix(USERS))
             return Answer(content, said[0] if said else _shown(content), "answer", assumption)
+        shown = _shown(content, getattr(_reading, "dtype", None))
         if assumption is not None:
-            return Answer(content, _shown(content), "ordinary" if assumption == ONE_CHOICE else "assumed", assumption)
-        return Answer(content, _shown(content), "data", "computed on the host from the program's data")
+            return Answer(content, shown, "ordinary" if assumption == ONE_CHOICE else "assumed", assumption)
+        return Answer(content, shown, "data", "computed on the host from the program's data")
 
     def _ending(self, where: str, answer: Answer) -> Answer:
         """Answer a line that asks for a yes or no again and again with the other one at last: texts are generated until all have ended."""
@@ -397,10 +401,13 @@ def _content(answer: str, size: int) -> bytes:
     return (element * (size // len(element) + 1))[:size]
 
 
-def _shown(content: bytes) -> str:
-    """Return *content* as a report names it."""
+def _shown(content: bytes, dtype: torch.dtype | None = None) -> str:
+    """Return *content*, of the type *dtype* where that is known, as a report names it."""
+    format_ = _FORMATS.get(dtype) if dtype is not None else None
     if len(content) == 1:
         return "true" if content[0] else "false"
+    if format_ is not None and len(content) == struct.calcsize(format_):
+        return f"{struct.unpack(format_, content)[0]:.6g}"
     if len(content) in (2, 4, 8):
         return str(int.from_bytes(content, sys.byteorder, signed=True))
     return f"{len(content)} bytes"

@@ -151,7 +151,7 @@ def _failure(record: RunRecord, exit_code: int) -> ProgramFailure | None:
         return None
     if found is not None:
         return ProgramFailure(message=found.message, place=found.place, phase=found.phase)
-    if exit_code == 0 or exit_code in _ENDED_BY_USER:
+    if exit_code == 0 or exit_code in _ENDED_BY_USER or record.was_interrupted:
         return None
     phase = f"step {record.marks[-1].step}" if record.marks and record.marks[-1].step else "build"
     return ProgramFailure(message=f"it {ended(exit_code)}", place=None, phase=phase)

@@ -21,10 +21,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from memplan.child.ordinary_answers import FORMATS, Answer, Reading, default_answer, ordinary_answer
+from memplan.child.ordinary_answers import FORMATS, Answer, Reading, check_that_passes, default_answer, ordinary_answer
 from memplan.child.program_frames import frames_from, is_file, named, program_frame
 from memplan.child.recorded_values import RecordedValues
-from memplan.child.source_lines import line_of, statement_of
+from memplan.child.source_lines import is_only_told, line_of, statement_of
 from memplan.traces.read_basis import USERS
 
 DECIDES = 65_536
@@ -132,6 +132,9 @@ class Reads:
         if answer is not None and answer.basis == "assumed":
             ordinary = ordinary_answer(reading)  # a check that passes, or a number that is logged, is no choice of the model
             answer = ordinary if ordinary is not None and ordinary.basis in ("rule", "ordinary") else answer
+        elif answer is not None and answer.basis == "data" and reading.is_yes_or_no:
+            check = check_that_passes(reading)  # decides nothing, known or not
+            answer = check if check is not None and check.content == answer.content else answer
         answer = answer or default_answer(reading)
         if answer.basis == "zero" and reading.is_yes_or_no:
             answer = self._ending(where, answer)
@@ -151,7 +154,7 @@ class Reads:
             },
         )
         read["count"] += 1
-        if answer.basis not in _DECIDES_NOTHING and self._num_noted < MOST_NOTED:
+        if answer.basis not in _DECIDES_NOTHING and self._num_noted < MOST_NOTED and not (place and is_only_told(place)):
             self._num_noted += 1
             read["positions"].append(self.num_allocs())
 
@@ -173,9 +176,10 @@ class Reads:
         if assumption is not None and assumption.startswith(USERS):
             said = self.answers.get(assumption.removeprefix(USERS))
             return Answer(content, said[0] if said else _shown(content), "answer", assumption)
+        shown = _shown(content, getattr(_reading, "dtype", None))
         if assumption is not None:
-            return Answer(content, _shown(content), "ordinary" if assumption == ONE_CHOICE else "assumed", assumption)
-        return Answer(content, _shown(content), "data", "computed on the host from the program's data")
+            return Answer(content, shown, "ordinary" if assumption == ONE_CHOICE else "assumed", assumption)
+        return Answer(content, shown, "data", "computed on the host from the program's data")
 
     def _ending(self, where: str, answer: Answer) -> Answer:
         """Answer a line that asks for a yes or no again and again with the other one at last: texts are generated until all have ended."""
@@ -279,10 +283,13 @@ def _content(answer: str, size: int) -> bytes:
     return (element * (size // len(element) + 1))[:size]
 
 
-def _shown(content: bytes) -> str:
-    """Return *content* as a report names it."""
+def _shown(content: bytes, dtype: torch.dtype | None = None) -> str:
+    """Return *content*, of the type *dtype* where that is known, as a report names it."""
+    format_ = FORMATS.get(dtype) if dtype is not None else None
     if len(content) == 1:
         return "true" if content[0] else "false"
+    if format_ is not None and len(content) == struct.calcsize(format_):
+        return f"{struct.unpack(format_, content)[0]:.6g}"
     if len(content) in (2, 4, 8):
         return str(int.from_bytes(content, sys.byteorder, signed=True))
     return f"{len(content)} bytes"

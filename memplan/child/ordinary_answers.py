@@ -132,13 +132,13 @@ _losses = itertools.count(1)
 
 def _yes_or_no(read: Reading) -> Answer | None:
     """Return what a yes or no is in ordinary training; None where nobody can say it."""
-    rule = _rule(read)
+    rule = check_that_passes(read)
     if rule is None and _MASK.search(read.text):
         return Answer(b"\0", "false", "padding", "a mask with padding, with which attention takes more memory than without a mask")
     return rule
 
 
-def _rule(read: Reading) -> Answer | None:
+def check_that_passes(read: Reading) -> Answer | None:
     """Return the answer to a check that an ordinary training passes; None where it is no check."""
     called = itertools.takewhile(is_own, read.files)  # by the program, and below it
     of_lbfgs = next((line_of(frame) for frame in read.frames if frame.f_code.co_filename == _LBFGS), None)

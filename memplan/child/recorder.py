@@ -321,7 +321,8 @@ class Recorder:
             self._note_copies(modules, optimizers, tensors, count)
         for tensor in filter(_is_whole, tensors):
             if not isinstance(tensor, torch.nn.Parameter) and not tensor.requires_grad and tensor.grad_fn is None:
-                if not tensor.is_floating_point() or not compiled:  # what a compiled forward keeps looks the same as a batch
+                is_mask = tensor.dtype == torch.bool
+                if not compiled or not (is_mask or tensor.is_floating_point()):  # what a compiled forward keeps looks the same as a batch
                     plain.append(tensor)
             elif tensor.is_leaf and tensor.requires_grad and id(tensor) not in self._hooked:
                 self._hooked.add(id(tensor))

@@ -206,6 +206,7 @@ class Script:
             "python": sys.executable,
             "modules": list(installed_modules()),
             "set_variables": {name: value for name, value in os.environ.items() if self._given.get(name) != value},
+            "was_interrupted": isinstance(error, KeyboardInterrupt),
             "never_stepped": never_stepped if self._counts else [],
         }
         path = self._path / f"{self._process}.json"

@@ -27,6 +27,9 @@ _ARE_MATHEMATICS = frozenset({"math", "np", "numpy", "torch"})
 
 _ARITHMETIC = (ast.Add, ast.Sub, ast.Mult, ast.Div)
 
+_TEXTS = (ast.JoinedStr, ast.FormattedValue)
+"""F-strings, in which Python 3.11 formats a value at the place of the whole text, and later ones at that of the value."""
+
 _WHOLE = frozenset({"int", "range", "ceil", "floor", "trunc"})
 """Functions that make a whole number; `round` does where it is given nothing else."""
 
@@ -78,9 +81,11 @@ def is_made_whole(frame: FrameType, *, at_once: bool = False) -> bool:
 
 
 def is_only_told(frame: FrameType) -> bool:
-    """Say whether the integer that *frame* reads ends in what is printed or logged, and in nothing else; False where that is not sure."""
+    """Say whether the number that *frame* reads ends in what is printed or logged, and in nothing else; False where that is not sure."""
     parsed = _parsed(frame.f_code.co_filename)
     node = _executed(parsed, frame)
+    if isinstance(node, _TEXTS):
+        return True
     return node is not None and _ends_well(node, parsed, _around(parsed, frame), set()) and not is_made_whole(frame)
 
 
@@ -169,14 +174,14 @@ def _has(node: ast.AST, given: set[str]) -> bool:
 
 
 def _executed(parsed: _Parsed, frame: FrameType) -> ast.AST | None:
-    """Return the call that *frame* is at; None where Python does not say it (before 3.11), or where it is none."""
+    """Return the call or the f-string that *frame* is at; None where Python does not say it (before 3.11), or where it is neither."""
     if not hasattr(frame.f_code, "co_positions"):
         return None
     positions = list(frame.f_code.co_positions())
     line, end_line, column, end_column = positions[frame.f_lasti // 2]
     at = (line, end_line, column, end_column)
-    calls = (node for node in ast.walk(_around(parsed, frame)) if isinstance(node, ast.Call))
-    return next((node for node in calls if (node.lineno, node.end_lineno, node.col_offset, node.end_col_offset) == at), None)
+    found = (node for node in ast.walk(_around(parsed, frame)) if isinstance(node, (ast.Call, *_TEXTS)))
+    return next((node for node in found if (node.lineno, node.end_lineno, node.col_offset, node.end_col_offset) == at), None)
 
 
 def _around(parsed: _Parsed, frame: FrameType) -> ast.AST:

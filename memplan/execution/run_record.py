@@ -136,6 +136,9 @@ class RunRecord(Description):
     was_stopped: bool = False
     """Recording ended before the program did: a long one."""
 
+    was_interrupted: bool = False
+    """Its last error was Ctrl-C's. Its exit code need not say so."""
+
     marks: tuple[CountedMark, ...] = ()
     """Where steps and phases begin."""
 

@@ -53,6 +53,7 @@ def rehearsal_of(
     low = without.peak_reserved_bytes if without else max(0, reserved - run.log.largest_workspace_bytes)
     where = _phase(trace, position, len(record.steps))
     recorded = bytes_by_category(blocks.values())
+    is_cut = len(record.steps) == 1 and is_ended_by_user(record, exit_code)
     behind = record.was_stopped and sum(recorded.values()) < allocated * (1 - UNSPLIT_SHARE)
     return Rehearsal(
         method="rehearsed",
@@ -78,7 +79,10 @@ def rehearsal_of(
         values=dict(record.values),
         exit_code=exit_code,
         failure=_failure(record, exit_code),
-        lower_bound_reasons=tuple(lower_bound_reasons(record.reads, run.log, values_failure=values_failure)),
+        lower_bound_reasons=(
+            *lower_bound_reasons(record.reads, run.log, values_failure=values_failure),
+            *(["it was ended after its first step, and from the second on the optimizer's state is there from the beginning"] * is_cut),
+        ),
         assumed_range=_assumed_range([other.record for other in others.values()], record, context),
         process=process,
         trace=trace,
@@ -144,6 +148,11 @@ def _out_of_memory(record: RunRecord, exit_code: int) -> OutOfMemory | None:
 _ENDED_BY_USER = (-signal.SIGINT, -signal.SIGTERM, -signal.SIGHUP, 128 + signal.SIGINT, 128 + signal.SIGTERM, 128 + signal.SIGHUP)
 
 
+def is_ended_by_user(record: RunRecord, exit_code: int) -> bool:
+    """Say whether a signal of the user's ended the program, which had not come to its end."""
+    return exit_code in _ENDED_BY_USER or record.was_interrupted
+
+
 def _failure(record: RunRecord, exit_code: int) -> ProgramFailure | None:
     """Return why the program ended before its time; what its user ended by a signal has failed in nothing."""
     found = record.failure
@@ -151,7 +160,9 @@ def _failure(record: RunRecord, exit_code: int) -> ProgramFailure | None:
         return None
     if found is not None:
         return ProgramFailure(message=found.message, place=found.place, phase=found.phase)
-    if exit_code == 0 or exit_code in _ENDED_BY_USER:
+    if is_ended_by_user(record, exit_code):
+        return None if record.steps else ProgramFailure(message="a signal ended it", place=None, phase="build")
+    if exit_code == 0:
         return None
     phase = f"step {record.marks[-1].step}" if record.marks and record.marks[-1].step else "build"
     return ProgramFailure(message=f"it {ended(exit_code)}", place=None, phase=phase)

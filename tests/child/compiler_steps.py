@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import nn
 
 TOKENS, WIDTH = 4096, 1024
 ODD = 8193
@@ -22,7 +23,7 @@ except ImportError:
 
 def build(device: str, program: str = "padding", rows: int = ODD) -> Callable[[], None]:
     """Return the step of that name."""
-    return {"padding": padding, "constants": constants, "timing": timing, "tuned": tuned}[program](device, rows)
+    return {"padding": padding, "constants": constants, "timing": timing, "tuned": tuned, "dropout": dropout}[program](device, rows)
 
 
 def padding(device: str, rows: int) -> Callable[[], None]:
@@ -47,6 +48,19 @@ def constants(device: str, rows: int) -> Callable[[], None]:
 
     def step() -> None:
         run(torch.randn(rows, WIDTH, device=device, requires_grad=True)).backward()
+
+    return step
+
+
+def dropout(device: str, rows: int) -> Callable[[], None]:
+    """A compiled embedding with dropout behind it, whose forward keeps a mask."""
+    model = nn.Sequential(nn.Embedding(64, rows), nn.Dropout(0.5), nn.Linear(rows, 8)).to(device)
+    compiled = torch.compile(model)
+
+    def step() -> None:
+        indices = torch.zeros(64, dtype=torch.int64, device=device)
+        compiled(indices).sum().backward()
+        model.zero_grad()
 
     return step
 

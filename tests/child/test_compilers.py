@@ -72,6 +72,11 @@ def test_constants_that_inductor_folds_are_known(run: Run) -> None:
     assert seen.reads == ()
 
 
+def test_the_masks_that_a_compiled_forward_keeps_are_no_batch(run: Run) -> None:
+    """A dropout's mask has a byte for each element; the batch is 64 indices of 8 bytes."""
+    assert run("dropout").breakdown.batch_data_bytes == 512
+
+
 def test_a_program_may_time_itself(run: Run) -> None:
     """It finds the same times in every step, and that decides nothing."""
     seen = run("timing")

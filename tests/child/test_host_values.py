@@ -122,6 +122,17 @@ def test_what_is_only_printed_is_no_choice_of_the_model(run: Run) -> None:
     assert {read.basis for read in seen.reads} == {"data", "ordinary"}
 
 
+def test_what_is_only_shown_or_checked_has_no_memory_behind_it(run: Run) -> None:
+    """Known from the data or not: 64 of 64 labels are half of 128. The report names the number, not its bytes."""
+    seen = run("shows_a_share")
+
+    assert {read.answer for read in seen.reads if "print" in read.text} == {"0.5", "0.015625"}
+    assert {read.basis for read in seen.reads if "isnan" in read.text} == {"rule"}
+    assert [read.text for read in seen.reads if read.following_bytes] == [
+        "kept = torch.ones(int(counts), MIB_OF_FLOATS, device=device, requires_grad=True)"
+    ]
+
+
 def test_a_loss_that_is_rounded_to_be_shown_is_no_size(run: Run) -> None:
     """To three places, or to a whole number in a text."""
     seen = run("rounds_what_it_shows")

@@ -398,6 +398,24 @@ def keeps_more_and_more(device):
     return step
 
 
+def shows_a_share(device):
+    """Keeps 1 MiB for each label; prints shares of their number, and looks for NaN, before a backward that takes as much again."""
+    model = nn.Linear(16, 8, device=device)
+
+    def step():
+        counts = (host(64, high=8).to(device) >= 0).sum()
+        loss = model(torch.randn(64, 16, device=device)).square().mean()
+        shares = {"share": counts / 128, "one": 1.0 / counts}
+        if torch.isnan(loss):
+            return
+        kept = torch.ones(int(counts), MIB_OF_FLOATS, device=device, requires_grad=True)
+        for name, share in shares.items():
+            print(f"{name}: {share}")
+        ((kept * kept).sum() + loss).backward()
+
+    return step
+
+
 def counts_what_is_right(device, is_kept=0):
     """Keeps the labels that count, 1 MiB each, and prints or keeps how many of the model's answers are right: that decides no size."""
     model = nn.Linear(16, 8, device=device)

@@ -319,6 +319,21 @@ def test_a_signal_to_memplan_alone_ends_the_program_and_what_was_seen_is_told(
     assert process.returncode == 128 + number
 
 
+def test_what_ctrl_c_ended_has_not_failed_whatever_its_exit_code(script: Script, tmp_path: Path) -> None:
+    """Programs leave by `os._exit` at their end, where threads would hang."""
+    (tmp_path / "train.py").write_text("import atexit, os\natexit.register(os._exit, 1)\n" + WAITS)
+    command = [sys.executable, "-m", "memplan", "rehearse", "--gpu", "t4", "--", "train.py"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True, preexec_fn=heard)  # noqa: PLW1509
+    assert process.stdout is not None
+    assert process.stdout.readline() == "trained\n"
+
+    process.send_signal(signal.SIGINT)
+    told, _ = process.communicate(timeout=60)
+
+    assert told.startswith("Fits on Tesla T4: ")
+    assert process.returncode == 1
+
+
 # what is told of a script
 
 

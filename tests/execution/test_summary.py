@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from memplan.execution.run_record import RecordedRead
-from memplan.execution.summary import reads_by_bytes
+import pytest
+
+from memplan.execution.rehearsal import StepPeaks
+from memplan.execution.run_record import RecordedRead, RunRecord
+from memplan.execution.summary import Run, reads_by_bytes, rehearsal_of
+from memplan.memory.cuda_context import assumed_range
 from memplan.traces.trace import Block
 
 
@@ -30,3 +34,29 @@ def test_what_outlives_a_step_hangs_on_no_read() -> None:
     (only,) = reads_by_bytes([read(1, 1)], blocks)
 
     assert only.following_bytes == 200
+
+
+STEP = StepPeaks(peak_allocated_bytes=100, peak_reserved_bytes=200, allocated_bytes=50, reserved_bytes=200)
+
+
+@pytest.mark.parametrize(
+    ("num_steps", "exit_code", "was_interrupted", "verdict"),
+    [
+        (0, -2, False, "unknown"),
+        (0, 143, False, "unknown"),
+        (0, 1, True, "unknown"),
+        (1, -15, False, "unknown"),
+        (2, -2, False, "fits"),
+        (2, 1, True, "fits"),
+        (0, 0, False, "fits"),
+        (1, 0, False, "fits"),
+        (2, 1, False, "unknown"),
+    ],
+)
+def test_what_a_signal_ended_early_has_no_verdict(num_steps: int, exit_code: int, was_interrupted: bool, verdict: str) -> None:
+    """The optimizer's state comes with the first step, and is there in all of the second."""
+    record = RunRecord(torch="2.13", gpu_name="a GPU", steps=(STEP,) * num_steps, was_interrupted=was_interrupted)
+
+    found = rehearsal_of(Run(record), context=assumed_range(0), exit_code=exit_code)
+
+    assert found.verdict == verdict

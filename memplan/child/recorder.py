@@ -79,8 +79,10 @@ class Recorder:
         self.batches = Batches(lambda: (self._step, self.num_backwards))
         self.is_on = False
         self._hooked: set[int] = set()
-        self._earlier: dict[int, weakref.ref[Any]] = {}
-        """What may be a weight, as it was seen last."""
+        self._at_backward: dict[int, weakref.ref[Any]] = {}
+        """What may be a weight, as it was seen when the step's first backward began."""
+        self._at_end: dict[int, weakref.ref[Any]] = {}
+        """The same at the end of the last step."""
         self._has_looked = False
         self._num_scans = self._backwards = 0
         self._gradients_seen: set[int] = set()
@@ -318,7 +320,8 @@ class Recorder:
         compiled = _is_compiled()
         if not self._has_looked:
             self._has_looked = True
-            self._note_copies(modules, optimizers, tensors, count)
+            self._at_backward = _possible_weights(modules, tensors)
+            self._note_copies(_those_of_both(self._at_end, self._at_backward), modules, optimizers, count)
         for tensor in filter(_is_whole, tensors):
             if not isinstance(tensor, torch.nn.Parameter) and not tensor.requires_grad and tensor.grad_fn is None:
                 is_mask = tensor.dtype == torch.bool
@@ -358,7 +361,8 @@ class Recorder:
         loose = [tensor for tensor in tensors if isinstance(tensor, torch.nn.Parameter)]
         self.notes["parameters"] |= {(address, count) for address in addresses([*trained_by(optimizers), *loose])}
         self.notes["optimizer_state"] |= {(address, count) for address in addresses(states_of(optimizers))}
-        self._note_copies(modules, optimizers, tensors, count)
+        self._at_end = _possible_weights(modules, tensors)
+        self._note_copies(_those_of_both(self._at_backward, self._at_end), modules, optimizers, count, are_of_whole_models=True)
         self._has_looked = False
         missed = self._gradients_missed - self._gradients_seen
         self.without_gradient = (names_of(missed, modules) or {f"{len(missed)} parameters"}) if missed else set()
@@ -367,21 +371,22 @@ class Recorder:
         weights = addresses(tensor for module in modules for tensor in (*module.parameters(False), *module.buffers(False)))
         self.notes["parameters"] |= {(address, count) for address in weights}
 
-    def _note_copies(self, modules: list[Any], optimizers: list[Any], tensors: list[Any], count: int) -> None:
+    def _note_copies(
+        self, lasting: list[Any], modules: list[Any], optimizers: list[Any], count: int, *, are_of_whole_models: bool = False
+    ) -> None:
         """
-        Note what was there when this was called before, belongs to no module, and is a weight all the same.
+        Note those of *lasting* that belong to no module and are weights all the same, as an average or a teacher that is kept in a dict.
 
-        It has the shape of one, as an average or a teacher that is kept in a dict, or it learns. This is called when the first backward of
-        a step begins, and at its end: neither gradients nor what a batch leaves are there at both.
+        They look like weights and were there at the end of the last step, as no batch is. Or, where they *are_of_whole_models*, they
+        were there from a step's first backward to its end, and have most of the shapes of the weights: an average that is made anew in each
+        step. A batch may have the shape of one.
         """
         weights = [weight for module in modules for weight in (*module.parameters(False), *module.buffers(False))]
-        shapes = {weight.shape for weight in weights if weight.dim()}
-        found = {id(tensor): weakref.ref(tensor) for tensor in filter(_is_whole, tensors) if _may_be_weight(tensor, shapes)}
-        lasting = [reference() for key, reference in found.items() if key in self._earlier and self._earlier[key]() is reference()]
         gradients = [weight.grad for weight in (*weights, *trained_by(optimizers)) if weight.grad is not None]
-        taken = addresses([*gradients, *states_of(optimizers)])
-        self.notes["parameters"] |= {(address, count) for address in addresses(lasting) - taken}
-        self._earlier = found
+        taken = addresses([*weights, *gradients, *states_of(optimizers)])
+        copies = {address: tensor.shape for tensor in lasting for address in addresses([tensor]) if address not in taken}
+        if not are_of_whole_models or len(set(copies.values())) > len(_shapes_of(modules)) / 2:
+            self.notes["parameters"] |= {(address, count) for address in copies}
 
     # the result
 
@@ -503,6 +508,23 @@ def addresses(tensors: Iterable[Any]) -> set[int]:
             if has_memory(tensor) and tensor.is_cuda and tensor.layout is torch.strided and not _is_wrapped(tensor):
                 found.add(tensor.untyped_storage().data_ptr())
     return found
+
+
+def _shapes_of(modules: list[Any]) -> set[torch.Size]:
+    weights = (weight for module in modules for weight in (*module.parameters(False), *module.buffers(False)))
+    return {weight.shape for weight in weights if weight.dim()}
+
+
+def _possible_weights(modules: list[Any], tensors: list[Any]) -> dict[int, weakref.ref[Any]]:
+    """Return those of *tensors* that look like weights, by their identity."""
+    shapes = _shapes_of(modules)
+    return {id(tensor): weakref.ref(tensor) for tensor in filter(_is_whole, tensors) if _may_be_weight(tensor, shapes)}
+
+
+def _those_of_both(before: dict[int, weakref.ref[Any]], now: dict[int, weakref.ref[Any]]) -> list[Any]:
+    """Return what was there before and is there now."""
+    found = ((before[key](), reference()) for key, reference in now.items() if key in before)
+    return [tensor for earlier, tensor in found if tensor is not None and tensor is earlier]
 
 
 def _may_be_weight(tensor: Any, shapes: set[torch.Size]) -> bool:

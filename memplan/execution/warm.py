@@ -40,7 +40,7 @@ atexit.register(lambda: leave())
 sys.path[:] = [path for path in sys.path if path]
 sys.path.append({_ROOT!r})
 from memplan.child.warm import leave, serve
-sys.path.remove({_ROOT!r})
+del sys.path[len(sys.path) - 1 - sys.path[::-1].index({_ROOT!r})]  # the last one: the program may have it too
 run = serve(int(sys.argv[1]), sys.argv[2], float(sys.argv[3]))
 run()
 """

@@ -323,7 +323,8 @@ def _nothing_seen(exit_code: int) -> NothingSeenError:
         message = f"the program {ended(exit_code)} before it reported its memory"
         return NothingSeenError(message, program_exit_code=exit_code, hint="end it before whatever ended it: `steps=3`")
     message = f"the program {ended(exit_code)} and never used the GPU: there is nothing to report"
-    return NothingSeenError(message, program_exit_code=exit_code, hint='its model and its batches have to be on the device "cuda"')
+    hint = "it failed before that: see what it said" if exit_code else 'its model and its batches have to be on the device "cuda"'
+    return NothingSeenError(message, program_exit_code=exit_code, hint=hint)
 
 
 def _record(folder: Path) -> RunRecord | None:

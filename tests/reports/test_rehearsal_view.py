@@ -78,3 +78,15 @@ def test_values_that_decided_memory_are_told_of(a100: GpuSpec) -> None:
     assert [line.split(" ")[0] for line in short] == ["train.py:1", "train.py:2", "train.py:3", "1"]
     assert [line.split(" ")[0] for line in whole] == [f"train.py:{line}" for line in range(1, 7)]
     assert whole[4] == "train.py:5 (2×): got 7, as it is"
+
+
+def test_a_range_is_told_where_its_ends_read_differently(a100: GpuSpec) -> None:
+    """A few bytes are no range for a person; JSON has them."""
+    high = 2**30 + 512
+    ends = [MemoryRange(low_bytes=low, expected_bytes=high, high_bytes=high) for low in (2**30, 2**29)]
+
+    told = [dict(view_rehearsal(rehearsal_with(a100, assumed_range=end), a100).facts).get("by assumption") for end in ends]
+
+    assert told[0] is None
+    assert told[1] is not None
+    assert told[1].startswith("512.0 MiB to 1.00 GiB: ")

@@ -130,8 +130,8 @@ class Script:
         self._num_ended += 1
         self._tell()
         if self._most_steps and self._num_ended >= self._most_steps and self._is_enough():
-            self.write()
             self._is_done = True
+            self.write()
             raise StepsDone(0)
         self._recorder.begin_step(self._num_ended + 1)
 
@@ -206,6 +206,7 @@ class Script:
             "python": sys.executable,
             "modules": list(installed_modules()),
             "set_variables": {name: value for name, value in os.environ.items() if self._given.get(name) != value},
+            "was_cut": self._is_done,
             "was_interrupted": isinstance(error, KeyboardInterrupt),
             "never_stepped": never_stepped if self._counts else [],
         }

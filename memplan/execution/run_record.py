@@ -136,6 +136,9 @@ class RunRecord(Description):
     was_stopped: bool = False
     """Recording ended before the program did: a long one."""
 
+    was_cut: bool = False
+    """It was ended after the steps that were asked for."""
+
     was_interrupted: bool = False
     """Its last error was Ctrl-C's. Its exit code need not say so."""
 

@@ -21,6 +21,9 @@ UNSPLIT_SHARE = 0.05
 """Of allocated bytes, at most what unsplit blocks hold beyond what was asked for: a trace whose peak is lower has not seen it."""
 
 
+_CUT = "only its first step was run, and from the second on the optimizer's state is there from the beginning"
+
+
 class Run(NamedTuple):
     """One run of a program: what its recorder wrote, and what the simulated GPU did."""
 
@@ -53,7 +56,9 @@ def rehearsal_of(
     low = without.peak_reserved_bytes if without else max(0, reserved - run.log.largest_workspace_bytes)
     where = _phase(trace, position, len(record.steps))
     recorded = bytes_by_category(blocks.values())
-    is_cut = len(record.steps) == 1 and is_ended_by_user(record, exit_code)
+    is_cut = len(record.steps) == 1 and (
+        is_ended_by_user(record, exit_code) or (record.was_cut and bool(record.notes.get("optimizer_state")))
+    )
     behind = record.was_stopped and sum(recorded.values()) < allocated * (1 - UNSPLIT_SHARE)
     return Rehearsal(
         method="rehearsed",
@@ -81,7 +86,7 @@ def rehearsal_of(
         failure=_failure(record, exit_code),
         lower_bound_reasons=(
             *lower_bound_reasons(record.reads, run.log, values_failure=values_failure),
-            *(["it was ended after its first step, and from the second on the optimizer's state is there from the beginning"] * is_cut),
+            *([_CUT] * is_cut),
         ),
         assumed_range=_assumed_range([other.record for other in others.values()], record, context),
         process=process,

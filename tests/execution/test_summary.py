@@ -8,7 +8,7 @@ from memplan.execution.rehearsal import StepPeaks
 from memplan.execution.run_record import RecordedRead, RunRecord
 from memplan.execution.summary import Run, reads_by_bytes, rehearsal_of
 from memplan.memory.cuda_context import assumed_range
-from memplan.traces.trace import Block
+from memplan.traces.trace import Block, Note
 
 
 def read(line: int, *positions: int) -> RecordedRead:
@@ -60,3 +60,16 @@ def test_what_a_signal_ended_early_has_no_verdict(num_steps: int, exit_code: int
     found = rehearsal_of(Run(record), context=assumed_range(0), exit_code=exit_code)
 
     assert found.verdict == verdict
+
+
+@pytest.mark.parametrize(
+    ("num_steps", "notes", "verdict"),
+    [(1, {"optimizer_state": [(1, 1)]}, "unknown"), (1, {}, "fits"), (2, {"optimizer_state": [(1, 1)]}, "fits")],
+)
+def test_one_step_of_an_optimizer_with_state_is_a_lower_bound(num_steps: int, notes: dict[str, list[Note]], verdict: str) -> None:
+    """Of a program that was asked for one step; one that ends after its only step has shown all."""
+    record = RunRecord(torch="2.13", gpu_name="a GPU", steps=(STEP,) * num_steps, notes=notes, was_cut=True)
+
+    cut, whole = (rehearsal_of(Run(seen), context=assumed_range(0)) for seen in (record, record.model_copy(update={"was_cut": False})))
+
+    assert (cut.verdict, whole.verdict) == (verdict, "fits")

@@ -56,8 +56,8 @@ def rehearsal_of(
     low = without.peak_reserved_bytes if without else max(0, reserved - run.log.largest_workspace_bytes)
     where = _phase(trace, position, len(record.steps))
     recorded = bytes_by_category(blocks.values())
-    is_cut = len(record.steps) == 1 and (
-        is_ended_by_user(record, exit_code) or (record.was_cut and bool(record.notes.get("optimizer_state")))
+    is_cut = (
+        len(record.steps) == 1 and bool(record.notes.get("optimizer_state")) and (record.was_cut or is_ended_by_user(record, exit_code))
     )
     behind = record.was_stopped and sum(recorded.values()) < allocated * (1 - UNSPLIT_SHARE)
     return Rehearsal(

@@ -45,7 +45,7 @@ STEP = StepPeaks(peak_allocated_bytes=100, peak_reserved_bytes=200, allocated_by
         (0, -2, False, "unknown"),
         (0, 143, False, "unknown"),
         (0, 1, True, "unknown"),
-        (1, -15, False, "unknown"),
+        (1, -15, False, "fits"),
         (2, -2, False, "fits"),
         (2, 1, True, "fits"),
         (0, 0, False, "fits"),
@@ -54,7 +54,7 @@ STEP = StepPeaks(peak_allocated_bytes=100, peak_reserved_bytes=200, allocated_by
     ],
 )
 def test_what_a_signal_ended_early_has_no_verdict(num_steps: int, exit_code: int, was_interrupted: bool, verdict: str) -> None:
-    """The optimizer's state comes with the first step, and is there in all of the second."""
+    """Before its first step is over, whatever its exit code."""
     record = RunRecord(torch="2.13", gpu_name="a GPU", steps=(STEP,) * num_steps, was_interrupted=was_interrupted)
 
     found = rehearsal_of(Run(record), context=assumed_range(0), exit_code=exit_code)
@@ -67,9 +67,10 @@ def test_what_a_signal_ended_early_has_no_verdict(num_steps: int, exit_code: int
     [(1, {"optimizer_state": [(1, 1)]}, "unknown"), (1, {}, "fits"), (2, {"optimizer_state": [(1, 1)]}, "fits")],
 )
 def test_one_step_of_an_optimizer_with_state_is_a_lower_bound(num_steps: int, notes: dict[str, list[Note]], verdict: str) -> None:
-    """Of a program that was asked for one step; one that ends after its only step has shown all."""
+    """Of a program that was asked for one step, or ended by a signal then; one that ends after its only step has shown all."""
     record = RunRecord(torch="2.13", gpu_name="a GPU", steps=(STEP,) * num_steps, notes=notes, was_cut=True)
 
     cut, whole = (rehearsal_of(Run(seen), context=assumed_range(0)) for seen in (record, record.model_copy(update={"was_cut": False})))
+    ended = rehearsal_of(Run(record.model_copy(update={"was_cut": False})), context=assumed_range(0), exit_code=-15)
 
-    assert (cut.verdict, whole.verdict) == (verdict, "fits")
+    assert (cut.verdict, ended.verdict, whole.verdict) == (verdict, verdict, "fits")

@@ -170,7 +170,7 @@ def test_a_fork_is_what_python_would_have_made(project: Project, ending: str) ->
     assert len(project.kept()) == 1
     assert warm == cold
     assert (project.folder / "left_open").read_text() == written
-    assert "found" in cold[1]
+    assert "found" in cold[1] or "_exit" in ending  # which leaves what is in buffers
 
 
 @pytest.mark.heavy

@@ -203,7 +203,6 @@ class Script:
         record = self._recorder.result(failure) | {
             "pid": self._process,
             "command": sys.orig_argv,
-            "python": sys.executable,
             "modules": list(installed_modules()),
             "set_variables": {name: value for name, value in os.environ.items() if self._given.get(name) != value},
             "was_cut": self._is_done,

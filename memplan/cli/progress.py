@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
+
+from memplan.units import format_bytes
 
 if TYPE_CHECKING:
     from memplan.estimators.registry import OnRehearsal
     from memplan.estimators.rehearsed import Step
     from memplan.execution.program_runs import OnProgress, ProgramProgress
-
-from memplan.units import format_bytes
 
 WIDTH = 100
 
@@ -27,10 +27,10 @@ def program_progress() -> Iterator[OnProgress | None]:
     if not sys.stderr.isatty():
         yield None
         return
-    begin, lines, is_shown = time.monotonic(), 0, False
+    begin, lines = time.monotonic(), 0
 
     def show(progress: ProgramProgress) -> None:
-        nonlocal lines, is_shown
+        nonlocal lines
         seconds = time.monotonic() - begin
         what = f"{progress.num_steps} steps, {format_bytes(progress.peak_reserved_bytes)} reserved at the peak so far"
         if progress.num_run == 1:  # the program has the terminal: a whole line, and seldom
@@ -38,17 +38,10 @@ def program_progress() -> Iterator[OnProgress | None]:
                 lines = int(seconds // LINE_EVERY_SECONDS)
                 sys.stderr.write(f"memplan: {what}\n")
             return
-        is_shown = True
-        line = f"run {progress.num_run}, for the values that decide sizes ({seconds:.0f} s): {what}"
-        sys.stderr.write(f"\r{line[:WIDTH]:{WIDTH}}")
-        sys.stderr.flush()
+        rewrite(f"run {progress.num_run}, for the values that decide sizes ({seconds:.0f} s): {what}")
 
-    try:
+    with _changing_line() as rewrite:
         yield show
-    finally:
-        if is_shown:
-            sys.stderr.write(f"\r{'':{WIDTH}}\r")
-            sys.stderr.flush()
 
 
 @contextmanager
@@ -62,14 +55,27 @@ def rehearsal_progress() -> Iterator[OnRehearsal | None]:
     def show(step: Step) -> None:
         nonlocal count
         count += 1
-        line = f"rehearsal {count} ({time.monotonic() - begin:.0f} s): {_described(step)}"
-        sys.stderr.write(f"\r{line[:WIDTH]:{WIDTH}}")
+        rewrite(f"rehearsal {count} ({time.monotonic() - begin:.0f} s): {_described(step)}")
+
+    with _changing_line() as rewrite:
+        yield show
+
+
+@contextmanager
+def _changing_line() -> Iterator[Callable[[str], None]]:
+    """Give what writes a text over the one before it; at the end nothing of it is left."""
+    is_written = False
+
+    def rewrite(text: str) -> None:
+        nonlocal is_written
+        is_written = True
+        sys.stderr.write(f"\r{text[:WIDTH]:{WIDTH}}")
         sys.stderr.flush()
 
     try:
-        yield show
+        yield rewrite
     finally:
-        if count:
+        if is_written:
             sys.stderr.write(f"\r{'':{WIDTH}}\r")
             sys.stderr.flush()
 

@@ -181,9 +181,6 @@ class RunRecord(Description):
     command: tuple[str, ...] = ()
     """How the process was started, where it is one of a whole program."""
 
-    python: str = ""
-    """The interpreter that ran it, where it is one of a whole program."""
-
     modules: tuple[str, ...] = ()
     """The modules of installed packages that it imported, in their order."""
 

@@ -119,12 +119,11 @@ class WarmProcess(NamedTuple):
         before: dict[str, str] = json.loads((self.folder / _VARIABLES).read_text(encoding="utf-8"))
         return _without_ports(before) == _without_ports(variables)
 
-    def import_all(self, modules: Sequence[str]) -> bool:
-        """Have it import *modules*, in its own time. Say whether it is there."""
+    def import_all(self, modules: Sequence[str]) -> None:
+        """Have it import *modules*, in its own time."""
         connection = self._ask({"import": list(modules)}, ())
         if connection is not None:
             connection.close()
-        return connection is not None
 
     def _ask(self, request: Mapping[str, Any], streams: Sequence[int]) -> socket.socket | None:
         connection = socket.socket(socket.AF_UNIX)
@@ -239,7 +238,3 @@ class Kept:
         partial.write_text(str(folder), encoding="utf-8")
         partial.replace(self._file)
         return folder
-
-    def forget(self) -> None:
-        """Have no process found any more; one that is there ends by itself."""
-        self._file.unlink(missing_ok=True)

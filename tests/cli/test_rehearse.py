@@ -55,12 +55,12 @@ def test_any_path_will_do(torch_build: TorchBuild, tmp_path: Path, odd: str) -> 
         path.mkdir(parents=True)
     shutil.copytree(Path(memplan.__file__).parent, folders["checkout"] / "memplan")
     script = folders["project"] / f"{odd}.py"
-    script.write_text(STEPS.read_text() + "\n\nif __name__ == '__main__':\n    mlp('cuda')()\n")
+    script.write_text(STEPS.read_text() + "\n\nif __name__ == '__main__':\n    step = mlp('cuda')\n    step(), step()\n")
     environment = {"XDG_CACHE_HOME": folders["cache"], "HOME": folders["home"], "TMPDIR": folders["temporary"]}
     command = f"import sys; sys.path.insert(0, {str(folders['checkout'])!r}); from memplan.cli.app import main; main()"
 
     def run(*arguments: str) -> str:
-        whole = [sys.executable, "-c", command, "rehearse", "--gpu", "t4", "--steps", "1", *arguments]
+        whole = [sys.executable, "-c", command, "rehearse", "--gpu", "t4", "--steps", "2", *arguments]
         done = subprocess.run(
             whole, cwd=folders["project"], env=os.environ | {name: str(path) for name, path in environment.items()},
             capture_output=True, text=True, check=False, timeout=120,

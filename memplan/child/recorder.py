@@ -29,6 +29,7 @@ from memplan.child.batches import Batches
 from memplan.child.compilers import Compilers
 from memplan.child.device_reads import Reads
 from memplan.child.host_values import HostValues
+from memplan.child.one_rank import world
 from memplan.child.program_frames import is_own, place_in
 from memplan.child.recorded_values import RecordedValues, ValueWriter
 from memplan.child.tensor_types import TypeRecorder, has_memory
@@ -94,6 +95,7 @@ class Recorder:
         self._types_from: tuple[int, int] | None = None
         self._retries: int | None = None
         self._free_at_first = 0
+        self._num_devices, self._own_device = 1, 0
 
     def attach(self) -> None:
         """Follow this process: at once if CUDA is initialised, else as soon as it is."""
@@ -145,9 +147,18 @@ class Recorder:
         torch.cuda.memory._record_memory_history(context=None, max_entries=MOST_EVENTS)
         torch._C._cuda_attach_out_of_memory_observer(self._memory_ran_out)  # type: ignore[attr-defined]  # in no stub
         self.reads.attach()
-        self._free_at_first = torch.cuda.mem_get_info()[0]
+        ranks, self._num_devices = world(), torch.cuda.device_count()
+        self._own_device = ranks.local_rank if ranks and ranks.local_rank < self._num_devices else 0
+        self._free_at_first = torch.cuda.mem_get_info(self._own_device)[0]
         self.is_on = True
         self.mark(self._phase)
+
+    @property
+    def _device(self) -> int:
+        """Return the GPU that is told of: the rank's own, or the one that it uses instead."""
+        if self._num_devices == 1 or torch.cuda.memory_reserved(self._own_device):
+            return self._own_device
+        return max(range(self._num_devices), key=torch.cuda.memory_reserved)
 
     # steps and phases
 
@@ -176,8 +187,8 @@ class Recorder:
             self._note_what_lasts()
         self.steps.append({
             **self._peaks(),
-            "allocated_bytes": torch.cuda.memory_allocated(),
-            "reserved_bytes": torch.cuda.memory_reserved(),
+            "allocated_bytes": torch.cuda.memory_allocated(self._device),
+            "reserved_bytes": torch.cuda.memory_reserved(self._device),
         })  # fmt: skip
         if self._is_recording and sum(self._counts()) > MOST_RECORDED:
             self._events, _, self._ends_at = self._stop_history()
@@ -193,14 +204,14 @@ class Recorder:
 
     def _counts(self) -> tuple[int, int]:
         """Return how many allocations and how many frees there have been."""
-        counts = torch.cuda.memory_stats_as_nested_dict().get("allocation", {}).get("all", {})  # nothing before the first
+        counts = torch.cuda.memory_stats_as_nested_dict(self._device).get("allocation", {}).get("all", {})  # nothing before the first
         return int(counts.get("allocated", 0)), int(counts.get("freed", 0))
 
     def _num_allocs(self) -> int:
         return self._counts()[0]
 
     def _num_retries(self) -> int:
-        return int(torch.cuda.memory_stats().get("num_alloc_retries", 0))
+        return int(torch.cuda.memory_stats(self._device).get("num_alloc_retries", 0))
 
     def _watch_backward(self) -> None:
         # Private, and the one door to the engine: `_engine_run_backward`, from 2.3 on, goes through it too.
@@ -228,8 +239,8 @@ class Recorder:
     def _peaks(self) -> dict[str, int]:
         """Return the peaks of the whole program, whatever it has reset."""
         self._highest = {
-            "peak_allocated_bytes": max(self._highest["peak_allocated_bytes"], torch.cuda.max_memory_allocated()),
-            "peak_reserved_bytes": max(self._highest["peak_reserved_bytes"], torch.cuda.max_memory_reserved()),
+            "peak_allocated_bytes": max(self._highest["peak_allocated_bytes"], torch.cuda.max_memory_allocated(self._device)),
+            "peak_reserved_bytes": max(self._highest["peak_reserved_bytes"], torch.cuda.max_memory_reserved(self._device)),
         }
         return self._highest
 
@@ -406,10 +417,10 @@ class Recorder:
             torch.cuda.memory._record_memory_history(context=None, max_entries=MOST_EVENTS)
             _, given_back, _ = self._stop_history(clear=True, frees=0)
             workspaces = {(address, self._ends_at[0]) for address, _ in given_back}
-        free, reserved = torch.cuda.mem_get_info()[0], torch.cuda.memory_reserved()
+        free, reserved = torch.cuda.mem_get_info(self._device)[0], torch.cuda.memory_reserved(self._device)
         notes = {name: sorted(found) for name, found in self.notes.items()} | {"workspaces": sorted(workspaces | self.notes["workspaces"])}
         return {
-            "gpu_name": torch.cuda.get_device_properties(0).name,
+            "gpu_name": torch.cuda.get_device_properties(self._device).name,
             "torch": torch.__version__,
             "steps": self.steps,
             "peak_allocated_bytes": peaks["peak_allocated_bytes"],
@@ -451,7 +462,7 @@ class Recorder:
         frees = all_frees if frees is None else frees
         if clear:
             torch._C._cuda_clearCublasWorkspaces()
-        events = torch.cuda.memory._snapshot()["device_traces"][0]
+        events = torch.cuda.memory._snapshot()["device_traces"][self._device]
         torch.cuda.memory._record_memory_history(enabled=None)
         freed = [event["addr"] for event in events if event["action"] == "free_completed"][frees:]
         return events, {(address, count) for address in freed}, (count, all_frees)
@@ -585,7 +596,8 @@ class MistakeError(Exception):
 def failure_of(error: BaseException) -> dict[str, Any]:
     """Return what is told of *error*."""
     kind = "mistake" if isinstance(error, MistakeError) else "out_of_memory" if is_out_of_memory(error) else "error"
-    return {"kind": kind, "message": f"{type(error).__name__}: {error}" if kind == "error" else str(error), "place": place_of(error)}
+    said = str(error).split("\nException raised from ")[0]  # and from where in PyTorch's own libraries
+    return {"kind": kind, "message": f"{type(error).__name__}: {said}" if kind == "error" else said, "place": place_of(error)}
 
 
 def place_of(error: BaseException) -> str | None:

@@ -28,6 +28,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, 
 from memplan.child.collectives import hand_objects_on
 from memplan.child.held_back import hold_back
 from memplan.child.installed_modules import installed_modules
+from memplan.child.one_rank import world
 from memplan.child.recorder import Recorder, failure_of, objects_of
 
 SETTLE_SECONDS = 0.1
@@ -70,6 +71,7 @@ class Script:
         """Record from here on."""
         register_optimizer_step_pre_hook(self._will_step)  # before the recorder's own, which says that the next step's optimizer begins
         self._recorder.use_values(os.environ["MEMPLAN_VALUES_FILE"], os.environ["MEMPLAN_VALUES_VARIANT"])
+        hand_objects_on(self._recorder.reads.answering)
         self._recorder.compilers.are_times_inverse = os.environ["MEMPLAN_TIMES"] == "inverse"
         self._recorder.attach()
         register_optimizer_step_post_hook(self._stepped)
@@ -244,5 +246,9 @@ def begin(given: dict[str, str] | None = None) -> None:
         Script(results, int(os.environ["MEMPLAN_STEPS"]), json.loads(os.environ["MEMPLAN_ANSWERS"]), given or first_environment())
     )
     hold_back()
-    hand_objects_on()
+    ranks = world()
+    if ranks is not None:
+        from memplan.child.absent_ranks import be_one_rank  # noqa: PLC0415  (PyTorch's own stands on more than a single process needs)
+
+        be_one_rank(ranks)
     _begun[0].begin()

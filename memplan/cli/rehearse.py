@@ -14,6 +14,7 @@ from memplan.errors import NothingSeenError, UsageError
 
 if TYPE_CHECKING:
     from memplan.analysis.would_fit import WouldFit
+    from memplan.execution.ranks import Ranks
     from memplan.execution.read_answers import Answers
     from memplan.execution.rehearsal import Rehearsal
     from memplan.execution.step_source import TypedText
@@ -95,6 +96,16 @@ class _WithProgram(click.Command):
     is_flag=True,
     help="Leave a process behind that spares the next rehearsal of a program in this folder the imports; it ends after ten idle minutes.",
 )
+@click.option(
+    "--num-gpus",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="GPUs of each machine that train together. One rank is run; the others need not be there. Default: as the launcher is told.",
+)
+@click.option(
+    "--num-nodes", type=click.IntRange(min=1), metavar="N", help="Machines that train together. Default: as the launcher is told."
+)
+@click.option("--rank", type=click.IntRange(min=0), default=0, metavar="N", help="The rank that is run.  [default: 0]")
 @click.option("--allow-writes", is_flag=True, help="Let the program change your files, and upload; by default all that is held back.")
 @click.option("--verbose", "-v", "is_verbose", is_flag=True, help="Every value that was read from the GPU, those that decide no size too.")
 @format_option
@@ -111,6 +122,9 @@ def rehearse(
     timeout: float | None,
     worst_batch: bool,
     batches: int | None,
+    num_gpus: int | None,
+    num_nodes: int | None,
+    rank: int,
     keep_warm: bool,
     allow_writes: bool,
     is_verbose: bool,
@@ -145,6 +159,10 @@ def rehearse(
         )
     if keep_warm and not program:
         raise UsageError("--keep-warm is for a program, not for a function", hint="run the program: `-- train.py`")
+    if (num_gpus or num_nodes or rank) and not program:
+        raise UsageError(
+            "--num-gpus is for a program, not for a function", hint="run the program: `-- torchrun --nproc-per-node 8 train.py`"
+        )
     walked = (batches or MOST_WALKED) if worst_batch else 0
     gpu, output = _gpu_named(gpu_name, gpu_memory), _Output(output_format, is_verbose)
     if program:
@@ -155,6 +173,7 @@ def rehearse(
             reads=reads,
             timeout=timeout,
             most_walked_batches=walked,
+            ranks=ranks_for(program, num_gpus, num_nodes, rank),
             keep_warm=keep_warm,
             allow_writes=allow_writes,
             output=output,
@@ -170,6 +189,14 @@ def rehearse(
         allow_writes=allow_writes,
         output=output,
     )
+
+
+def ranks_for(program: Sequence[str], num_gpus: int | None, num_nodes: int | None, rank: int) -> Ranks:
+    """Return the ranks that train together: as the options say, else as the launcher in *program* is told."""
+    from memplan.execution.ranks import Ranks, launched_by
+
+    told = launched_by(program)
+    return Ranks(num_gpus or told.num_gpus, num_nodes or (told.num_nodes if num_gpus is None else 1), rank).checked()
 
 
 def _gpu_named(name: str | None, memory: str | None) -> GpuSpec:
@@ -227,6 +254,7 @@ def _rehearse_script(
     reads: Sequence[str],
     timeout: float | None,
     most_walked_batches: int,
+    ranks: Ranks,
     keep_warm: bool,
     allow_writes: bool,
     output: _Output,
@@ -250,6 +278,7 @@ def _rehearse_script(
                 most_walked_batches=most_walked_batches,
                 keep_warm=keep_warm,
                 on_progress=on_progress,
+                ranks=ranks,
             )
     except NothingSeenError as error:
         if output.format == "json":

@@ -33,6 +33,9 @@ OPTIONS = {
     "timeout_seconds": "--timeout",
     "device": "--device",
     "allow_writes": "--allow-writes",
+    "num_gpus": "--num-gpus",
+    "num_nodes": "--num-nodes",
+    "rank": "--rank",
 }
 """The argument of memplan's functions, and the option."""
 

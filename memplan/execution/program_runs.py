@@ -25,6 +25,7 @@ from memplan.execution.command import Command, program_of
 from memplan.execution.device_log import read_device_log
 from memplan.execution.held_back import Writes
 from memplan.execution.program_process import NotEndedError, ProgramProcess, ended_after, wait_for
+from memplan.execution.ranks import ONE_RANK, Ranks
 from memplan.execution.run_record import RunRecord, read_record
 from memplan.execution.runner import REHEARSING, Closing, ended
 from memplan.execution.summary import Run
@@ -88,6 +89,8 @@ class Asked(NamedTuple):
     allow_writes: bool
     keep_warm: bool
     on_progress: OnProgress | None
+    ranks: Ranks = ONE_RANK
+    """Of which one is run."""
 
     @property
     def inherited(self) -> dict[str, str]:
@@ -200,7 +203,9 @@ class ProgramRuns(Closing):
         """Start a process that imports what the program was *seen* to."""
         assert self._program is not None
         folder.mkdir(exist_ok=True)
-        environment = environment_for(self._asked.gpu, self._asked.libraries, inherited=self._asked.inherited) | own_caches(folder)
+        asked = self._asked
+        environment = environment_for(asked.gpu, asked.libraries, num_gpus=asked.ranks.num_gpus, inherited=asked.inherited)
+        environment |= own_caches(folder)
         environment = self._writes_in(folder).held_in(environment)
         return start_warm(self._program, environment, folder, modules=seen.modules, variables=seen.set_variables, idle_seconds=idle_seconds)
 
@@ -261,7 +266,8 @@ class ProgramRuns(Closing):
         card = asked.gpu if file.variant is None or has_run_out else with_ample_memory(asked.gpu)
         inherited = asked.inherited
         return {
-            **environment_for(card, asked.libraries, context_bytes=asked.context_bytes, inherited=inherited),
+            **environment_for(card, asked.libraries, context_bytes=asked.context_bytes, num_gpus=asked.ranks.num_gpus, inherited=inherited),
+            **asked.ranks.variables(),
             **own_caches(folder),
             "MEMPLAN_LOG": str(folder / "log"),
             "MEMPLAN_WORKSPACES": "1",

@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from pydantic import Field, InstanceOf, NonNegativeInt, computed_field
+from pydantic import Field, InstanceOf, NonNegativeInt, PositiveInt, computed_field
 
 from memplan.description import Description
 from memplan.memory.estimate import MemoryEstimate, MemoryRange
@@ -181,6 +181,12 @@ class Rehearsal(MemoryEstimate):
     What the GPU uses at both ends of an assumption, where numbers that the model computes decide sizes, or times by which a compiler
     chooses; told is the larger end.
     """
+
+    rank: NonNegativeInt = 0
+    """Which rank was run, where several train together."""
+
+    num_ranks: PositiveInt = 1
+    """How many train together; those that were not run are taken for copies of the one that was."""
 
     process: str | None = None
     """The process that is told of, where the program started others and it is not the first."""

@@ -8,6 +8,7 @@ from typing import Any
 from memplan.errors import MissingError
 from memplan.execution.command import Command, command_from
 from memplan.execution.program_runs import Asked, OnProgress, ProgramRuns
+from memplan.execution.ranks import ONE_RANK, Ranks
 from memplan.execution.rehearsal import Rehearsal
 from memplan.execution.summary import rehearsal_of
 from memplan.execution.values_pass import settle
@@ -30,6 +31,7 @@ def rehearse_script(
     most_walked_batches: int = 0,
     keep_warm: bool = False,
     on_progress: OnProgress | None = None,
+    ranks: Ranks = ONE_RANK,
 ) -> Rehearsal:
     """
     Run the program that *words* say on *gpu*; return what its memory did. Its exit code is minus the signal's number where one ended it.
@@ -38,7 +40,8 @@ def rehearse_script(
     standard error). *steps* ends it after that many steps. What it writes is held back, unless *allow_writes*. Of several processes, the
     one that trains is reported. *most_walked_batches*: look at so many batches of each DataLoader, and begin with the largest;
     0: as they come. *keep_warm*: leave a process behind that spares the next rehearsal in this folder the imports. *on_progress* is called
-    from time to time with how far the program is.
+    from time to time with how far the program is. *ranks*: how many GPUs train together, and which rank is run; the others need not be
+    there.
 
     Raises NothingSeenError for a program that did not use the GPU, or ended before it could report; UsageError for one that is not there or
     takes longer; MissingError when this machine cannot rehearse it.
@@ -59,6 +62,7 @@ def rehearse_script(
         allow_writes=allow_writes,
         keep_warm=keep_warm,
         on_progress=on_progress,
+        ranks=ranks.checked(),
     )
     with ProgramRuns(asked) as runs:
         found = settle(runs.run, folder=runs.folder, answers=answers)
@@ -70,6 +74,7 @@ def rehearse_script(
             exit_code=how.exit_code,
             process=None if how.is_first else " ".join(found.run.record.command),
             values_failure=found.failure,
+            ranks=asked.ranks,
         )
         return how.writes.told_in(rehearsal)
 

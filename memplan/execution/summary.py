@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from memplan.execution.device_log import NO_LOG, DeviceLog
 from memplan.execution.findings import Cause, find, lower_bound_reasons, takes_as_much
+from memplan.execution.ranks import ONE_RANK, Ranks
 from memplan.execution.rehearsal import DeviceRead, OutOfMemory, ProgramFailure, Rehearsal
 from memplan.execution.run_record import RecordedRead, RunRecord
 from memplan.execution.runner import ended
@@ -40,13 +41,15 @@ def rehearsal_of(
     exit_code: int = 0,
     process: str | None = None,
     values_failure: str | None = None,
+    ranks: Ranks = ONE_RANK,
 ) -> Rehearsal:
     """
     Return the rehearsal that *run* is.
 
     *without*: the same without the libraries' workspaces, where there were any. *others*: the same with the other end of an assumption, by
     which it takes less, each by what was assumed. *context*: what CUDA takes beside PyTorch's allocator.
-    *exit_code* and *process* are those of a whole program. *values_failure*: why the values that it reads were not found.
+    *exit_code* and *process* are those of a whole program. *values_failure*: why the values that it reads were not found. *ranks*: those
+    that train together, and which of them this is.
     """
     record = run.record
     assert record.gpu_name is not None
@@ -89,6 +92,8 @@ def rehearsal_of(
             *([_CUT] * is_cut),
         ),
         assumed_range=_assumed_range([other.record for other in others.values()], record, context),
+        rank=ranks.rank,
+        num_ranks=ranks.size,
         process=process,
         trace=trace,
     )

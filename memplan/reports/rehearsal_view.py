@@ -36,6 +36,7 @@ def view_rehearsal(rehearsal: Rehearsal, gpu: GpuSpec, would_fit: WouldFit | Non
     facts = [
         ("GPU", f"{gpu.name}, {format_bytes(gpu.total_memory_bytes)} for programs"),
         ("PyTorch", f"{rehearsal.torch}, {count(len(rehearsal.steps), 'step')}"),
+        *([("ranks", f"rank {rehearsal.rank} of {rehearsal.num_ranks}; the others send what this one does")] * (rehearsal.num_ranks > 1)),
         ("peak allocated", f"{format_bytes(rehearsal.peak_allocated_bytes)}, in {rehearsal.peak_phase}"),
         ("peak reserved", f"{format_bytes(rehearsal.peak_reserved_bytes)}, of which {rehearsal.fragmentation:.1%} fragmentation"),
         (

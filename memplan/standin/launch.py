@@ -11,17 +11,22 @@ from memplan.hardware.gpu import GpuSpec
 from memplan.standin.build import NVRTC, RUNTIME
 
 
-def environment_for(gpu: GpuSpec, libraries: Path, *, context_bytes: int = 0, inherited: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Return the environment in which a program finds *gpu*: its libraries first, and nothing random that changes the order of frees."""
+def environment_for(
+    gpu: GpuSpec, libraries: Path, *, context_bytes: int = 0, num_gpus: int = 1, inherited: Mapping[str, str] = os.environ
+) -> dict[str, str]:
+    """
+    Return the environment in which a program finds *gpu*, or *num_gpus* of them: its libraries first, and nothing random that changes the
+    order of frees.
+    """
     preload = [*_preloaded(libraries), *inherited.get("LD_PRELOAD", "").split(":")]
     path = [str(libraries), *inherited.get("LD_LIBRARY_PATH", "").split(":")]
     return dict(inherited) | {
-        "MEMPLAN_CARD": gpu_description(gpu, context_bytes),
+        "MEMPLAN_CARD": "\n".join([gpu_description(gpu, context_bytes)] * num_gpus),
         "LD_PRELOAD": ":".join(filter(None, preload)),
         "LD_LIBRARY_PATH": ":".join(filter(None, path)),
         # autocast's cache of casts is freed in the order of its hashes, which are addresses
         "PYTHONHASHSEED": "0",
-        "CUDA_VISIBLE_DEVICES": "0",
+        "CUDA_VISIBLE_DEVICES": ",".join(map(str, range(num_gpus))),
         "MEMPLAN_ACCOUNT": "",  # a rehearsal has its GPU for itself
     }
 

@@ -54,15 +54,17 @@ def _load_hidden() -> None:
         spec.loader.exec_module(importlib.util.module_from_spec(spec))
 
 
-def _hold_back() -> None:
-    """Load `child/held_back.py` as a file: its package need not be found here."""
-    spec: Any = importlib.util.spec_from_file_location("memplan_held_back", os.path.join(_ROOT, "memplan", "child", "held_back.py"))
+def _file_of_ours(name: str) -> Any:
+    """Load a module of `child/` as a file: its package need not be found here."""
+    spec: Any = importlib.util.spec_from_file_location(f"memplan_{name}", os.path.join(_ROOT, "memplan", "child", f"{name}.py"))
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    module.hold_back()
+    return module
 
 
 if "MEMPLAN_RESULTS" in os.environ:
-    _hold_back()
+    if "MEMPLAN_WORLD" in os.environ:
+        _file_of_ours("one_rank").take_rank()
+    _file_of_ours("held_back").hold_back()
     sys.meta_path.insert(0, _AfterTorch())
 _load_hidden()

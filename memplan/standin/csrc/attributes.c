@@ -10,7 +10,7 @@
 #include <limits.h>
 #include <string.h>
 
-enum { UNKNOWN = INT_MIN, INVALID_VALUE = 1 };
+enum { UNKNOWN = INT_MIN, INVALID_VALUE = 1, INVALID_DEVICE = 101 };
 
 static int version(void) { return card()->major * 10 + card()->minor; }
 static int named(const char *begin) { return !strncmp(card()->name, begin, strlen(begin)); }
@@ -209,7 +209,7 @@ static int value_of(int attribute) {
     case 136: case 137: return major == 10 ? UNKNOWN : 0;   /* decompression by the copy engine */
     /* this machine: Linux without a display, one card behind no fabric, in the default mode */
     case 17: case 20: case 35: return 0;                    /* a limit of kernels' time, compute mode, the TCC driver of Windows */
-    case 33: return 1;                                      /* its bus, device and domain: 0000:01:00.0 */
+    case 33: return visible_card(current_device()) + 1;     /* its bus: 0000:01:00.0 */
     case 34: case 50: return 0;
     case 84: case 85: return 0;                             /* a board of several, and its number */
     case 92: case 93: case 94: return 0;                    /* the first version of stream operations, which CUDA 12 gave up */
@@ -221,7 +221,10 @@ static int value_of(int attribute) {
     }
 }
 int cudaDeviceGetAttribute(int *out, int attribute, int device) {
+    int before = current_device();
+    if (!choose_device(device)) return INVALID_DEVICE;
     int value = value_of(attribute);
+    choose_device(before);
     if (value == UNKNOWN) return INVALID_VALUE;
     *out = value;
     return 0;

@@ -12,13 +12,14 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#define MOST_CARDS 16
+#define MOST_CARDS 64
 static Card cards[MOST_CARDS];
 static int visible[MOST_CARDS], num_cards, num_visible;
+static __thread int current; /* the device that this thread has chosen, as CUDA counts those that it can see */
 static pthread_once_t described = PTHREAD_ONCE_INIT;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static size_t used_bytes;
-static uintptr_t next_address = FIRST_ADDRESS, next_handle = 0x1000;
+static size_t used_bytes[MOST_CARDS]; /* by device */
+static uintptr_t next_address[MOST_CARDS], next_handle = 0x1000;
 
 void uuid_of(int card, unsigned char out[16]) {
     memcpy(out, "memplan standin", 16);
@@ -65,6 +66,11 @@ static void choose(void) {
         visible[num_visible++] = found;
     }
 }
+/* The first device has what lies behind FIRST_ADDRESS; the others share what is free below the addresses where Linux puts programs. */
+static uintptr_t first_address(int ordinal) {
+    if (!ordinal) return FIRST_ADDRESS;
+    return OTHERS_ADDRESS + (ordinal - 1) * (OTHERS_BYTES / (num_visible - 1) / PAGE * PAGE);
+}
 /* MEMPLAN_CARD: a line for each card on the bus: major minor multiprocessors total context name, the name last since it has blanks. */
 static void describe(void) {
     const char *text = getenv("MEMPLAN_CARD");
@@ -83,13 +89,22 @@ static void describe(void) {
         _exit(70);
     }
     choose();
+    for (int i = 0; i < num_visible; i++) next_address[i] = first_address(i);
 }
 const Card *card(void) {
     pthread_once(&described, describe);
-    return &cards[visible[0]];
+    return &cards[visible[current]];
 }
+const Card *card_on_bus(int number) { return card(), &cards[number]; }
+int num_cards_on_bus(void) { return card(), num_cards; }
 int num_visible_cards(void) { return card(), num_visible; }
 int visible_card(int ordinal) { return card(), visible[ordinal]; }
+int current_device(void) { return current; }
+int choose_device(int ordinal) {
+    if (ordinal < 0 || ordinal >= num_visible_cards()) return 0;
+    current = ordinal;
+    return 1;
+}
 
 /* The account that processes share. Locked through the file, so that a process that is killed lets go of it. */
 static Slot *slots;
@@ -109,71 +124,85 @@ static void lock_account(int type) {
     while (account >= 0 && fcntl(account, F_SETLKW, &whole) && errno == EINTR) {}
 }
 static int is_alive(int pid) { return pid && (!kill(pid, 0) || errno == EPERM); }
-static size_t others_bytes(void) { /* with the account locked */
+static size_t others_bytes(int number) { /* on the card with that number on the bus; with the account locked */
     size_t bytes = 0;
     for (int i = 0; slots && i < SLOTS; i++)
-        if (slots[i].pid != getpid() && slots[i].card == visible[0] && is_alive(slots[i].pid)) bytes += slots[i].bytes;
+        if (slots[i].pid != getpid() && slots[i].card == number && is_alive(slots[i].pid)) bytes += slots[i].bytes;
     return bytes;
 }
-static void tell(size_t bytes) { /* with the account locked */
+static void tell(int device) { /* with the account locked */
     Slot *own = NULL;
     for (int i = 0; slots && i < SLOTS; i++) {
-        if (slots[i].pid == getpid()) own = &slots[i];
+        if (slots[i].pid == getpid() && slots[i].card == visible[device]) own = &slots[i];
         else if (!own && !is_alive(slots[i].pid)) own = &slots[i];
     }
-    if (own) *own = (Slot){getpid(), visible[0], bytes};
+    if (own) *own = (Slot){getpid(), visible[device], used_bytes[device] + cards[visible[device]].context_bytes};
 }
 
-int card_take(size_t bytes) {
-    const Card *c = card();
+int card_take(int device, size_t bytes) {
+    card();
+    const Card *c = &cards[visible[device]];
     pthread_once(&opened, open_account);
     pthread_mutex_lock(&lock);
     lock_account(F_WRLCK);
-    int fits = others_bytes() + used_bytes + bytes + c->context_bytes <= c->total_bytes;
-    if (fits) tell((used_bytes += bytes) + c->context_bytes);
+    int fits = others_bytes(visible[device]) + used_bytes[device] + bytes + c->context_bytes <= c->total_bytes;
+    if (fits) {
+        used_bytes[device] += bytes;
+        tell(device);
+    }
     lock_account(F_UNLCK);
     pthread_mutex_unlock(&lock);
     return fits;
 }
-void card_give(size_t bytes) {
+void card_give(int device, size_t bytes) {
     pthread_mutex_lock(&lock);
     lock_account(F_WRLCK);
-    tell((used_bytes -= bytes) + card()->context_bytes);
+    used_bytes[device] -= bytes;
+    tell(device);
     lock_account(F_UNLCK);
     pthread_mutex_unlock(&lock);
 }
-size_t card_free_bytes(void) {
-    const Card *c = card();
+size_t card_free_bytes(int number) {
+    const Card *c = card_on_bus(number);
     pthread_once(&opened, open_account);
     pthread_mutex_lock(&lock);
     lock_account(F_RDLCK);
-    size_t taken = others_bytes() + used_bytes + c->context_bytes;
+    size_t taken = others_bytes(number) + c->context_bytes;
+    for (int i = 0; i < num_visible; i++)
+        if (visible[i] == number) taken += used_bytes[i];
     lock_account(F_UNLCK);
     pthread_mutex_unlock(&lock);
     return taken < c->total_bytes ? c->total_bytes - taken : 0;
 }
 uintptr_t card_reserve(size_t bytes) {
+    card();
     pthread_mutex_lock(&lock);
-    uintptr_t address = next_address;
-    next_address += (bytes + PAGE - 1) / PAGE * PAGE + PAGE; /* a page between: running over an end is no other allocation */
+    uintptr_t address = next_address[current];
+    next_address[current] += (bytes + PAGE - 1) / PAGE * PAGE + PAGE; /* a page between: running over an end is no other allocation */
     pthread_mutex_unlock(&lock);
     return address;
 }
-int card_owns(const void *pointer) { return (uintptr_t)pointer >= FIRST_ADDRESS && (uintptr_t)pointer < next_address; }
+int device_of(const void *pointer) {
+    uintptr_t address = (uintptr_t)pointer;
+    for (int i = 0; i < num_visible; i++)
+        if (address < next_address[i] && address >= first_address(i)) return i;
+    return -1;
+}
+int card_owns(const void *pointer) { return device_of(pointer) >= 0; }
 
 void *new_handle(void) { return (void *)__sync_add_and_fetch(&next_handle, 64); }
 
 /* MEMPLAN_LOG: a file whose lines tell the parent what must not go unsaid. */
-static void log_line(const char *kind, const char *name, size_t bytes) {
+void tell_parent(const char *kind, const char *name, size_t number) {
     const char *path = getenv("MEMPLAN_LOG");
     FILE *file = path ? fopen(path, "a") : NULL;
     if (!file) return;
-    if (bytes) fprintf(file, "%s %s %zu\n", kind, name, bytes);
+    if (number) fprintf(file, "%s %s %zu\n", kind, name, number);
     else fprintf(file, "%s %s\n", kind, name);
     fclose(file);
 }
 int not_served(const char *call, int code) {
-    log_line("not served", call, 0);
+    tell_parent("not served", call, 0);
     fprintf(stderr, "memplan stand-in: %s is not served\n", call);
     return code;
 }
@@ -181,10 +210,10 @@ size_t library_workspace(const char *kind, size_t allowance) {
     static size_t largest;
     const char *wanted = getenv("MEMPLAN_WORKSPACES");
     if (!wanted || *wanted != '1' || !allowance) return 0;
-    if (allowance > largest) log_line("workspace", kind, largest = allowance);
+    if (allowance > largest) tell_parent("workspace", kind, largest = allowance);
     return allowance;
 }
 void library_unknown(const char *kind) {
     static const char *said;
-    if (said != kind) log_line("unknown", said = kind, 0);
+    if (said != kind) tell_parent("unknown", said = kind, 0);
 }

@@ -9,6 +9,8 @@
 
 #define PAGE ((size_t)2 << 20)           /* the driver gives memory out in pages of 2 MiB */
 #define FIRST_ADDRESS 0x700000000000ULL  /* nothing of the host lies from here on */
+#define OTHERS_ADDRESS 0x100000000000ULL /* nor here, */
+#define OTHERS_BYTES 0x400000000000ULL   /* up to where programs are loaded */
 
 typedef struct {
     char name[256];
@@ -24,16 +26,23 @@ typedef struct {
 } Slot;
 #define SLOTS 64
 
-const Card *card(void);          /* the first that CUDA_VISIBLE_DEVICES leaves of those in MEMPLAN_CARD, read once */
+/* Cards are numbered as on the bus, as in MEMPLAN_CARD, which is read once; devices are what CUDA_VISIBLE_DEVICES leaves of them. */
+const Card *card(void);          /* of the device that this thread has chosen */
+const Card *card_on_bus(int number);
+int num_cards_on_bus(void);
 int num_visible_cards(void);
-int visible_card(int ordinal);   /* the number on the bus of CUDA's device *ordinal* */
-void uuid_of(int card, unsigned char out[16]); /* of the card with that number on the bus */
-int card_take(size_t bytes);     /* 1 and counted when it fits, else 0 */
-void card_give(size_t bytes);
-size_t card_free_bytes(void);
-uintptr_t card_reserve(size_t bytes); /* addresses that nothing backs, never handed out twice */
+int visible_card(int ordinal);   /* the card that CUDA's device *ordinal* is */
+int current_device(void);
+int choose_device(int ordinal);  /* 1 where there is one, else 0 */
+void uuid_of(int card, unsigned char out[16]);
+int card_take(int device, size_t bytes); /* 1 and counted when it fits, else 0 */
+void card_give(int device, size_t bytes);
+size_t card_free_bytes(int card);
+uintptr_t card_reserve(size_t bytes); /* addresses of the chosen device that nothing backs, never handed out twice */
+int device_of(const void *pointer); /* -1: the host's */
 int card_owns(const void *pointer);
 void *new_handle(void);          /* for streams, events, library handles: never NULL, never twice */
+void tell_parent(const char *kind, const char *name, size_t number); /* a line of MEMPLAN_LOG; no number where it is 0 */
 int not_served(const char *call, int code); /* say the call's name, and return the library's own "not supported" */
 size_t library_workspace(const char *kind, size_t allowance); /* what to answer where only the real library knows: 0, or an allowance */
 void library_unknown(const char *kind); /* say that a library may take more than anybody can know */
@@ -52,6 +61,7 @@ void card_memory_set(uintptr_t to, unsigned value, size_t width, size_t count); 
 void card_memory_lost(uintptr_t address, size_t bytes); /* given back: what comes there next is new */
 #pragma GCC visibility push(hidden) /* a library of the program may have functions of these names */
 void memory_copy(Copy copy);
+int memory_known(const void *address, void *out, size_t bytes); /* 1 where every byte is known, which then are in *out* */
 void unknown_read(void *to, size_t bytes); /* the host reads what only the real device would know */
 int is_own_check(unsigned char *to, size_t bytes); /* PyTorch reads whether a call of its own went well: 1, and answered */
 #pragma GCC visibility pop

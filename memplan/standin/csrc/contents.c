@@ -160,6 +160,12 @@ static void recall(const Copy *copy) {
         memcpy((char *)copy->to + row * copy->to_pitch, rows + row * copy->width, copy->width);
     if (!is_whole) free(rows);
 }
+int memory_known(const void *address, void *out, size_t bytes) {
+    pthread_mutex_lock(&lock);
+    size_t known = read_known(out, (uintptr_t)address, bytes);
+    pthread_mutex_unlock(&lock);
+    return known == bytes;
+}
 void memory_copy(Copy copy) {
     int to_device = card_owns(copy.to), from_device = card_owns(copy.from);
     if (!copy.width || !copy.height) return;

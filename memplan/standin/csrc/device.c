@@ -16,13 +16,15 @@ enum { SIZE = 1032, MULTIPROCESSORS = 388, INTEGRATED = 396, CONCURRENT = 576, P
 enum { TOTAL = 288, SHARED_BLOCK = 296, REGISTERS = 304, WARP = 308, PITCH = 312, THREADS_BLOCK = 320, BLOCK_DIM = 324, GRID_DIM = 336,
        CONSTANT = 352, MAJOR = 360, MINOR = 364, TEXTURE = 368 };
 
+enum { INVALID_DEVICE = 101 }; /* cudaErrorInvalidDevice */
+
 static void put_int(char *at, int offset, int value) { memcpy(at + offset, &value, sizeof value); }
 static void put_size(char *at, int offset, size_t value) { memcpy(at + offset, &value, sizeof value); }
 
-int cudaGetDeviceProperties(char *out, int device) {
+static int properties_of_current(char *out) {
     memset(out, 0, SIZE);
     memcpy(out, card()->name, strlen(card()->name) + 1);
-    uuid_of(visible_card(0), (unsigned char *)out + 256);
+    uuid_of(visible_card(current_device()), (unsigned char *)out + 256);
     put_size(out, TOTAL, card()->total_bytes);
     put_size(out, SHARED_BLOCK, 49152);
     put_int(out, REGISTERS, 65536);
@@ -37,7 +39,7 @@ int cudaGetDeviceProperties(char *out, int device) {
     put_int(out, MULTIPROCESSORS, card()->multiprocessors);
     put_int(out, INTEGRATED, is_integrated());
     put_int(out, CONCURRENT, 1);
-    put_int(out, PCI_BUS, 1);
+    put_int(out, PCI_BUS, visible_card(current_device()) + 1);
     put_int(out, UNIFIED, 1);
     put_int(out, L2, chip()->l2_bytes);
     put_int(out, THREADS, threads_of_multiprocessor());
@@ -47,18 +49,27 @@ int cudaGetDeviceProperties(char *out, int device) {
     put_int(out, BLOCKS, blocks_of_multiprocessor());
     return 0;
 }
+int cudaGetDeviceProperties(char *out, int device) {
+    int before = current_device();
+    if (!choose_device(device)) return INVALID_DEVICE;
+    properties_of_current(out);
+    choose_device(before);
+    return 0;
+}
 int cudaGetDeviceProperties_v2(char *out, int device) { return cudaGetDeviceProperties(out, device); } /* its name in CUDA 12 */
 
-/* Of several cards a program has the first that it can see. */
 int cudaGetDeviceCount(int *out) {
     start_recorder();
-    *out = num_visible_cards() > 0;
+    *out = num_visible_cards();
     return *out ? 0 : 100; /* cudaErrorNoDevice */
 }
-int cudaGetDevice(int *out) { *out = 0; return 0; }
-int cudaSetDevice(int device) { return device == 0 ? 0 : 101; } /* cudaErrorInvalidDevice */
+int cudaGetDevice(int *out) { *out = current_device(); return 0; }
+int cudaSetDevice(int device) { return choose_device(device) ? 0 : INVALID_DEVICE; }
 int cudaDriverGetVersion(int *out) { *out = CUDA_MAJOR * 1000; return 0; }
 int cudaRuntimeGetVersion(int *out) { *out = CUDA_MAJOR * 1000; return 0; }
-int cudaDeviceGetPCIBusId(char *out, int size, int device) { snprintf(out, size, "0000:01:00.0"); return 0; }
+int cudaDeviceGetPCIBusId(char *out, int size, int device) {
+    snprintf(out, size, "0000:%02x:00.0", visible_card(device) + 1);
+    return 0;
+}
 int cudaDeviceCanAccessPeer(int *out, int device, int peer) { *out = 0; return 0; }
 int cudaDeviceGetStreamPriorityRange(int *least, int *greatest) { *least = 0; *greatest = -5; return 0; }

@@ -10,11 +10,13 @@ int cuDeviceGetCount(int *out) { *out = num_visible_cards(); return 0; }
 int cuDeviceGetUuid_v2(unsigned char *out, int device) { uuid_of(visible_card(device), out); return 0; }
 int cuDeviceGetAttribute(int *out, int attribute, int device) { return cudaDeviceGetAttribute(out, attribute, device); }
 int cuDevicePrimaryCtxGetState(int device, unsigned *flags, int *active) { *flags = 0; *active = 1; return 0; }
-int cuDevicePrimaryCtxRetain(void **out, int device) { *out = (void *)1; return 0; }
-int cuCtxGetCurrent(void **out) { *out = (void *)1; return 0; }
-int cuCtxSetCurrent(void *context) { return 0; }
-int cuCtxPushCurrent_v2(void *context) { return 0; }
-int cuCtxPopCurrent_v2(void **out) { if (out) *out = (void *)1; return 0; }
+int cuDevicePrimaryCtxRetain(void **out, int device) { *out = (void *)(size_t)(device + 1); return 0; }
+/* a context is its device, and one */
+int cuCtxGetCurrent(void **out) { *out = (void *)(size_t)(current_device() + 1); return 0; }
+int cuCtxSetCurrent(void *context) { return !context || choose_device((int)(size_t)context - 1) ? 0 : 201; } /* CUDA_ERROR_INVALID_CONTEXT */
+int cuCtxPushCurrent_v2(void *context) { return cuCtxSetCurrent(context); }
+int cuCtxPopCurrent_v2(void **out) { return out ? cuCtxGetCurrent(out) : 0; }
+int cuCtxGetDevice(int *out) { *out = current_device(); return 0; }
 int cuLogsRegisterCallback(void *callback, void *data, void **out) { if (out) *out = new_handle(); return 0; }
 int cuLogsUnregisterCallback(void *callback) { return 0; }
 int cuGetErrorString(int error, const char **out) { *out = error ? "error of the stand-in device" : "no error"; return 0; }
@@ -54,20 +56,26 @@ int cuPointerGetAttribute(void *out, int attribute, unsigned long long pointer) 
     return 0;
 }
 
-/* virtual memory: a handle is its size */
+/* struct CUmemAllocationProp_st of cuda.h, as far as it says whose memory is wanted */
+struct allocation_properties {
+    int type, handle_types, location_type, device;
+};
+
+/* virtual memory: a handle is its size, which is a number of pages, and its device */
 int cuMemGetAllocationGranularity(size_t *out, const void *properties, int option) { *out = PAGE; return 0; }
 int cuMemAddressReserve(unsigned long long *out, size_t bytes, size_t alignment, unsigned long long address, unsigned long long flags) {
     *out = card_reserve(bytes);
     return 0;
 }
 int cuMemAddressFree(unsigned long long address, size_t bytes) { return 0; }
-int cuMemCreate(unsigned long long *handle, size_t bytes, const void *properties, unsigned long long flags) {
+int cuMemCreate(unsigned long long *handle, size_t bytes, const struct allocation_properties *wanted, unsigned long long flags) {
     start_recorder();
-    if (!card_take(bytes)) return 2; /* CUDA_ERROR_OUT_OF_MEMORY */
-    *handle = bytes;
+    if (wanted->device < 0 || wanted->device >= num_visible_cards()) return 101; /* CUDA_ERROR_INVALID_DEVICE */
+    if (!card_take(wanted->device, bytes)) return 2; /* CUDA_ERROR_OUT_OF_MEMORY */
+    *handle = bytes + wanted->device;
     return 0;
 }
-int cuMemRelease(unsigned long long handle) { card_give((size_t)handle); return 0; }
+int cuMemRelease(unsigned long long handle) { card_give(handle % PAGE, handle / PAGE * PAGE); return 0; }
 int cuMemMap(unsigned long long address, size_t bytes, size_t offset, unsigned long long handle, unsigned long long flags) { return 0; }
 int cuMemUnmap(unsigned long long address, size_t bytes) { card_memory_lost(address, bytes); return 0; }
 int cuMemSetAccess(unsigned long long address, size_t bytes, const void *descriptor, size_t count) { return 0; }

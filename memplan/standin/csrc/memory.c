@@ -60,7 +60,7 @@ static int holds(Table *table, const void *pointer) {
 int cudaMalloc(void **out, size_t bytes) {
     size_t paged = (bytes + PAGE - 1) / PAGE * PAGE;
     start_recorder();
-    if (!card_take(paged)) return last_error = OUT_OF_MEMORY;
+    if (!card_take(current_device(), paged)) return last_error = OUT_OF_MEMORY;
     *out = (void *)card_reserve(paged);
     add(&device, (uintptr_t)*out, paged);
     return 0;
@@ -69,13 +69,13 @@ int cudaFree(void *pointer) {
     if (!pointer) return 0;
     size_t bytes = take_out(&device, (uintptr_t)pointer);
     card_memory_lost((uintptr_t)pointer, bytes);
-    card_give(bytes);
+    if (bytes) card_give(device_of(pointer), bytes);
     return 0;
 }
 int cudaMallocAsync(void **out, size_t bytes, void *stream) { return cudaMalloc(out, bytes); }
 int cudaFreeAsync(void *pointer, void *stream) { return cudaFree(pointer); }
 int cudaMemGetInfo(size_t *free_bytes, size_t *total_bytes) {
-    *free_bytes = card_free_bytes();
+    *free_bytes = card_free_bytes(visible_card(current_device()));
     *total_bytes = card()->total_bytes;
     return 0;
 }
@@ -109,9 +109,9 @@ struct pointer_attributes {
     void *device_pointer, *host_pointer;
 };
 int cudaPointerGetAttributes(struct pointer_attributes *out, const void *pointer) {
-    int type = card_owns(pointer) ? 2 : holds(&pinned, pointer) ? 1 : 0;
+    int device = device_of(pointer), type = device >= 0 ? 2 : holds(&pinned, pointer) ? 1 : 0;
     out->type = type;
-    out->device = 0;
+    out->device = device >= 0 ? device : current_device();
     out->device_pointer = type ? (void *)pointer : NULL;
     out->host_pointer = type == 1 ? (void *)pointer : NULL;
     return 0;
@@ -135,7 +135,7 @@ int cudaMemcpyAsync(void *to, const void *from, size_t bytes, int kind, void *st
 }
 int cudaMemcpy(void *to, const void *from, size_t bytes, int kind) { return cudaMemcpyAsync(to, from, bytes, kind, NULL); }
 int cudaMemcpyPeerAsync(void *to, int to_device, const void *from, int from_device, size_t bytes, void *stream) {
-    return cudaMemcpyAsync(to, from, bytes, 4, stream); /* there is one device */
+    return cudaMemcpyAsync(to, from, bytes, 4, stream); /* the addresses say which */
 }
 int cudaMemcpyPeer(void *to, int to_device, const void *from, int from_device, size_t bytes) {
     return cudaMemcpyPeerAsync(to, to_device, from, from_device, bytes, NULL);

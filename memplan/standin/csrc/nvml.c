@@ -4,7 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { NOT_SUPPORTED = 3 };
+enum { INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3 };
 
 int nvmlInit_v2(void) { return 0; }
 int nvmlInitWithFlags(unsigned flags) { return 0; }
@@ -12,28 +12,46 @@ int nvmlShutdown(void) { return 0; }
 const char *nvmlErrorString(int error) { return error ? "not supported by the stand-in device" : "success"; }
 int nvmlSystemGetDriverVersion(char *out, unsigned size) { snprintf(out, size, "memplan-standin"); return 0; }
 int nvmlSystemGetCudaDriverVersion_v2(int *out) { *out = CUDA_MAJOR * 1000; return 0; }
-int nvmlDeviceGetCount_v2(unsigned *out) { *out = 1; return 0; }
-int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **out) { *out = (void *)1; return index ? 2 : 0; }
-int nvmlDeviceGetHandleByPciBusId_v2(const char *id, void **out) { *out = (void *)1; return 0; }
-int nvmlDeviceGetName(void *device, char *out, unsigned size) { snprintf(out, size, "%s", card()->name); return 0; }
+/* a handle is the card's number on the bus, and one */
+static int number_of(void *device) { return (int)(size_t)device - 1; }
+static const Card *card_of(void *device) { return card_on_bus(number_of(device)); }
+
+int nvmlDeviceGetCount_v2(unsigned *out) { *out = num_cards_on_bus(); return 0; }
+int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **out) {
+    *out = (void *)(size_t)(index + 1);
+    return index < (unsigned)num_cards_on_bus() ? 0 : INVALID_ARGUMENT;
+}
+int nvmlDeviceGetHandleByPciBusId_v2(const char *id, void **out) { /* DOMAIN:BUS:DEVICE.FUNCTION */
+    unsigned bus = 0;
+    if (sscanf(id, "%*x:%x:", &bus) != 1 || !bus || bus > (unsigned)num_cards_on_bus()) return INVALID_ARGUMENT;
+    *out = (void *)(size_t)bus;
+    return 0;
+}
+int nvmlDeviceGetName(void *device, char *out, unsigned size) { snprintf(out, size, "%s", card_of(device)->name); return 0; }
 int nvmlDeviceGetUUID(void *device, char *out, unsigned size) {
     unsigned char uuid[16];
-    uuid_of(visible_card(0), uuid);
+    uuid_of(number_of(device), uuid);
     int at = snprintf(out, size, "GPU-");
     for (int i = 0; i < 16; i++) at += snprintf(out + at, size - at, i == 4 || i == 6 || i == 8 || i == 10 ? "-%02x" : "%02x", uuid[i]);
     return 0;
 }
-int nvmlDeviceGetCudaComputeCapability(void *device, int *major, int *minor) { *major = card()->major; *minor = card()->minor; return 0; }
+int nvmlDeviceGetCudaComputeCapability(void *device, int *major, int *minor) {
+    *major = card_of(device)->major;
+    *minor = card_of(device)->minor;
+    return 0;
+}
 int nvmlDeviceGetMigMode(void *device, unsigned *current, unsigned *pending) { return NOT_SUPPORTED; }
 
 struct memory { unsigned long long total, free, used; };
 int nvmlDeviceGetMemoryInfo(void *device, struct memory *out) {
-    *out = (struct memory){card()->total_bytes, card_free_bytes(), card()->total_bytes - card_free_bytes()};
+    size_t total = card_of(device)->total_bytes, left = card_free_bytes(number_of(device));
+    *out = (struct memory){total, left, total - left};
     return 0;
 }
 struct memory_v2 { unsigned version; unsigned long long total, reserved, free, used; };
 int nvmlDeviceGetMemoryInfo_v2(void *device, struct memory_v2 *out) {
-    *out = (struct memory_v2){out->version, card()->total_bytes, 0, card_free_bytes(), card()->total_bytes - card_free_bytes()};
+    size_t total = card_of(device)->total_bytes, left = card_free_bytes(number_of(device));
+    *out = (struct memory_v2){out->version, total, 0, left, total - left};
     return 0;
 }
 int nvmlDeviceGetComputeRunningProcesses(void *device, unsigned *count, void *processes) { *count = 0; return 0; }

@@ -1,0 +1,150 @@
+"""
+A process group without its other processes, for PyTorch's own code to stand on.
+
+What is PyTorch's stays PyTorch's: ProcessGroupNCCL runs on the simulated NCCL (csrc/nccl.c), DDP, FSDP and DTensor on that. Changed is how
+ranks find each other, and what goes through the host, as Gloo's groups do. Each rank that is missing behaves as a copy of this one.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import inspect
+import os
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import torch.distributed
+
+from memplan.child.after_import import change_when_imported
+from memplan.child.host_groups import HostGroup, hand_tensors_on
+from memplan.child.one_rank import World, say_rank, take_rank, wait_for_rank
+from memplan.child.rank_keys import CopiesStore
+
+
+class _Launching:
+    """Whether this process is a launcher, which talks to the processes that it starts, all of this machine."""
+
+    is_on = False
+
+
+def be_one_rank(ranks: World) -> None:
+    """Have this process be the rank of *ranks* that is rehearsed."""
+    c10d: Any = torch.distributed.distributed_c10d
+    dist: Any = torch.distributed
+    if dist.get_debug_level() == dist.DebugLevel.DETAIL:
+        dist.set_debug_level(dist.DebugLevel.INFO)  # its checks compare what the ranks do
+    _replace(c10d, "rendezvous", _meeting(ranks, c10d.rendezvous))
+    _replace(c10d, "init_process_group", _with_own_store(ranks, c10d.init_process_group))
+    _replace(c10d, "_new_process_group_helper", _telling_size(c10d._new_process_group_helper))
+    for module in (c10d, dist, sys.modules["torch.distributed.rendezvous"]):
+        if hasattr(module, "TCPStore"):
+            module.TCPStore = _store_or(module.TCPStore)  # type: ignore[union-attr]
+    if hasattr(c10d, "ProcessGroupGloo"):
+        c10d.ProcessGroupGloo = HostGroup
+    if hasattr(dist.ProcessGroup, "split_group"):
+        dist.ProcessGroup.split_group = _telling_number(dist.ProcessGroup.split_group)
+    hand_tensors_on()
+    change_when_imported({"torch.distributed.run": _launch_here})
+
+
+def _replace(c10d: Any, name: str, function: Callable[..., Any]) -> None:
+    before = getattr(c10d, name)
+    for module in (c10d, torch.distributed):
+        if getattr(module, name, None) is before:
+            setattr(module, name, function)
+
+
+def _meeting(ranks: World, rendezvous: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a `rendezvous` that nobody else has to come to."""
+
+    @functools.wraps(rendezvous)
+    def meet(url: str, rank: int = -1, world_size: int = -1, **keywords: Any) -> Iterator[tuple[Any, int, int]]:
+        if _Launching.is_on:
+            yield from rendezvous(url, rank, world_size, **keywords)
+            return
+        said = parse_qs(urlsplit(url).query)
+        rank = rank if rank >= 0 else int(said.get("rank", [os.environ.get("RANK", ranks.rank)])[0])
+        size = world_size if world_size >= 0 else int(said.get("world_size", [os.environ.get("WORLD_SIZE", ranks.size)])[0])
+        yield CopiesStore(size), rank, size
+
+    return meet
+
+
+def _with_own_store(ranks: World, begin: Callable[..., Any]) -> Callable[..., Any]:
+    """
+    Return an `init_process_group` for the rehearsed rank alone, whatever store the program gives.
+
+    A process that says it is another rank, as `mp.spawn` starts them, waits until the rehearsed one has ended.
+    """
+    signature = inspect.signature(begin)
+
+    @functools.wraps(begin)
+    def call(*arguments: Any, **keywords: Any) -> Any:
+        given = signature.bind(*arguments, **keywords)
+        rank, size, store = (given.arguments.get(name) for name in ("rank", "world_size", "store"))
+        if rank is not None and rank >= 0 and size is not None and size > 0:
+            if rank != min(ranks.rank, size - 1):
+                wait_for_rank()
+            say_rank()
+        else:
+            take_rank()  # a process that a launcher forked has loaded no hook
+        if store is not None and not isinstance(store, CopiesStore):
+            given.arguments["store"] = CopiesStore(size or 1)
+        return begin(*given.args, **given.kwargs)
+
+    return call
+
+
+def _store_or(real: Any) -> Any:
+    """Return the class of the stores that a rank makes: nobody connects to them. A launcher's own are real."""
+
+    class RankStore(CopiesStore):
+        def __new__(cls, *arguments: Any, **keywords: Any) -> Any:
+            return real(*arguments, **keywords) if _Launching.is_on else super().__new__(cls)
+
+        def __init__(self, host: str = "", port: int = 0, world_size: int | None = None, *rest: Any, **keywords: Any) -> None:
+            del rest, keywords
+            super().__init__(world_size or (torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1))
+            self.host, self.port = host, port
+
+    return RankStore
+
+
+def _telling_size(make: Callable[..., Any]) -> Callable[..., Any]:
+    """Have the simulated NCCL know how many ranks the group has that is made: one that is split off another does not say it."""
+
+    @functools.wraps(make)
+    def call(group_size: int, *arguments: Any, **keywords: Any) -> Any:
+        _tell_size(group_size)
+        return make(group_size, *arguments, **keywords)
+
+    return call
+
+
+def _telling_number(split: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(split)
+    def call(group: Any, ranks: list[int], *arguments: Any, **keywords: Any) -> Any:
+        _tell_size(len(ranks))
+        return split(group, ranks, *arguments, **keywords)
+
+    return call
+
+
+def _tell_size(size: int) -> None:
+    ctypes.CDLL(None).memplan_next_group(size)
+
+
+def _launch_here(module: Any) -> None:
+    """Have torchrun start the processes of this one machine, without waiting for others."""
+    run = module.run
+
+    @functools.wraps(run)
+    def launch(arguments: Any) -> Any:
+        arguments.nnodes, arguments.standalone = "1:1", True
+        _Launching.is_on = True
+        return run(arguments)
+
+    module.run = launch

@@ -1,0 +1,88 @@
+"""The ranks that train together, and the one of them that is rehearsed: the others need not be there."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from memplan.errors import UsageError
+
+MOST_GPUS = 64
+"""Of one machine: cards that the simulated machine has (csrc/card.c)."""
+
+
+_WATCHING = ("TORCH_NCCL_ENABLE_MONITORING", "TORCH_NCCL_DUMP_ON_TIMEOUT")
+"""Threads of ProcessGroupNCCL that ask the other ranks whether they live."""
+
+
+class Ranks(NamedTuple):
+    """How many processes train together, one for each GPU, and which of them is run."""
+
+    num_gpus: int = 1
+    """Of each machine."""
+    num_nodes: int = 1
+    """Machines."""
+    rank: int = 0
+
+    @property
+    def size(self) -> int:
+        """Return how many ranks there are."""
+        return self.num_gpus * self.num_nodes
+
+    @property
+    def are_several(self) -> bool:
+        """Say whether there is more than one."""
+        return self.size > 1
+
+    def checked(self) -> Ranks:
+        """Return these. Raises UsageError where there is no such rank, or no such machine."""
+        if self.num_gpus > MOST_GPUS:
+            raise UsageError(f"a machine has at most {MOST_GPUS} GPUs here", hint="say how many machines there are: `num_nodes=8`")
+        if not 0 <= self.rank < self.size:
+            raise UsageError(f"there is no rank {self.rank} of {self.size}", hint=f"ranks go from 0 to {self.size - 1}")
+        return self
+
+    def variables(self) -> dict[str, str]:
+        """Return what child/one_rank.py reads, and what keeps PyTorch from watching for ranks that do not answer."""
+        if not self.are_several:
+            return {}
+        return {"MEMPLAN_WORLD": f"{self.num_gpus} {self.num_nodes} {self.rank}", **dict.fromkeys(_WATCHING, "0")}
+
+
+ONE_RANK = Ranks()
+"""A process that trains alone."""
+
+_GPUS = re.compile(r"--(?:nproc[-_]per[-_]node|num[-_]processes|num[-_]gpus)(?:=(\d+))?")
+_NODES = re.compile(r"--(?:nnodes|num[-_]machines|num[-_]nodes)(?:=(?:\d+:)?(\d+))?")
+
+
+def launched_by(words: Sequence[str]) -> Ranks:
+    """
+    Return how many GPUs and machines the launcher in the command *words* is told of: torchrun, accelerate or deepspeed.
+
+    They say it before the script that they start. Accelerate counts the processes of all machines.
+    """
+    program = next((at for at, word in enumerate(words) if at and word.endswith(".py")), len(words))
+    launcher = words[:program] if _launcher(words[:program]) else ()
+    num_gpus, num_nodes = (_number(launcher, option) for option in (_GPUS, _NODES))
+    if _launcher(launcher) == "accelerate":
+        num_gpus = max(1, num_gpus // num_nodes)
+    return Ranks(num_gpus, num_nodes)
+
+
+def _launcher(words: Sequence[str]) -> str | None:
+    names = [word.rpartition("/")[2] for word in words]
+    if any(name in ("torchrun", "torch.distributed.run", "torch.distributed.launch", "tune") for name in names):
+        return "torchrun"
+    return next((name for name in ("accelerate", "deepspeed") if any(word.split(".")[0] == name for word in names)), None)
+
+
+def _number(words: Sequence[str], option: re.Pattern[str]) -> int:
+    """Return the number behind *option*; 1 where it is not among *words*, or says something else (`auto`)."""
+    for at, word in enumerate(words):
+        found = option.fullmatch(word)
+        if found:
+            value = found[1] or (words[at + 1].rpartition(":")[2] if at + 1 < len(words) else "")
+            return int(value) if value.isdecimal() and int(value) else 1
+    return 1

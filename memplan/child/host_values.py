@@ -27,6 +27,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 
 from memplan.child.device_reads import ONE_CHOICE, Reads
+from memplan.child.followed_collectives import received
 from memplan.child.program_frames import frames_from
 from memplan.child.recorded_values import ValueWriter
 from memplan.child.shadows import Shadows
@@ -81,6 +82,13 @@ _OF_LENGTHS = {"_ctc_loss", "_use_cudnn_ctc_loss", "_cudnn_ctc_loss", "_ctc_loss
 _READS_IN_A_MODE = {"_ctc_loss_backward"}
 """Operations that read only while a mode follows: without one, PyTorch reads the lengths once and hands numbers on."""
 
+
+_OF_TENSORS = {
+    "allreduce_", "allreduce_coalesced_", "reduce_", "allgather_", "allgather_coalesced_", "allgather_into_tensor_coalesced_",
+    "_allgather_base_", "gather_", "scatter_", "reduce_scatter_", "_reduce_scatter_base_", "reduce_scatter_tensor_coalesced_",
+    "alltoall_", "alltoall_base_",
+}  # fmt: skip
+"""Collectives after which other tensors have values, or the same others."""
 
 Awaited = bool | int | bytes
 """What a read gets: the bytes themselves, a count in as many bytes as are asked for, or a yes or no."""
@@ -248,15 +256,21 @@ class HostValues(TorchDispatchMode):
         return self._shadows.value(value) if has_memory(value) and value.is_cuda else value
 
     def _collective(self, func: Any, name: str, args: Any, kwargs: Any, run: Callable[[], Any]) -> Any:
-        """Follow what a process hands to itself: it is the only one."""
-        if name in ("allreduce_", "broadcast_", "reduce_", "allreduce_coalesced_", "barrier"):
+        """Follow what the ranks hand to each other: each what this one does."""
+        if name not in _OF_TENSORS:
             return run()
-        values = [(tensor, self._shadows.value(tensor)) for tensor in _given_on(name, args) if tensor.is_cuda]
+        found = [
+            (*each, self._shadows.assumption_of([each.source])) for each in received(name, args, self._value_of) if each.target.is_cuda
+        ]
         result = self._unknown(func, name, args, kwargs, run())
-        for target, (source, value) in zip(_filled_by(name, args), values, strict=False):
+        for target, value, source, assumption in found:
             if value is not None and target.dtype == source.dtype:
-                self._shadows.learn(target, value.view(target.shape), self._shadows.assumption_of([source]))
+                self._shadows.learn(target, value.view(target.shape), assumption)
         return result
+
+    def _value_of(self, tensor: Any) -> torch.Tensor | None:
+        """Return what a tensor holds, on the device or on the host, where that is known."""
+        return self._shadows.value(tensor) if tensor.is_cuda else tensor
 
     def _copied(self, run: Callable[[], Any], name: str, args: Any) -> Any:
         source = args[1] if name == "copy_" else args[0]
@@ -430,18 +444,6 @@ def _is_for_ordinary_numbers(name: str, args: Any) -> bool | None:
         return name == "ne" or (name == "lt" and right > 0) or (name == "gt" and right < 0)
     is_same = has_memory(left) and has_memory(right) and left.is_set_to(right)
     return name == "eq" if is_same and name in ("eq", "ne") else None
-
-
-def _given_on(name: str, args: Any) -> list[Any]:
-    """Return the tensors that a collective sends, each of which comes back to this process."""
-    if name not in ("allgather_", "_allgather_base_", "reduce_scatter_", "_reduce_scatter_base_"):
-        return []
-    return [tensor for tensor in tree_flatten(args[1])[0] if has_memory(tensor)]
-
-
-def _filled_by(name: str, args: Any) -> list[Any]:
-    """Return the tensors that it fills, in the same order."""
-    return [tensor for tensor in tree_flatten(args[0])[0] if has_memory(tensor)] if _given_on(name, args) else []
 
 
 def _awaited_by(name: str, host_args: Any, found: Any) -> tuple[list[Awaited], bool]:

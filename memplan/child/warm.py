@@ -39,6 +39,7 @@ import torch
 
 from memplan.child.held_back import hold_back
 from memplan.child.installed_modules import installed_modules
+from memplan.child.one_rank import take_rank
 from memplan.child.script import begin, first_environment
 from memplan.child.server import can_fork, fork, let_gpus_be_counted
 
@@ -201,6 +202,7 @@ def become(request: dict[str, Any], streams: list[int], set_by_packages: dict[st
     os.umask(request["umask"])
     os.environ.clear()
     os.environ.update(request["environment"] | set_by_packages)
+    take_rank()
     os.chdir(request["folder"])
     overlay = getattr(ctypes.CDLL(None), "memplan_overlay_begin", None)
     if overlay is not None:

@@ -259,9 +259,8 @@ class HostValues(TorchDispatchMode):
         """Follow what the ranks hand to each other: each what this one does."""
         if name not in _OF_TENSORS:
             return run()
-        found = [
-            (*each, self._shadows.assumption_of([each.source])) for each in received(name, args, self._value_of) if each.target.is_cuda
-        ]
+        changed = [each for each in received(name, args, self._value_of) if each.target.is_cuda]
+        found = [(*each, self._shadows.assumption_of([each.source])) for each in changed]
         result = self._unknown(func, name, args, kwargs, run())
         for target, value, source, assumption in found:
             if value is not None and target.dtype == source.dtype:

@@ -96,12 +96,17 @@ class Recorder:
         self._retries: int | None = None
         self._free_at_first = 0
         self._num_devices, self._own_device = 1, 0
+        self._moves = 0
+        self._buckets: list[tuple[int, int]] = []
+        """Numbers of the allocations between which DDP's are."""
 
     def attach(self) -> None:
         """Follow this process: at once if CUDA is initialised, else as soon as it is."""
         self._watch_backward()
         self._watch_checkpointing()
+        self._watch_buckets()
         self._watch_resets()
+        self._watch_weights()
         self.batches.attach()
         self.compilers.attach()
         most = int(os.environ.get("MEMPLAN_WORST_BATCH") or 0)
@@ -276,6 +281,47 @@ class Recorder:
         module._checkpoint_without_reentrant_generator = counted(generator)
         module.CheckpointFunction.apply = counted(apply)
 
+    def _watch_buckets(self) -> None:
+        """Note what the reducer of DistributedDataParallel allocates: buckets of gradients, at first and again before the second step."""
+        reducer: Any = getattr(torch.distributed, "Reducer", None)
+        for name in ("__init__", "_rebuild_buckets"):
+            if reducer is not None:
+                setattr(reducer, name, self._noting_buckets(getattr(reducer, name)))
+
+    def _noting_buckets(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def call(*arguments: Any, **keywords: Any) -> Any:
+            before = self._num_allocs() if self._is_recording else 0
+            result = function(*arguments, **keywords)
+            if self._is_recording:
+                self._buckets.append((before, self._num_allocs()))
+            return result
+
+        return call
+
+    def _watch_weights(self) -> None:
+        """Note parameters when a module gets them, and when it moves: what shards them gives the whole ones up before the first step."""
+        move = torch.nn.Module._apply
+
+        @functools.wraps(move)
+        def moved(module: Any, *arguments: Any, **keywords: Any) -> Any:
+            self._moves += 1
+            try:
+                return move(module, *arguments, **keywords)
+            finally:
+                self._moves -= 1
+                if self._moves == 0:
+                    self._note_present(module.parameters())
+
+        torch.nn.Module._apply = moved  # type: ignore[method-assign, assignment]
+        torch.nn.modules.module.register_module_parameter_registration_hook(lambda _, __, parameter: self._note_present([parameter]))
+
+    def _note_present(self, parameters: Iterable[Any]) -> None:
+        found = addresses(parameter for parameter in parameters if parameter is not None) if self._is_recording else set()
+        if found:
+            count = self._num_allocs()
+            self.notes["parameters"] |= {(address, count) for address in found}
+
     def _backward_begins(self) -> None:
         if self._is_recording and self._num_scans < MOST_SCANS:
             self._num_scans += 1
@@ -329,6 +375,7 @@ class Recorder:
         self._flagged = 0
         modules, optimizers, tensors = objects_of(torch.nn.Module, torch.optim.Optimizer, torch.Tensor)
         compiled = _is_compiled()
+        saved = addresses(_saved_by_checkpointing())
         if not self._has_looked:
             self._has_looked = True
             self._at_backward = _possible_weights(modules, tensors)
@@ -348,7 +395,7 @@ class Recorder:
             modules_on = f"{self._flagged} module{'s' if self._flagged > 1 else ''}"
             self.checkpointing_off.add(f"the switch is on in {modules_on}, and not one region was checkpointed")
         for kind, found in (("workspaces", filter(_is_workspace, plain)), ("batch_data", plain)):  # of two notes the first counts
-            self.notes[kind] |= {(address, count) for address in addresses(found)}
+            self.notes[kind] |= {(address, count) for address in addresses(found) - saved}
 
     def _check_checkpointing(self, module: Any) -> None:
         names = [name for name in CHECKPOINT_FLAGS if module.__dict__.get(name) is True]
@@ -417,6 +464,7 @@ class Recorder:
             torch.cuda.memory._record_memory_history(context=None, max_entries=MOST_EVENTS)
             _, given_back, _ = self._stop_history(clear=True, frees=0)
             workspaces = {(address, self._ends_at[0]) for address, _ in given_back}
+        workspaces |= self._buckets_in(self._events)
         free, reserved = torch.cuda.mem_get_info(self._device)[0], torch.cuda.memory_reserved(self._device)
         notes = {name: sorted(found) for name, found in self.notes.items()} | {"workspaces": sorted(workspaces | self.notes["workspaces"])}
         return {
@@ -445,6 +493,13 @@ class Recorder:
             "values": self.values,
             "failure": failure,
         }
+
+    def _buckets_in(self, events: list[dict[str, Any]]) -> set[tuple[int, int]]:
+        """Return where DDP's buckets lie: the events of allocations are in the order of their numbers."""
+        if not self._buckets:
+            return set()
+        places = [event["addr"] for event in events if event["action"] == "alloc"]
+        return {(places[number], number + 1) for begin, end in self._buckets for number in range(begin, min(end, len(places)))}
 
     @property
     def _is_recording(self) -> bool:
@@ -487,6 +542,13 @@ def subclasses(kind: type) -> set[type]:
     """Return every class that is derived from *kind*."""
     direct: set[type] = set(type.__subclasses__(kind))
     return direct.union(*(subclasses(known) for known in direct))
+
+
+def _saved_by_checkpointing() -> list[Any]:
+    """Return the results that selective activation checkpointing keeps: they have no graph, as a batch has none."""
+    kind = getattr(torch.utils.checkpoint, "_VersionWrapper", None)  # private, from 2.4 on
+    found = objects_of(kind)[0] if kind is not None else []
+    return [wrapper.val for wrapper in found if isinstance(wrapper.val, torch.Tensor)]
 
 
 def _is_workspace(tensor: Any) -> bool:

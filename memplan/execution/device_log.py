@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from memplan.errors import MissingError
+from memplan.memory.nccl_buffers import Communicator
 
 
 class DeviceLog(NamedTuple):
@@ -18,6 +19,9 @@ class DeviceLog(NamedTuple):
     """The largest allowance in bytes for what a library picks at run time, by kind of operation."""
     has_unknown_attention: bool = False
     """cuDNN computed attention: what its kernels may ask for is not known."""
+
+    communicators: tuple[Communicator, ...] = ()
+    """Those of NCCL."""
 
     @property
     def largest_workspace_bytes(self) -> int:
@@ -38,6 +42,7 @@ def read_device_log(path: Path) -> DeviceLog:
     """Return the log at *path*; an empty one where the device had nothing to say."""
     not_served: set[str] = set()
     workspaces: dict[str, int] = {}
+    communicators: list[Communicator] = []
     has_unknown_attention = False
     for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
         kind, _, rest = line.partition(" ")
@@ -46,6 +51,11 @@ def read_device_log(path: Path) -> DeviceLog:
         elif kind == "workspace":
             name, _, size = rest.rpartition(" ")
             workspaces[name] = max(workspaces.get(name, 0), int(size))
+        elif kind == "communicator":
+            communicators.append(Communicator(int(rest)))
+        elif kind == "peers":
+            at, _, num_peers = rest.partition(" ")
+            communicators[int(at)] = communicators[int(at)]._replace(num_peers=int(num_peers))
         elif line == "unknown attention":
             has_unknown_attention = True
-    return DeviceLog(tuple(sorted(not_served)), workspaces, has_unknown_attention)
+    return DeviceLog(tuple(sorted(not_served)), workspaces, has_unknown_attention, tuple(communicators))

@@ -91,6 +91,8 @@ class Asked(NamedTuple):
     on_progress: OnProgress | None
     ranks: Ranks = ONE_RANK
     """Of which one is run."""
+    nccl_bytes: int = 0
+    """What NCCL is expected to take of the GPU for the group of all ranks, which no allocator can have."""
 
     @property
     def inherited(self) -> dict[str, str]:
@@ -266,8 +268,15 @@ class ProgramRuns(Closing):
         card = asked.gpu if file.variant is None or has_run_out else with_ample_memory(asked.gpu)
         inherited = asked.inherited
         return {
-            **environment_for(card, asked.libraries, context_bytes=asked.context_bytes, num_gpus=asked.ranks.num_gpus, inherited=inherited),
+            **environment_for(
+                card,
+                asked.libraries,
+                context_bytes=asked.context_bytes + asked.nccl_bytes,
+                num_gpus=asked.ranks.num_gpus,
+                inherited=inherited,
+            ),
             **asked.ranks.variables(),
+            "MEMPLAN_NCCL": "{}{:02}00".format(*asked.torch.nccl_version),
             **own_caches(folder),
             "MEMPLAN_LOG": str(folder / "log"),
             "MEMPLAN_WORKSPACES": "1",

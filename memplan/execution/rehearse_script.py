@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from memplan.errors import MissingError
@@ -15,6 +15,8 @@ from memplan.execution.values_pass import settle
 from memplan.hardware.gpu import GpuSpec
 from memplan.hardware.torch_install import TorchBuild, find_torch
 from memplan.memory.cuda_context import CONTEXT_BYTES, assumed_range
+from memplan.memory.estimate import MemoryRange
+from memplan.memory.nccl_buffers import Communicator, nccl_buffers
 from memplan.standin.build import build
 
 
@@ -48,6 +50,7 @@ def rehearse_script(
     """
     command = command_from(words)
     torch = _torch_of(command)
+    ranks.checked()
     asked = Asked(
         command=command,
         torch=torch,
@@ -62,8 +65,9 @@ def rehearse_script(
         allow_writes=allow_writes,
         keep_warm=keep_warm,
         on_progress=on_progress,
-        ranks=ranks.checked(),
+        ranks=ranks,
     )
+    asked = asked._replace(nccl_bytes=_nccl_buffers([Communicator(ranks.size)], asked).expected_bytes)
     with ProgramRuns(asked) as runs:
         found = settle(runs.run, folder=runs.folder, answers=answers)
         how = runs.ended(found.run)
@@ -71,12 +75,19 @@ def rehearse_script(
             found.run,
             others=found.others,
             context=assumed_range(context_bytes),
+            nccl=_nccl_buffers(found.run.log.communicators, asked),
             exit_code=how.exit_code,
             process=None if how.is_first else " ".join(found.run.record.command),
             values_failure=found.failure,
             ranks=asked.ranks,
         )
         return how.writes.told_in(rehearsal)
+
+
+def _nccl_buffers(communicators: Iterable[Communicator], asked: Asked) -> MemoryRange:
+    return nccl_buffers(
+        communicators, gpu=asked.gpu, num_gpus=asked.ranks.num_gpus, version=asked.torch.nccl_version, settings=asked.inherited
+    )
 
 
 def _torch_of(command: Command) -> TorchBuild:

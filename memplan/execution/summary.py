@@ -25,6 +25,9 @@ UNSPLIT_SHARE = 0.05
 _CUT = "only its first step was run, and from the second on the optimizer's state is there from the beginning"
 
 
+NO_MEMORY = MemoryRange(low_bytes=0, expected_bytes=0, high_bytes=0)
+
+
 class Run(NamedTuple):
     """One run of a program: what its recorder wrote, and what the simulated GPU did."""
 
@@ -38,6 +41,7 @@ def rehearsal_of(
     without: RunRecord | None = None,
     others: Mapping[Cause, Run] = MappingProxyType({}),
     context: MemoryRange,
+    nccl: MemoryRange = NO_MEMORY,
     exit_code: int = 0,
     process: str | None = None,
     values_failure: str | None = None,
@@ -47,7 +51,7 @@ def rehearsal_of(
     Return the rehearsal that *run* is.
 
     *without*: the same without the libraries' workspaces, where there were any. *others*: the same with the other end of an assumption, by
-    which it takes less, each by what was assumed. *context*: what CUDA takes beside PyTorch's allocator.
+    which it takes less, each by what was assumed. *context*: what CUDA takes beside PyTorch's allocator, *nccl*: NCCL.
     *exit_code* and *process* are those of a whole program. *values_failure*: why the values that it reads were not found. *ranks*: those
     that train together, and which of them this is.
     """
@@ -65,13 +69,13 @@ def rehearsal_of(
     behind = record.was_stopped and sum(recorded.values()) < allocated * (1 - UNSPLIT_SHARE)
     return Rehearsal(
         method="rehearsed",
-        breakdown=_breakdown(recorded, allocated, reserved, context.expected_bytes),
+        breakdown=_breakdown(recorded, allocated, reserved, context.expected_bytes, nccl.expected_bytes),
         peak_allocated_bytes=allocated,
         peak_reserved_bytes=reserved,
         device_used=MemoryRange(
-            low_bytes=min(low, reserved) + context.low_bytes,
-            expected_bytes=reserved + context.expected_bytes,
-            high_bytes=reserved + context.high_bytes,
+            low_bytes=min(low, reserved) + context.low_bytes + nccl.low_bytes,
+            expected_bytes=reserved + context.expected_bytes + nccl.expected_bytes,
+            high_bytes=reserved + context.high_bytes + nccl.high_bytes,
         ),
         peak_phase="a step behind those recorded" if behind else where,
         gpu_name=record.gpu_name,
@@ -178,7 +182,7 @@ def _failure(record: RunRecord, exit_code: int) -> ProgramFailure | None:
     return ProgramFailure(message=f"it {ended(exit_code)}", place=None, phase=phase)
 
 
-def _breakdown(found: Mapping[str, int], allocated: int, reserved: int, context_bytes: int) -> MemoryBreakdown:
+def _breakdown(found: Mapping[str, int], allocated: int, reserved: int, context_bytes: int, nccl_bytes: int) -> MemoryBreakdown:
     """Allocated is exact; what of it is in no block of the trace (blocks that were not split) is counted with the activations."""
     known = sum(bytes_ for category, bytes_ in found.items() if category != "activations")
     return MemoryBreakdown(
@@ -190,4 +194,5 @@ def _breakdown(found: Mapping[str, int], allocated: int, reserved: int, context_
         activations_bytes=max(0, allocated - known),
         allocator_slack_bytes=reserved - allocated,
         cuda_context_bytes=context_bytes,
+        nccl_buffers_bytes=nccl_bytes,
     )

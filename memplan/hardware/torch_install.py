@@ -32,6 +32,13 @@ class TorchBuild(NamedTuple):
         major, rest = divmod(self.cudnn_version, 10_000 if self.cudnn_version >= 90_000 else 1000)
         return f"{major}.{rest // 100}.{rest % 100}"
 
+    @property
+    def nccl_version(self) -> tuple[int, int]:
+        """Return NCCL's version, as the name of its package beside PyTorch says it; that of PyTorch 2.11 where it is not there."""
+        names = (path.name for path in self.libraries.parent.parent.glob("nvidia_nccl_cu*.dist-info"))
+        found = (re.search(r"-(\d+)\.(\d+)", name) for name in names)
+        return next(((int(one[1]), int(one[2])) for one in found if one), (2, 28))
+
 
 def find_torch(python: str | None = None) -> TorchBuild:
     """

@@ -32,6 +32,9 @@ class MemoryBreakdown(Description):
     cuda_context_bytes: NonNegativeInt = 0
     """What CUDA itself takes before the first tensor."""
 
+    nccl_buffers_bytes: NonNegativeInt = 0
+    """What NCCL takes for its communicators, beside PyTorch's allocator."""
+
     @property
     def allocated_bytes(self) -> int:
         """Return the part that torch counts as allocated."""
@@ -40,7 +43,7 @@ class MemoryBreakdown(Description):
     @property
     def reserved_bytes(self) -> int:
         """Return the part that torch counts as reserved."""
-        return self.total_bytes - self.cuda_context_bytes
+        return self.total_bytes - self.cuda_context_bytes - self.nccl_buffers_bytes
 
     @property
     def total_bytes(self) -> int:

@@ -41,7 +41,7 @@ def view_rehearsal(rehearsal: Rehearsal, gpu: GpuSpec, would_fit: WouldFit | Non
         ("peak reserved", f"{format_bytes(rehearsal.peak_reserved_bytes)}, of which {rehearsal.fragmentation:.1%} fragmentation"),
         (
             "peak device used",
-            f"{format_bytes(used.expected_bytes)}, with a CUDA context that varies: "
+            f"{format_bytes(used.expected_bytes)}, with {_outside(rehearsal)}: "
             f"{format_bytes(used.low_bytes)} to {format_bytes(used.high_bytes)}",
         ),
         ("retries", str(rehearsal.num_alloc_retries)),
@@ -81,6 +81,12 @@ def _read_values(rehearsal: Rehearsal, *, shows_all: bool) -> Iterator[str]:
         yield f"{shown_place(read.place)} ({read.count}×): {behind}got {read.answer}, {read.reason}"
     if len(shown) > _MOST_READS and not shows_all:
         yield f"{len(shown) - _MOST_READS} more"
+
+
+def _outside(rehearsal: Rehearsal) -> str:
+    if rehearsal.breakdown.nccl_buffers_bytes:
+        return "NCCL buffers and a CUDA context that vary"
+    return "a CUDA context that varies"
 
 
 def _assumed(rehearsal: Rehearsal) -> Iterator[str]:
@@ -162,7 +168,10 @@ def _rehearsal_warnings(rehearsal: Rehearsal, gpu: GpuSpec) -> list[str]:
     warnings.extend(f"it may take more: {reason}" for reason in rehearsal.lower_bound_reasons)
     if rehearsal.fits and rehearsal.device_used.high_bytes > gpu.total_memory_bytes:
         most = format_bytes(max(0, gpu.total_memory_bytes - rehearsal.peak_reserved_bytes))
-        warnings.append(f"it barely fits: not with a CUDA context of more than {most}, and that varies up to 0.62 GiB")
+        if rehearsal.breakdown.nccl_buffers_bytes:
+            warnings.append(f"it barely fits: not where the CUDA context and NCCL's buffers together take more than {most}")
+        else:
+            warnings.append(f"it barely fits: not with a CUDA context of more than {most}, and that varies up to 0.62 GiB")
     if rehearsal.verdict == "tight":
         warnings.append("the allocator had to release cached memory to go on; most steps that do so run out of memory on a real GPU")
     return [*warnings, *(finding.message for finding in rehearsal.findings)]

@@ -5,6 +5,7 @@
  * communicators are told, and counted by memory/nccl_buffers.py. */
 #include "card.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -13,7 +14,7 @@ enum { SUM = 0, PRODUCT = 1, FIRST_OWN = 5 }; /* ncclRedOp_t: max, min and the a
 #define MOST_SCALED ((size_t)1 << 16) /* bytes; contents.c knows no more of a piece */
 
 typedef struct { char internal[128]; } UniqueId;
-typedef struct { int rank, size; } Communicator; /* size 0: not known */
+typedef struct { int rank, size, number, most_peers; } Communicator; /* size 0: not known */
 
 /* ncclDataType_t: int8 uint8 int32 uint32 int64 uint64 half float double bfloat16 float8 float8 */
 static size_t bytes_of(int type) {
@@ -48,16 +49,23 @@ static int reduce(const void *send, void *receive, size_t count, int type, int o
     return SUCCESS;
 }
 
-int ncclGetVersion(int *out) { *out = 22705; return SUCCESS; }
+int ncclGetVersion(int *out) { /* that of the library that is stood in for */
+    const char *known = getenv("MEMPLAN_NCCL");
+    *out = known && *known ? atoi(known) : 22705;
+    return SUCCESS;
+}
 int ncclGetUniqueId(UniqueId *out) { memset(out, 1, sizeof *out); return SUCCESS; }
 const char *ncclGetErrorString(int status) { return status ? "not served by the stand-in device" : "no error"; }
 const char *ncclGetLastError(void *communicator) { return ""; }
 
 int ncclCommInitRank(Communicator **out, int size, UniqueId id, int rank) {
+    static int num_communicators;
+    char text[16];
     *out = malloc(sizeof **out);
     if (!*out) return INTERNAL_ERROR;
-    **out = (Communicator){rank, size};
-    tell_parent("communicator", "nccl", size ? size : 1);
+    **out = (Communicator){rank, size, __sync_fetch_and_add(&num_communicators, 1), 0};
+    snprintf(text, sizeof text, "%d", size);
+    tell_parent("communicator", text, 0);
     return SUCCESS;
 }
 int ncclCommInitRankConfig(Communicator **out, int size, UniqueId id, int rank, void *config) { return ncclCommInitRank(out, size, id, rank); }
@@ -123,7 +131,7 @@ int ncclBcast(void *buffer, size_t count, int type, int root, Communicator *comm
 
 /* Of what the ranks send each other in a group, a copy of this rank sends here what this rank sends to itself. */
 typedef struct { const void *from; void *to; size_t bytes; } Transfer;
-static __thread struct { int depth; Transfer own; Transfer *received; size_t num_received, room; } group;
+static __thread struct { int depth, num_peers; Communicator *of; Transfer own; Transfer *received; size_t num_received, room; } group;
 
 static void receive_all(void) {
     for (size_t i = 0; i < group.num_received; i++) {
@@ -131,7 +139,12 @@ static void receive_all(void) {
         if (group.own.from && group.own.bytes == one->bytes) hand_on(group.own.from, one->to, one->bytes);
         else card_memory_lost((uintptr_t)one->to, one->bytes);
     }
-    group.num_received = 0;
+    if (group.of && group.num_peers > group.of->most_peers) {
+        char number[16];
+        snprintf(number, sizeof number, "%d", group.of->number);
+        tell_parent("peers", number, group.of->most_peers = group.num_peers);
+    }
+    group.num_received = group.num_peers = 0;
     group.own = (Transfer){0};
 }
 int ncclGroupStart(void) { group.depth++; return SUCCESS; }
@@ -142,13 +155,17 @@ int ncclGroupEnd(void) {
 int ncclSend(const void *send, size_t count, int type, int peer, Communicator *communicator, void *stream) {
     size_t bytes = count * bytes_of(type);
     device_works(bytes_take(bytes));
+    group.of = communicator;
     if (peer == communicator->rank) group.own = (Transfer){send, NULL, bytes};
+    else group.num_peers++;
     if (!group.depth) receive_all();
     return SUCCESS;
 }
 int ncclRecv(void *receive, size_t count, int type, int peer, Communicator *communicator, void *stream) {
     size_t bytes = count * bytes_of(type);
     device_works(bytes_take(bytes));
+    group.of = communicator;
+    if (!group.num_peers && peer != communicator->rank) group.num_peers = 1;
     if (group.num_received == group.room) {
         group.room = group.room ? group.room * 2 : 64;
         group.received = realloc(group.received, group.room * sizeof(Transfer));

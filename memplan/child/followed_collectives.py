@@ -1,0 +1,86 @@
+"""What the ranks that train together hand to each other, as values that are followed on the host: each sends what this one does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch.distributed import ProcessGroup, ReduceOp
+from torch.utils._pytree import tree_flatten
+
+Value = Callable[[Any], "torch.Tensor | None"]
+"""Returns what a tensor holds, where that is known."""
+
+
+class Received(NamedTuple):
+    """What a tensor holds after a collective; None: nobody knows."""
+
+    target: Any
+    value: torch.Tensor | None
+    source: Any
+
+
+def received(name: str, args: Any, value: Value) -> Iterator[Received]:
+    """Yield what the collective *name* of `torch.ops.c10d` leaves in each tensor that it changes."""
+    group = next(ProcessGroup.unbox(each) for each in args if isinstance(each, torch.ScriptObject) and _is_group(each))
+    size, rank = group.size(), group.rank()
+    gathered = name in ("allgather_", "gather_", "allgather_coalesced_")
+    if name in ("allreduce_", "allreduce_coalesced_", "reduce_"):
+        for tensor in _tensors(args[0]):
+            yield Received(tensor, _reduced(value(tensor), args, size), tensor)
+    elif gathered and name != "allgather_coalesced_":
+        for outputs, sent in zip(args[0], args[1], strict=False):
+            yield from (Received(output, value(sent), sent) for output in outputs)
+    elif gathered:
+        for outputs in args[0]:
+            yield from (Received(output, value(sent), sent) for output, sent in zip(outputs, args[1], strict=False))
+    elif name in ("_allgather_base_", "allgather_into_tensor_coalesced_"):
+        for output, sent in zip(_tensors(args[0]), _tensors(args[1]), strict=True):
+            held = value(sent)
+            yield Received(output, None if held is None else held.flatten().repeat(size), sent)
+    elif name in ("reduce_scatter_", "scatter_"):
+        for output, parts in zip(args[0], args[1], strict=False):
+            held = value(parts[rank])
+            yield Received(output, _reduced(held, args, size) if name == "reduce_scatter_" else held, parts[rank])
+    elif name in ("_reduce_scatter_base_", "reduce_scatter_tensor_coalesced_"):
+        for output, sent in zip(_tensors(args[0]), _tensors(args[1]), strict=True):
+            held = value(sent)
+            yield Received(output, None if held is None else _reduced(held.flatten().chunk(size)[rank], args, size), sent)
+    elif name == "alltoall_":
+        held = value(args[1][rank])
+        yield from (Received(output, _of_shape(held, output), args[1][rank]) for output in args[0])
+    elif name == "alltoall_base_":
+        yield Received(args[0], _exchanged(value(args[1]), args, rank, size), args[1])
+    elif name != "broadcast_":
+        yield from (Received(tensor, None, tensor) for tensor in tree_flatten(args)[0] if isinstance(tensor, torch.Tensor))
+
+
+def _is_group(script: Any) -> bool:
+    return str(script._type()) == "__torch__.torch.classes.c10d.ProcessGroup"
+
+
+def _tensors(value: Any) -> list[Any]:
+    return [value] if isinstance(value, torch.Tensor) else list(value)
+
+
+def _reduced(value: torch.Tensor | None, args: Any, size: int) -> torch.Tensor | None:
+    scripts: list[Any] = [each for each in args if isinstance(each, torch.ScriptObject) and not _is_group(each)]
+    operation = scripts[0].op() if scripts else ReduceOp.SUM
+    if value is None or operation in (ReduceOp.MAX, ReduceOp.MIN, ReduceOp.AVG, ReduceOp.BAND, ReduceOp.BOR):
+        return value
+    return value * size if operation == ReduceOp.SUM else None
+
+
+def _of_shape(value: torch.Tensor | None, output: Any) -> torch.Tensor | None:
+    return value if value is not None and value.shape == output.shape else None
+
+
+def _exchanged(value: torch.Tensor | None, args: Any, rank: int, size: int) -> torch.Tensor | None:
+    """Each rank sends here what this one sends to itself."""
+    if value is None:
+        return None
+    output, splits, own_splits = args[0], list(args[3]), list(args[4])
+    own = (value.split(own_splits) if own_splits else value.chunk(size))[rank]
+    rows = splits or [output.shape[0] // size] * size
+    return torch.cat([own] * size) if all(count == own.shape[0] for count in rows) else None

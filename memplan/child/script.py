@@ -25,7 +25,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from memplan.child.collectives import hand_objects_on
+from memplan.child.collectives import hand_objects_on, seen
 from memplan.child.held_back import hold_back
 from memplan.child.installed_modules import installed_modules
 from memplan.child.one_rank import world
@@ -209,6 +209,8 @@ class Script:
             "set_variables": {name: value for name, value in os.environ.items() if self._given.get(name) != value},
             "was_cut": self._is_done,
             "was_interrupted": isinstance(error, KeyboardInterrupt),
+            "peers": sorted(seen.peers),
+            "needed_rank": seen.needed[0] if seen.needed else None,
             "never_stepped": never_stepped if self._counts else [],
         }
         path = self._path / f"{self._process}.json"

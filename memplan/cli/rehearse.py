@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from memplan.execution.ranks import Ranks
     from memplan.execution.read_answers import Answers
     from memplan.execution.rehearsal import Rehearsal
+    from memplan.execution.rehearse_ranks import Which
     from memplan.execution.step_source import TypedText
     from memplan.hardware.gpu import GpuSpec
 
@@ -105,7 +107,12 @@ class _WithProgram(click.Command):
 @click.option(
     "--num-nodes", type=click.IntRange(min=1), metavar="N", help="Machines that train together. Default: as the launcher is told."
 )
-@click.option("--rank", type=click.IntRange(min=0), default=0, metavar="N", help="The rank that is run.  [default: 0]")
+@click.option(
+    "--rank", type=click.IntRange(min=0), metavar="N", help="Run this rank alone. Default: rank 0, and those that differ from it."
+)
+@click.option(
+    "--ranks", "which_ranks", type=click.Choice(["all"]), help="all: run every rank of a machine, that of --rank or the first, and compare."
+)
 @click.option("--allow-writes", is_flag=True, help="Let the program change your files, and upload; by default all that is held back.")
 @click.option("--verbose", "-v", "is_verbose", is_flag=True, help="Every value that was read from the GPU, those that decide no size too.")
 @format_option
@@ -124,7 +131,8 @@ def rehearse(
     batches: int | None,
     num_gpus: int | None,
     num_nodes: int | None,
-    rank: int,
+    rank: int | None,
+    which_ranks: str | None,
     keep_warm: bool,
     allow_writes: bool,
     is_verbose: bool,
@@ -159,7 +167,7 @@ def rehearse(
         )
     if keep_warm and not program:
         raise UsageError("--keep-warm is for a program, not for a function", hint="run the program: `-- train.py`")
-    if (num_gpus or num_nodes or rank) and not program:
+    if (num_gpus or num_nodes or rank is not None or which_ranks) and not program:
         raise UsageError(
             "--num-gpus is for a program, not for a function", hint="run the program: `-- torchrun --nproc-per-node 8 train.py`"
         )
@@ -173,7 +181,8 @@ def rehearse(
             reads=reads,
             timeout=timeout,
             most_walked_batches=walked,
-            ranks=ranks_for(program, num_gpus, num_nodes, rank),
+            ranks=ranks_for(program, num_gpus, num_nodes, rank or 0),
+            which="node" if which_ranks else "kinds" if rank is None else "one",
             keep_warm=keep_warm,
             allow_writes=allow_writes,
             output=output,
@@ -255,19 +264,22 @@ def _rehearse_script(
     timeout: float | None,
     most_walked_batches: int,
     ranks: Ranks,
+    which: Which,
     keep_warm: bool,
     allow_writes: bool,
     output: _Output,
 ) -> int:
     from memplan.cli.progress import program_progress
     from memplan.execution.read_answers import read_answers
+    from memplan.execution.rehearse_ranks import rehearse_ranks
     from memplan.execution.rehearse_script import rehearse_script
 
     folder = next((Path(word).parent for word in program if word.endswith(".py")), Path())
     answers = read_answers(reads, folder)
     try:
         with program_progress() as on_progress:
-            rehearsal = rehearse_script(
+            run = functools.partial(rehearse_ranks, which=which) if ranks.are_several else rehearse_script
+            rehearsal = run(
                 program,
                 gpu=gpu,
                 steps=steps,

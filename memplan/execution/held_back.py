@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from memplan.execution.rehearsal import HeldBackFile, Rehearsal
@@ -14,11 +14,16 @@ MOST_TOLD = 1000
 
 
 class Writes:
-    """What one rehearsal does with the files that its program writes; *folder* is the rehearsal's own, *script* what it runs."""
+    """
+    What one rehearsal does with the files that its program writes.
 
-    def __init__(self, folder: Path, *, script: Path | None, are_allowed: bool) -> None:
+    *folder* is the rehearsal's own, *script* what it runs; what is written in the folders *passed* is memplan's.
+    """
+
+    def __init__(self, folder: Path, *, script: Path | None, are_allowed: bool, passed: Sequence[Path] = ()) -> None:
         self._folder = folder
         self._script = script
+        self._passed = passed
         self._are_allowed = are_allowed
         self._overlay: Overlay | None = None
 
@@ -27,7 +32,7 @@ class Writes:
         if self._are_allowed:
             return dict(environment)
         if self._overlay is None:
-            self._overlay = Overlay(self._folder, script=self._script)
+            self._overlay = Overlay(self._folder, script=self._script, passed=self._passed)
         return {**environment, **offline_variables(self._folder, environment), **self._overlay.environment(environment)}
 
     def told_in(self, rehearsal: Rehearsal) -> Rehearsal:

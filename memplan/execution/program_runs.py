@@ -91,6 +91,9 @@ class Asked(NamedTuple):
     on_progress: OnProgress | None
     ranks: Ranks = ONE_RANK
     """Of which one is run."""
+    sent: Path | None = None
+    """A folder for what one rank sends another."""
+    is_heard: bool = True
     nccl_bytes: int = 0
     """What NCCL is expected to take of the GPU for the group of all ranks, which no allocator can have."""
 
@@ -212,7 +215,8 @@ class ProgramRuns(Closing):
         return start_warm(self._program, environment, folder, modules=seen.modules, variables=seen.set_variables, idle_seconds=idle_seconds)
 
     def _writes_in(self, folder: Path) -> Writes:
-        return Writes(folder, script=self._asked.script, are_allowed=self._asked.allow_writes)
+        passed = [self._asked.sent] if self._asked.sent else []
+        return Writes(folder, script=self._asked.script, are_allowed=self._asked.allow_writes, passed=passed)
 
     # one run
 
@@ -227,7 +231,7 @@ class ProgramRuns(Closing):
             file = file._replace(path=folder / "values")  # what a program writes stays in the folder of its own run
         writes = self._writes_in(folder)
         environment = writes.held_in(self._environment(folder, file))
-        process = self._start(environment, warm, is_heard=is_heard and values_file is None)
+        process = self._start(environment, warm, is_heard=is_heard and values_file is None and self._asked.is_heard)
         if process is None:
             return None
         begin = time.monotonic()
@@ -276,6 +280,7 @@ class ProgramRuns(Closing):
                 inherited=inherited,
             ),
             **asked.ranks.variables(),
+            **({"MEMPLAN_SENT": str(asked.sent)} if asked.sent else {}),
             "MEMPLAN_NCCL": "{}{:02}00".format(*asked.torch.nccl_version),
             **own_caches(folder),
             "MEMPLAN_LOG": str(folder / "log"),

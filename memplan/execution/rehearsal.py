@@ -122,6 +122,22 @@ class HeldBackFile(Description):
     """At the end of the rehearsal."""
 
 
+class RankPeaks(Description):
+    """One of several ranks that were run."""
+
+    rank: NonNegativeInt
+    """Its number among all."""
+
+    verdict: Verdict
+    """What can be said of it."""
+
+    peak_allocated_bytes: NonNegativeInt
+    """torch.cuda.max_memory_allocated()."""
+
+    peak_reserved_bytes: NonNegativeInt
+    """torch.cuda.max_memory_reserved()."""
+
+
 class Rehearsal(MemoryEstimate):
     """A training step that was run on the simulated GPU: its memory, exactly."""
 
@@ -187,6 +203,15 @@ class Rehearsal(MemoryEstimate):
 
     num_ranks: PositiveInt = 1
     """How many train together; those that were not run are taken for copies of the one that was."""
+
+    peers: tuple[NonNegativeInt, ...] = ()
+    """Ranks that it sent to, or waited for, one by one: those of other stages of a pipeline."""
+
+    needed_rank: NonNegativeInt | None = Field(default=None, exclude=True, repr=False)
+    """The rank whose objects it waited for in vain."""
+
+    rank_peaks: tuple[RankPeaks, ...] = ()
+    """Every rank that was run, where several were; told is the one that takes most."""
 
     process: str | None = None
     """The process that is told of, where the program started others and it is not the first."""

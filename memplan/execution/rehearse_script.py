@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from memplan.errors import MissingError
@@ -34,6 +35,8 @@ def rehearse_script(
     keep_warm: bool = False,
     on_progress: OnProgress | None = None,
     ranks: Ranks = ONE_RANK,
+    sent: Path | None = None,
+    is_heard: bool = True,
 ) -> Rehearsal:
     """
     Run the program that *words* say on *gpu*; return what its memory did. Its exit code is minus the signal's number where one ended it.
@@ -43,7 +46,8 @@ def rehearse_script(
     one that trains is reported. *most_walked_batches*: look at so many batches of each DataLoader, and begin with the largest;
     0: as they come. *keep_warm*: leave a process behind that spares the next rehearsal in this folder the imports. *on_progress* is called
     from time to time with how far the program is. *ranks*: how many GPUs train together, and which rank is run; the others need not be
-    there.
+    there. *sent*: a folder for the objects that one rank sends another, in rehearsals of their own. *is_heard*: the program's output
+    goes anywhere.
 
     Raises NothingSeenError for a program that did not use the GPU, or ended before it could report; UsageError for one that is not there or
     takes longer; MissingError when this machine cannot rehearse it.
@@ -66,6 +70,8 @@ def rehearse_script(
         keep_warm=keep_warm,
         on_progress=on_progress,
         ranks=ranks,
+        sent=sent,
+        is_heard=is_heard,
     )
     asked = asked._replace(nccl_bytes=_nccl_buffers([Communicator(ranks.size)], asked).expected_bytes)
     with ProgramRuns(asked) as runs:

@@ -190,6 +190,12 @@ class RunRecord(Description):
     num_backwards: NonNegativeInt = 0
     """Backward passes that began, those within another not counted."""
 
+    peers: tuple[NonNegativeInt, ...] = ()
+    """Ranks that it sent to, or waited for, one by one."""
+
+    needed_rank: NonNegativeInt | None = None
+    """The rank whose objects it waited for in vain."""
+
     never_stepped: tuple[str, ...] = ()
     """Optimizers that never stepped, though others did: each with what it has to train."""
 

@@ -98,6 +98,8 @@ def rehearsal_of(
         assumed_range=_assumed_range([other.record for other in others.values()], record, context),
         rank=ranks.rank,
         num_ranks=ranks.size,
+        peers=record.peers,
+        needed_rank=record.needed_rank,
         process=process,
         trace=trace,
     )

@@ -75,6 +75,8 @@ def settle(
     *has_padding*: the batch is one with padding, so that to ask a mask for it is no reason to follow values.
     """
     first = run(None)
+    if first.record.needed_rank is not None:
+        return Settled(first)  # it is to be run again
     try:
         return _with_both_times(run, _with_data(run, first, folder=folder, answers=answers, has_padding=has_padding))
     except StoppedError as error:

@@ -17,7 +17,7 @@ import hashlib
 import os
 import platform
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -40,16 +40,20 @@ class FileWritten(NamedTuple):
 
 
 class Overlay:
-    """The scratch folder of one rehearsal, in *folder*, which is the rehearsal's own. *script*: the file that is run, where it is known."""
+    """
+    The scratch folder of one rehearsal, in *folder*, which is the rehearsal's own.
 
-    def __init__(self, folder: Path, *, script: Path | None = None) -> None:
+    *script*: the file that is run, where it is known. *passed*: folders in which what is written is written.
+    """
+
+    def __init__(self, folder: Path, *, script: Path | None = None, passed: Sequence[Path] = ()) -> None:
         folder = folder.resolve()
         self._scratch = folder / "overlay"
         self._copies = self._scratch / "files"
         for path in (self._scratch, self._copies, self._scratch / "work"):
             path.mkdir()
         self._library = path_for_preload(build_overlay()) / LIBRARY
-        text = "".join(f"{kind} {_one_line(path)}\n" for kind, path in self._rules(folder, script))
+        text = "".join(f"{kind} {_one_line(path)}\n" for kind, path in self._rules([folder, *passed], script))
         (self._scratch / "rules").write_bytes(os.fsencode(text))
 
     def environment(self, inherited: Mapping[str, str]) -> dict[str, str]:
@@ -57,10 +61,10 @@ class Overlay:
         preload = filter(None, [str(self._library), *inherited.get("LD_PRELOAD", "").split(":")])
         return {"MEMPLAN_OVERLAY": str(self._scratch), "LD_PRELOAD": ":".join(preload)}
 
-    def _rules(self, folder: Path, script: Path | None) -> Iterator[tuple[str, str]]:
+    def _rules(self, folders: Sequence[Path], script: Path | None) -> Iterator[tuple[str, str]]:
         """Yield what the library is to know, each with a letter: see `Rule` in csrc/index.c."""
         yield "l", str(self._library)
-        yield from (("p", path) for path in (*_PASSED, str(folder)))
+        yield from (("p", path) for path in (*_PASSED, *(str(folder.resolve()) for folder in folders)))
         yield from (("h", path) for path in _HELD)
         own = {Path.cwd().resolve(), *([script.resolve().parent] if script else [])}
         temporary = {Path(path).resolve() for path in (tempfile.gettempdir(), *TEMPORARY)}

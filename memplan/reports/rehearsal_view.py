@@ -36,7 +36,7 @@ def view_rehearsal(rehearsal: Rehearsal, gpu: GpuSpec, would_fit: WouldFit | Non
     facts = [
         ("GPU", f"{gpu.name}, {format_bytes(gpu.total_memory_bytes)} for programs"),
         ("PyTorch", f"{rehearsal.torch}, {count(len(rehearsal.steps), 'step')}"),
-        *([("ranks", f"rank {rehearsal.rank} of {rehearsal.num_ranks}; the others send what this one does")] * (rehearsal.num_ranks > 1)),
+        *_ranks(rehearsal),
         ("peak allocated", f"{format_bytes(rehearsal.peak_allocated_bytes)}, in {rehearsal.peak_phase}"),
         ("peak reserved", f"{format_bytes(rehearsal.peak_reserved_bytes)}, of which {rehearsal.fragmentation:.1%} fragmentation"),
         (
@@ -81,6 +81,21 @@ def _read_values(rehearsal: Rehearsal, *, shows_all: bool) -> Iterator[str]:
         yield f"{shown_place(read.place)} ({read.count}×): {behind}got {read.answer}, {read.reason}"
     if len(shown) > _MOST_READS and not shows_all:
         yield f"{len(shown) - _MOST_READS} more"
+
+
+def _ranks(rehearsal: Rehearsal) -> Iterator[tuple[str, str]]:
+    """Yield which rank is told of, and what the others take that were run."""
+    if rehearsal.num_ranks == 1:
+        return
+    peaks = rehearsal.rank_peaks
+    is_largest = ", which takes most of those that were run" if peaks else ""
+    yield "ranks", f"rank {rehearsal.rank} of {rehearsal.num_ranks}{is_largest}; the others are taken for copies of it"
+    by_size: dict[str, list[int]] = {}
+    for each in peaks:
+        how = "" if each.verdict == "fits" else f" ({each.verdict.replace('_', ' ')})"
+        by_size.setdefault(f"{format_bytes(each.peak_reserved_bytes)} reserved{how}", []).append(each.rank)
+    if peaks:
+        yield "ranks that were run", "; ".join(f"{', '.join(map(str, numbers))}: {size}" for size, numbers in by_size.items())
 
 
 def _outside(rehearsal: Rehearsal) -> str:

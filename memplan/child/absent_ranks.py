@@ -19,9 +19,9 @@ from urllib.parse import parse_qs, urlsplit
 import torch.distributed
 
 from memplan.child.after_import import change_when_imported
-from memplan.child.host_groups import HostGroup, hand_tensors_on
-from memplan.child.one_rank import World, say_rank, take_rank, wait_for_rank
+from memplan.child.one_rank import NeedsOtherRankError, World, say_rank, take_rank, wait_for_rank
 from memplan.child.rank_keys import CopiesStore
+from memplan.child.sharded_checkpoints import know_all_parameters
 
 
 class _Launching:
@@ -32,6 +32,10 @@ class _Launching:
 
 def be_one_rank(ranks: World) -> None:
     """Have this process be the rank of *ranks* that is rehearsed."""
+    try:
+        from memplan.child.host_groups import HostGroup, hand_tensors_on  # noqa: PLC0415
+    except ImportError as error:
+        raise RuntimeError(f"PyTorch {torch.__version__} has no process group that waits for nobody: 2.6 has") from error
     c10d: Any = torch.distributed.distributed_c10d
     dist: Any = torch.distributed
     if dist.get_debug_level() == dist.DebugLevel.DETAIL:
@@ -47,7 +51,30 @@ def be_one_rank(ranks: World) -> None:
     if hasattr(dist.ProcessGroup, "split_group"):
         dist.ProcessGroup.split_group = _telling_number(dist.ProcessGroup.split_group)
     hand_tensors_on()
-    change_when_imported({"torch.distributed.run": _launch_here})
+    change_when_imported({"torch.distributed.run": _launch_here, "torch.distributed.fsdp._optim_utils": know_all_parameters})
+
+
+def be_alone() -> None:
+    """Have a process that would wait for others end, where one GPU is rehearsed."""
+    c10d: Any = torch.distributed.distributed_c10d
+    meet = c10d.rendezvous
+
+    @functools.wraps(meet)
+    def meet_nobody(url: str, rank: int = -1, world_size: int = -1, **keywords: Any) -> Any:
+        size = _said(url, "world_size", world_size, "WORLD_SIZE", 1)
+        if size > 1:
+            raise NeedsOtherRankError(f"the program waits for {size} processes, and one GPU is rehearsed: rehearse it with num_gpus={size}")
+        return meet(url, rank, world_size, **keywords)
+
+    _replace(c10d, "rendezvous", meet_nobody)
+
+
+def _said(url: str, name: str, given: int, variable: str, default: int) -> int:
+    """Return the rank, or how many there are: as an argument says it, else the address, else the environment."""
+    if given is not None and given >= 0:
+        return given
+    found = parse_qs(urlsplit(url).query).get(name, [os.environ.get(variable, "")])[0]
+    return int(found) if found.isdecimal() else default
 
 
 def _replace(c10d: Any, name: str, function: Callable[..., Any]) -> None:
@@ -65,10 +92,8 @@ def _meeting(ranks: World, rendezvous: Callable[..., Any]) -> Callable[..., Any]
         if _Launching.is_on:
             yield from rendezvous(url, rank, world_size, **keywords)
             return
-        said = parse_qs(urlsplit(url).query)
-        rank = rank if rank >= 0 else int(said.get("rank", [os.environ.get("RANK", ranks.rank)])[0])
-        size = world_size if world_size >= 0 else int(said.get("world_size", [os.environ.get("WORLD_SIZE", ranks.size)])[0])
-        yield CopiesStore(size), rank, size
+        size = _said(url, "world_size", world_size, "WORLD_SIZE", ranks.size)
+        yield CopiesStore(size), _said(url, "rank", rank, "RANK", ranks.rank), size
 
     return meet
 

@@ -345,7 +345,7 @@ class Recorder:
             self.notes["gradients"] |= {(address, self._num_allocs()) for address in addresses(found)}
         for group in optimizer.param_groups:
             for parameter in group["params"]:
-                if parameter.requires_grad:
+                if parameter.requires_grad and getattr(parameter, "_local_tensor", parameter).numel():  # else its shard is empty
                     (self._gradients_missed if parameter.grad is None else self._gradients_seen).add(id(parameter))
 
     def _memory_ran_out(self, device: int, asked: int, total: int, free: int) -> None:
@@ -375,7 +375,6 @@ class Recorder:
         self._flagged = 0
         modules, optimizers, tensors = objects_of(torch.nn.Module, torch.optim.Optimizer, torch.Tensor)
         compiled = _is_compiled()
-        saved = addresses(_saved_by_checkpointing())
         if not self._has_looked:
             self._has_looked = True
             self._at_backward = _possible_weights(modules, tensors)
@@ -388,6 +387,10 @@ class Recorder:
             elif tensor.is_leaf and tensor.requires_grad and id(tensor) not in self._hooked:
                 self._hooked.add(id(tensor))
                 tensor.register_post_accumulate_grad_hook(self._note_gradient)
+        saved = addresses(_saved_by_checkpointing())
+        weights = addresses(tensor for tensor in tensors if isinstance(tensor, torch.nn.Parameter))  # a flat one is of no module
+        weights |= addresses(plain) & addresses(tensor for tensor in tensors if _is_view_in_graph(tensor))  # gathered, of FSDP
+        self.notes["parameters"] |= {(address, count) for address in weights}
         for module in modules:
             self._check_checkpointing(module)
         self._note_weights(modules, count)  # a program without an optimizer ends no step
@@ -395,7 +398,7 @@ class Recorder:
             modules_on = f"{self._flagged} module{'s' if self._flagged > 1 else ''}"
             self.checkpointing_off.add(f"the switch is on in {modules_on}, and not one region was checkpointed")
         for kind, found in (("workspaces", filter(_is_workspace, plain)), ("batch_data", plain)):  # of two notes the first counts
-            self.notes[kind] |= {(address, count) for address in addresses(found) - saved}
+            self.notes[kind] |= {(address, count) for address in addresses(found) - saved - weights}
 
     def _check_checkpointing(self, module: Any) -> None:
         names = [name for name in CHECKPOINT_FLAGS if module.__dict__.get(name) is True]
@@ -615,6 +618,11 @@ def _is_whole(tensor: Any) -> bool:
     except RuntimeError:
         return False
     return True
+
+
+def _is_view_in_graph(tensor: Any) -> bool:
+    """Say whether *tensor* is a part of another, and autograd goes on from it, as parameters are of a flat one."""
+    return _is_whole(tensor) and tensor.grad_fn is not None and tensor._is_view()
 
 
 def _is_wrapped(tensor: Any) -> bool:

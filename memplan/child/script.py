@@ -248,9 +248,9 @@ def begin(given: dict[str, str] | None = None) -> None:
         Script(results, int(os.environ["MEMPLAN_STEPS"]), json.loads(os.environ["MEMPLAN_ANSWERS"]), given or first_environment())
     )
     hold_back()
-    ranks = world()
-    if ranks is not None:
-        from memplan.child.absent_ranks import be_one_rank  # noqa: PLC0415  (PyTorch's own stands on more than a single process needs)
+    if torch.distributed.is_available():
+        from memplan.child.absent_ranks import be_alone, be_one_rank  # noqa: PLC0415  (a PyTorch without it has no such classes)
 
-        be_one_rank(ranks)
+        ranks = world()
+        be_one_rank(ranks) if ranks else be_alone()
     _begun[0].begin()

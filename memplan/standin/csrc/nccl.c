@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { SUCCESS = 0, INTERNAL_ERROR = 3 }; /* ncclResult_t of nccl.h 2.27 */
+enum { SUCCESS = 0, INTERNAL_ERROR = 3, INVALID_USAGE = 5 }; /* ncclResult_t of nccl.h 2.27 */
 enum { SUM = 0, PRODUCT = 1, FIRST_OWN = 5 }; /* ncclRedOp_t: max, min and the average of copies are what each has */
 #define MOST_SCALED ((size_t)1 << 16) /* bytes; contents.c knows no more of a piece */
 
@@ -59,6 +59,7 @@ const char *ncclGetErrorString(int status) { return status ? "not served by the 
 const char *ncclGetLastError(void *communicator) { return ""; }
 
 int ncclCommInitRank(Communicator **out, int size, UniqueId id, int rank) {
+    if (size != 1 && !getenv("MEMPLAN_WORLD")) return not_served("NCCL with several processes", INVALID_USAGE);
     static int num_communicators;
     char text[16];
     *out = malloc(sizeof **out);

@@ -1,0 +1,49 @@
+"""How many GPUs train together: as a launcher is told, and which rank is run."""
+
+from __future__ import annotations
+
+import pytest
+
+from memplan.errors import UsageError
+from memplan.execution.ranks import ONE_RANK, Ranks, launched_by
+
+
+@pytest.mark.parametrize(
+    ("command", "num_gpus", "num_nodes"),
+    [
+        ("torchrun --nproc-per-node 8 train.py", 8, 1),
+        ("torchrun --nproc_per_node=4 --nnodes=1:2 train.py --nnodes 7", 4, 2),
+        ("torchrun --nnodes 16 --nproc-per-node 8 --rdzv-backend c10d -m my.training", 8, 16),
+        ("/opt/bin/torchrun --nproc-per-node=gpu train.py", 1, 1),
+        ("python -m torch.distributed.run --nproc-per-node 2 train.py", 2, 1),
+        ("accelerate launch --num_processes 16 --num_machines 2 train.py", 8, 2),
+        ("accelerate launch train.py --num_processes 4", 1, 1),
+        ("deepspeed --num_gpus 4 train.py --deepspeed ds.json", 4, 1),
+        ("tune run --nproc_per_node 2 full_finetune_distributed --config c", 2, 1),
+        ("train.py --num_gpus 8", 1, 1),
+        ("python train.py --num-nodes 2", 1, 1),
+    ],
+)
+def test_a_launcher_says_how_many_train_together(command: str, num_gpus: int, num_nodes: int) -> None:
+    """In front of the script; what comes behind it is the script's own."""
+    assert launched_by(command.split()) == Ranks(num_gpus, num_nodes)
+
+
+def test_ranks_are_counted_over_all_machines() -> None:
+    """Rank 9 of 16 is on the second machine of two with eight GPUs."""
+    ranks = Ranks(8, 2, 9).checked()
+
+    assert (ranks.size, ranks.variables()["MEMPLAN_WORLD"]) == (16, "8 2 9")
+    assert (ONE_RANK.are_several, ONE_RANK.variables()) == (False, {})
+
+
+@pytest.mark.parametrize(
+    ("ranks", "problem", "hint"),
+    [(Ranks(8, 2, 16), "no rank 16 of 16", "0 to 15"), (Ranks(128), "at most 64 GPUs", "num_nodes=8")],
+)
+def test_there_is_no_such_rank(ranks: Ranks, problem: str, hint: str) -> None:
+    """The error says which there are."""
+    with pytest.raises(UsageError, match=problem) as found:
+        ranks.checked()
+
+    assert hint in (found.value.hint or "")

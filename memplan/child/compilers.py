@@ -49,6 +49,8 @@ class Compilers:
     def __init__(self, reads: Reads) -> None:
         self.are_times_inverse = False
         """What takes longer is said to take less."""
+        self.on_first_choice: Callable[[], None] = lambda: None
+        """Called where the program is the first time one that chooses by time."""
         self._reads = reads
         self._choices: dict[tuple[str, str], None] = {}
 
@@ -79,6 +81,8 @@ class Compilers:
             chooses = _choosing(frames_from(sys._getframe()))
             if chooses is None:
                 return milliseconds
+            if not self._choices:
+                self.on_first_choice()
             self._choices[chooses.f_code.co_filename.rsplit("/torch/", 1)[-1], place_in(chooses) or "PyTorch"] = None
             return 1 / milliseconds if self.are_times_inverse else milliseconds
 

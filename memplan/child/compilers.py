@@ -6,8 +6,9 @@ What Inductor and Triton ask of a device that computes nothing, and what they do
   by what its work would take (`standin/csrc/clock.c`); each choice that may decide an allocation is noted, and in a second run of the
   program the times are the other way round, so that the slower one is chosen.
 - **Machine code.** A kernel never runs, so it is compiled only as far as something is told of it: shared and scratch memory, and its
-  name. Of the configurations that Triton's autotuner would try, the first that works is tried, with all that this allocates. Where a
-  configuration may decide an allocation (the program has set an allocator for scratch memory, or a hook of its own), all are tried.
+  name. No library is linked to it, and the compiler's own files are not read to name it in a cache that nobody else has. Of the
+  configurations that Triton's autotuner would try, the first that works is tried, with all that this allocates. Where a configuration may
+  decide an allocation (the program has set an allocator for scratch memory, or a hook of its own), all are tried.
 
 Names that a version of Triton or PyTorch does not have are left alone: then there is more to compile, and the memory is the same.
 """
@@ -48,6 +49,8 @@ class Compilers:
     def __init__(self, reads: Reads) -> None:
         self.are_times_inverse = False
         """What takes longer is said to take less."""
+        self.on_first_choice: Callable[[], None] = lambda: None
+        """Called where the program is the first time one that chooses by time."""
         self._reads = reads
         self._choices: dict[tuple[str, str], None] = {}
 
@@ -59,6 +62,8 @@ class Compilers:
         change_when_imported({
             "torch._inductor.config": _compile_here,
             "torch._inductor.fx_passes.joint_graph": self._know_constants,
+            "triton.compiler.compiler": _name_by_version,  # where older versions have it
+            "triton.runtime.cache": _name_by_version,
             "triton.runtime.autotuner": _try_one_configuration,
             "triton.backends.nvidia.compiler": _make_no_machine_code,
         })  # fmt: skip
@@ -76,6 +81,8 @@ class Compilers:
             chooses = _choosing(frames_from(sys._getframe()))
             if chooses is None:
                 return milliseconds
+            if not self._choices:
+                self.on_first_choice()
             self._choices[chooses.f_code.co_filename.rsplit("/torch/", 1)[-1], place_in(chooses) or "PyTorch"] = None
             return 1 / milliseconds if self.are_times_inverse else milliseconds
 
@@ -128,6 +135,12 @@ def _compile_here(module: Any) -> None:
         module.compile_threads = 1
 
 
+def _name_by_version(module: Any) -> None:
+    """Have Triton's files named by its version in caches that only this run has, and not by the content of half a gigabyte."""
+    if hasattr(module, "triton_key"):
+        module.triton_key = functools.lru_cache(lambda: f"{sys.modules['triton'].__version__}-memplan")
+
+
 def _try_one_configuration(module: Any) -> None:
     """Have Triton's autotuner try its configurations until one works. Which that is on a GPU, nobody knows."""
     autotuner: Any = getattr(module, "Autotuner", None)
@@ -168,7 +181,7 @@ def _make_no_machine_code(module: Any) -> None:
         return
     make_ptx, make_hash = backend.make_ptx, backend.hash
     if hasattr(getattr(module, "llvm", None), "optimize_module"):
-        module.llvm = _WithoutOptimizer(module.llvm)
+        module.llvm = _WithoutCode(module.llvm)
 
     def name_alone(*arguments: Any) -> Any:
         source, metadata = arguments[-4:-2]  # those of a static method, or behind the backend
@@ -188,8 +201,8 @@ def _make_no_machine_code(module: Any) -> None:
     backend.hash = functools.wraps(make_hash)(lambda self: f"{make_hash(self)}-memplan")
 
 
-class _WithoutOptimizer:
-    """Triton's binding of LLVM, whose optimizer does nothing."""
+class _WithoutCode:
+    """Triton's binding of LLVM, which adds no code of libraries and optimizes none."""
 
     def __init__(self, llvm: Any) -> None:
         self._llvm = llvm
@@ -199,3 +212,6 @@ class _WithoutOptimizer:
 
     def optimize_module(self, *arguments: Any) -> None:
         """Leave the module as it is."""
+
+    def link_extern_libs(self, *arguments: Any) -> None:
+        """Leave the module without the functions of CUDA's libdevice: nothing is asked of them."""

@@ -73,6 +73,7 @@ class Script:
         self._recorder.use_values(os.environ["MEMPLAN_VALUES_FILE"], os.environ["MEMPLAN_VALUES_VARIANT"])
         hand_objects_on(self._recorder.reads.answering)
         self._recorder.compilers.are_times_inverse = os.environ["MEMPLAN_TIMES"] == "inverse"
+        self._recorder.compilers.on_first_choice = (self._path / "chooses").touch  # another run with the other choices may begin
         self._recorder.attach()
         register_optimizer_step_post_hook(self._stepped)
         atexit.register(self._exit)

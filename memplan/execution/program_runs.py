@@ -1,8 +1,11 @@
 """
 The runs of one whole program: the first as it was typed, the others without its imports, in forks of a process that is warm.
 
-The first run is heard by the user; the others (`values_pass.py`) are memplan's own affair. Only a program that is one Python process, and
-itself trains, is run so: without a launcher or a shell script, what they prepare for the training would be missed.
+The first run is heard by the user; the others (`values_pass.py`) are memplan's own affair. The one with the other times begins beside the
+first, as soon as that has chosen something by time: each of them compiles everything, which takes most of its seconds.
+
+Only a program that is one Python process, and itself trains, is run so: without a launcher or a shell script, what they prepare for the
+training would be missed.
 """
 
 from __future__ import annotations
@@ -29,15 +32,19 @@ from memplan.execution.ranks import ONE_RANK, Ranks
 from memplan.execution.run_record import RunRecord, read_record
 from memplan.execution.runner import REHEARSING, Closing, ended
 from memplan.execution.summary import Run
-from memplan.execution.values_pass import NO_VALUES, EndlessError, StoppedError, ValuesFile, most_seconds, with_ample_memory
+from memplan.execution.values_pass import NO_VALUES, OTHER_TIMES, EndlessError, StoppedError, ValuesFile, most_seconds, with_ample_memory
 from memplan.execution.warm import IDLE_SECONDS, Kept, WarmProcess, start_warm
 from memplan.hardware.gpu import GpuSpec
+from memplan.hardware.host import has_room_for_another
 from memplan.hardware.torch_install import TorchBuild
 from memplan.standin.compiled_libraries import path_for_variables
 from memplan.standin.launch import command_for, environment_for, own_caches
 
 PROGRESS = "progress"
 """The file in which child/script.py says how far it is: steps, and bytes reserved at the peak."""
+
+CHOOSES = "chooses"
+"""The file that is there as soon as something was chosen by time."""
 
 _TOLD_EVERY_SECONDS = 1.0
 
@@ -117,6 +124,17 @@ class HowEnded(NamedTuple):
     writes: Writes
 
 
+class _Begun(NamedTuple):
+    """A run that has begun."""
+
+    number: int
+    process: ProgramProcess
+    folder: Path
+    file: ValuesFile
+    writes: Writes
+    is_fork: bool
+
+
 class ProgramRuns(Closing):
     """Runs one program, as often as asked. To be closed."""
 
@@ -127,7 +145,9 @@ class ProgramRuns(Closing):
         """For files of the runs; it goes when this is closed."""
         self._others: list[Path] = []
         self._first: RunRecord | None = None
+        self._beside: _Begun | None = None
         self._program = program_of(asked.command)
+        self._may_run_beside = self._program is not None and not asked.allow_writes  # neither finds what the other one writes
         self._kept = None
         if self._program is not None and asked.keep_warm:
             self._kept = Kept(self._program, asked.inherited, libraries=asked.libraries, writes_are_allowed=asked.allow_writes)
@@ -139,6 +159,7 @@ class ProgramRuns(Closing):
 
     def close(self) -> None:
         """End what was started for this alone, and leave no file."""
+        self._end_beside()
         if self._kept is None:
             self._give_up_warm()
         for folder in self._others:
@@ -165,6 +186,10 @@ class ProgramRuns(Closing):
         """Run the program, in a fork of a warm process where that is as good."""
         if self._stopped_by is not None:
             raise StoppedError(f"{self._stopped_by.name} ended the program before")
+        if values_file == OTHER_TIMES and self._first is not None and (beside := self._run_beside(self._first)) is not None:
+            return beside
+        if self._first is not None:
+            self._end_beside()
         if self._first is not None and self._warm is None and self._program is not None:
             self._warm = self._started_warm(self._first, self.folder / "warm")
         found = self._run(values_file, self._warm) if self._warm is not None else None
@@ -178,6 +203,19 @@ class ProgramRuns(Closing):
             self._first = found.record
             self._prepare_next(found)
         return found
+
+    def _run_beside(self, first: RunRecord) -> Run | None:
+        """Return what the run showed that has begun beside the *first*; None where there is none, or where it failed and may not alone."""
+        begun, self._beside = self._beside, None
+        found = None if begun is None else self._end_of(begun, is_with_values=True, is_told=False)
+        if self._stopped_by is not None:
+            raise StoppedError(f"{self._stopped_by.name} ended it")
+        return found if found is None or found.record.failure is None or first.failure is not None else None
+
+    def _end_beside(self) -> None:
+        if self._beside is not None:
+            with ended_after(self._beside.process, str(self._beside.folder)):
+                self._beside = None
 
     def _give_up_warm(self) -> None:
         """Run the program by itself from now on; where nothing was seen of it yet, another warm process may do."""
@@ -222,48 +260,66 @@ class ProgramRuns(Closing):
 
     def _run(self, values_file: ValuesFile | None, warm: WarmProcess | None, *, is_heard: bool = True) -> Run | None:
         """Run the program, in a fork of *warm* where there is one; return what was seen, None where that is nothing of a fork."""
+        begun = self._begin(values_file or NO_VALUES, warm, is_heard=is_heard and values_file is None)
+        if begun is None:
+            return None
+        begin = time.monotonic()
+        found = self._end_of(begun, is_with_values=values_file is not None, is_told=not begun.is_fork)
+        self._first_seconds = self._first_seconds or time.monotonic() - begin
+        if values_file is not None and values_file.path is not None and begun.file.path is not None and begun.file.path.exists():
+            begun.file.path.replace(values_file.path)
+        return found
+
+    def _begin(self, file: ValuesFile, warm: WarmProcess | None, *, is_heard: bool) -> _Begun | None:
+        """Start the program, in a fork of *warm* where there is one; None where that cannot be had any more."""
         self._num_runs += 1
         folder = Path(tempfile.mkdtemp(dir=warm.folder if warm else self.folder))
         if warm is not None:
             self._others.append(folder)
-        file = values_file or NO_VALUES
         if file.variant is not None:
             file = file._replace(path=folder / "values")  # what a program writes stays in the folder of its own run
         writes = self._writes_in(folder)
-        environment = writes.held_in(self._environment(folder, file))
-        process = self._start(environment, warm, is_heard=is_heard and values_file is None and self._asked.is_heard)
-        if process is None:
-            return None
-        begin = time.monotonic()
-        with ended_after(process, str(folder)):
-            self._wait(process, folder, is_with_values=values_file is not None)
-        self._first_seconds = self._first_seconds or time.monotonic() - begin
-        if values_file is not None and values_file.path is not None and file.path is not None and file.path.exists():
-            file.path.replace(values_file.path)
-        return self._seen(folder, process, writes, is_told=warm is None)
+        process = self._start(writes.held_in(self._environment(folder, file)), warm, is_heard=is_heard and self._asked.is_heard)
+        return None if process is None else _Begun(self._num_runs, process, folder, file, writes, is_fork=warm is not None)
 
-    def _wait(self, process: ProgramProcess, folder: Path, *, is_with_values: bool) -> None:
-        """Wait for *process*. Raises EndlessError for a run with values that takes far longer than the first did."""
+    def _end_of(self, begun: _Begun, *, is_with_values: bool, is_told: bool) -> Run | None:
+        """Wait for the end of a run, and return what was seen; where that is nothing, an error if it *is_told*."""
+        with ended_after(begun.process, str(begun.folder)):
+            self._wait(begun, is_with_values=is_with_values)
+        return self._seen(begun, is_told=is_told)
+
+    def _wait(self, begun: _Begun, *, is_with_values: bool) -> None:
+        """Wait for its end. Raises EndlessError for a run with values that takes far longer than the first did."""
         limit = self._asked.timeout_seconds
         most = most_seconds(self._first_seconds) if is_with_values else math.inf
         is_ours = limit is None or most < limit
         seconds = min(most, math.inf if limit is None else limit)
         try:
-            self._stopped_by = wait_for(process, seconds if math.isfinite(seconds) else None, on_wait=lambda: self._tell(folder / PROGRESS))
+            self._stopped_by = wait_for(begun.process, seconds if math.isfinite(seconds) else None, on_wait=lambda: self._look_at(begun))
         except NotEndedError as error:
             if not is_ours:
                 raise
             raise EndlessError(f"it took more than {most:.0f} seconds, and the first run {self._first_seconds:.0f}") from error
 
-    def _tell(self, file: Path) -> None:
+    def _look_at(self, begun: _Begun) -> None:
+        """Tell how far it is; begin the run with the other times, where it is the first, chooses by time, and both have room."""
+        self._tell(begun)
+        if self._first is not None or not self._may_run_beside or not (begun.folder / CHOOSES).exists():
+            return
+        self._may_run_beside = False
+        if has_room_for_another(begun.process.pid):
+            with suppress(OSError):  # no process can be had; it can, perhaps, when the first has ended
+                self._beside = self._begin(OTHER_TIMES, None, is_heard=False)
+
+    def _tell(self, begun: _Begun) -> None:
         """Tell whoever asked for it how far the program is, once a second."""
         now = time.monotonic()
         if self._asked.on_progress is None or now < self._told_at + _TOLD_EVERY_SECONDS:
             return
         self._told_at = now
         with suppress(OSError, ValueError):  # no step has ended yet, or the line is being written
-            steps, peak = map(int, file.read_text(encoding="ascii").split())
-            self._asked.on_progress(ProgramProgress(self._num_runs, steps, peak))
+            steps, peak = map(int, (begun.folder / PROGRESS).read_text(encoding="ascii").split())
+            self._asked.on_progress(ProgramProgress(begun.number, steps, peak))
 
     def _environment(self, folder: Path, file: ValuesFile) -> dict[str, str]:
         """Return the environment of a run: what the simulated GPU and child/script.py read, and where Python finds the hook."""
@@ -303,10 +359,9 @@ class ProgramRuns(Closing):
             words = command_for(self._asked.command.words)
             return subprocess.Popen(words, env=environment, stdin=standard_input, stdout=output, stderr=errors)
 
-    def _seen(self, folder: Path, process: ProgramProcess, writes: Writes, *, is_told: bool) -> Run | None:
-        """Return what was seen of *process*, which has ended; where that is nothing, an error if it *is_told*."""
-        exit_code = process.wait()
-        log, record = read_device_log(folder / "log"), _record(folder)
+    def _seen(self, begun: _Begun, *, is_told: bool) -> Run | None:
+        exit_code = begun.process.wait()
+        log, record = read_device_log(begun.folder / "log"), _record(begun.folder)
         if record is None and not is_told:
             return None
         if record is None or record.failure is not None or exit_code:
@@ -315,7 +370,7 @@ class ProgramRuns(Closing):
             raise _nothing_seen(exit_code)
         if record.failure is not None and record.failure.kind == "mistake":
             raise UsageError(record.failure.message, hint="name the Python that runs it: `-- /path/to/python train.py`")
-        self._ended[record.pid] = HowEnded(exit_code, record.pid == process.pid, writes)
+        self._ended[record.pid] = HowEnded(exit_code, record.pid == begun.process.pid, begun.writes)
         return Run(record, log)
 
 

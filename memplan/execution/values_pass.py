@@ -41,6 +41,7 @@ class ValuesFile(NamedTuple):
 
 
 NO_VALUES = ValuesFile(None)
+OTHER_TIMES = ValuesFile(None, times="inverse")
 
 
 class Settled(NamedTuple):

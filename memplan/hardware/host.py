@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
 from typing import NamedTuple
 
 import psutil
@@ -27,6 +30,28 @@ def host_use() -> HostUse:
     """Return what the host is doing now."""
     memory = psutil.virtual_memory()
     return HostUse(psutil.cpu_percent(), int(memory.total - memory.available), int(memory.total))
+
+
+_LIMITS = (("memory.max", "memory.current"), ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"))
+"""What a container may take and has taken: cgroups of version 2, and of 1."""
+
+
+def available_bytes(cgroups: Path = Path("/sys/fs/cgroup")) -> int:
+    """Return the memory that programs can still have, in this container where it is limited."""
+    found = [int(psutil.virtual_memory().available)]
+    for limit, taken in _LIMITS:
+        with suppress(OSError, ValueError):  # there is no such file, or no limit ("max")
+            found.append(int((cgroups / limit).read_text(encoding="ascii")) - int((cgroups / taken).read_text(encoding="ascii")))
+    return max(0, min(found))
+
+
+def has_room_for_another(pid: int) -> bool:
+    """Say whether a process like *pid* can run beside it: on a processor of its own, and if both come to take twice what one does now."""
+    try:
+        taken = int(psutil.Process(pid).memory_info().rss)
+    except psutil.Error:
+        return False
+    return len(os.sched_getaffinity(0)) > 1 and available_bytes() >= 3 * taken
 
 
 def process_name(pid: int) -> str | None:

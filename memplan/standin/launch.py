@@ -72,7 +72,8 @@ def gpu_description(gpu: GpuSpec, context_bytes: int) -> str:
 
 
 _BOOT = """
-import ctypes, os, sys
+import ctypes, os, signal, sys
+signal.pthread_sigmask(signal.SIG_UNBLOCK, signal.valid_signals())  # whoever starts this may be waiting for some
 libc = ctypes.CDLL(None)
 libc.personality(0x0040000)  # ADDR_NO_RANDOMIZE: the same addresses on every run
 if sys.argv[1] == "with us":

@@ -75,7 +75,7 @@ assert read(p, 5) == b"\\x77" * 5
 address, handle, page = c_ulonglong(), c_ulonglong(), c_size_t(2 << 20)
 assert driver.cuMemAddressReserve(byref(address), page, c_size_t(0), c_ulonglong(0), c_ulonglong(0)) == 0
 for _ in range(2):
-    assert driver.cuMemCreate(byref(handle), page, None, c_ulonglong(0)) == 0
+    assert driver.cuMemCreate(byref(handle), page, (c_int * 8)(1, 0, 1, 0), c_ulonglong(0)) == 0
     assert driver.cuMemMap(address, page, c_size_t(0), handle, c_ulonglong(0)) == 0
     assert read(address.value, 5) == b"\\x77" * 5
     write(address.value, b"stale")

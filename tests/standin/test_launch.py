@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from memplan.hardware.gpu import GpuSpec
-from memplan.standin.launch import caches_in, environment_for
+from memplan.standin.launch import caches_in, command_for, environment_for
 
 
 def test_the_device_comes_first_and_what_was_there_stays(a100: GpuSpec) -> None:
@@ -44,3 +47,15 @@ def test_tritons_cache_moves_only_where_the_home_cannot_hold_it(tmp_path: Path, 
     assert caches_in(tmp_path, inherited={}) == {"TRITON_CACHE_DIR": str(tmp_path / "triton")}
     assert caches_in(tmp_path, inherited={"TRITON_CACHE_DIR": "/scratch"}) == {}
     assert caches_in(tmp_path, inherited={"TRITON_HOME": "/scratch"}) == {}
+
+
+def test_a_program_begins_without_blocked_signals() -> None:
+    """Whoever starts it may be waiting for some, and a blocked signal is inherited (signal(7)): it could not be ended by one."""
+    asks = "import signal; print(len(signal.pthread_sigmask(signal.SIG_BLOCK, [])))"
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
+    try:
+        run = subprocess.run(command_for([sys.executable, "-c", asks]), capture_output=True, text=True, check=True)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+    assert run.stdout == "0\n"

@@ -60,7 +60,7 @@ class Batches:
             if loader in self._walked:
                 return make(loader)
             self._walked.add(loader)
-            return _Led(self._largest(make(loader), most), make(loader), self._note)
+            return _Led(self._largest(make(loader), most), make(loader), self._note, lambda: self._now()[0] > 1)
 
         setattr(DataLoader, "__iter__", led)  # noqa: B010
 
@@ -90,17 +90,27 @@ class Batches:
 
 
 class _Led:
-    """An iterator of a DataLoader, with some batches in front of it."""
+    """
+    An iterator of a DataLoader, with some batches in front of it, and again when a step has ended: only then is the optimizer's state there
+    beside them.
+    """
 
-    def __init__(self, first: list[Any], rest: Any, note: Callable[[Any], None]) -> None:
-        self._first, self._rest, self._note = first, rest, note
+    def __init__(self, first: list[Any], rest: Any, note: Callable[[Any], None], has_stepped: Callable[[], bool]) -> None:
+        self._first, self._again, self._rest, self._note, self._has_stepped = list(first), list(first), rest, note, has_stepped
 
     def __iter__(self) -> _Led:
         return self
 
     def __next__(self) -> Any:
+        if not self._first and self._has_stepped():
+            self._first, self._again = self._again, []
         if not self._first:
-            return next(self._rest)
+            try:
+                return next(self._rest)
+            except StopIteration:
+                if not self._again:
+                    raise
+                self._first, self._again = self._again, []
         self._note(self._first[0])
         return self._first.pop(0)
 

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import torch
 
 from memplan.child.program_frames import TORCH, is_own
-from memplan.child.source_lines import is_made_whole, is_only_told, line_of, statement_text
+from memplan.child.source_lines import decides_branch, is_made_whole, is_only_told, line_of, statement_text
 from memplan.traces.read_basis import Basis
 
 _LBFGS = str(Path(TORCH) / "optim" / "lbfgs.py")
@@ -117,9 +117,27 @@ def _ordinary_float(read: Reading) -> Answer | None:
     if read.method in ("__int__", "__index__") or (read.place is not None and is_made_whole(read.place, at_once=True)):
         return None
     ones = struct.pack(format_, 1.0) * (read.size // struct.calcsize(format_))
+    program = [frame for frame in read.frames if not is_own(frame.f_code.co_filename)]
+    if read.method in ("item", "__float__", "tolist") and decides_branch(program):
+        content, text = (bytes(read.size), "0.0") if _numbers.are_zero else (ones, "1.0")
+        return Answer(content, text, "compared", "nothing is computed, and the program compares it")
     if read.method in ("item", "__float__") and read.place is not None and is_made_whole(read.place):
         return Answer(ones, "1.0", "rounded", "nothing is computed: a share that becomes a size is all of it")
     return Answer(ones, "1.0", "ordinary", "an ordinary number: nothing is computed")
+
+
+class _Numbers:
+    """Which of two numbers a program gets where it compares one that nothing computes."""
+
+    are_zero = False
+
+
+_numbers = _Numbers()
+
+
+def compare_with_zeros() -> None:
+    """Answer such reads with zero from here on; with one before."""
+    _numbers.are_zero = True
 
 
 def _falling(format_: str) -> Answer:

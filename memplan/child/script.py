@@ -3,8 +3,8 @@ Recording a whole script: every process of it that uses CUDA writes what it saw 
 
 MEMPLAN_RESULTS is the folder for the results (PROCESS.json), MEMPLAN_STEPS the steps after which the script is ended (0: when it ends
 itself), MEMPLAN_ANSWERS the answers to reads of device values, as JSON, MEMPLAN_VALUES_FILE a file of values, to be
-read or (with MEMPLAN_VALUES_VARIANT) written, MEMPLAN_TIMES what compilers are told of times ("inverse", or nothing), MEMPLAN_TORCH the
-version that the device was built for.
+read or (with MEMPLAN_VALUES_VARIANT) written, MEMPLAN_TIMES what compilers are told of times ("inverse", or nothing), MEMPLAN_NUMBERS
+what is read of numbers that the program compares ("zero", or nothing: one), MEMPLAN_TORCH the version that the device was built for.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from memplan.child.collectives import hand_objects_on, seen
 from memplan.child.held_back import hold_back
 from memplan.child.installed_modules import installed_modules
 from memplan.child.one_rank import world
+from memplan.child.ordinary_answers import compare_with_zeros
 from memplan.child.recorder import Recorder, failure_of, objects_of
 
 SETTLE_SECONDS = 0.1
@@ -73,6 +74,8 @@ class Script:
         self._recorder.use_values(os.environ["MEMPLAN_VALUES_FILE"], os.environ["MEMPLAN_VALUES_VARIANT"])
         hand_objects_on(self._recorder.reads.answering)
         self._recorder.compilers.are_times_inverse = os.environ["MEMPLAN_TIMES"] == "inverse"
+        if os.environ["MEMPLAN_NUMBERS"] == "zero":
+            compare_with_zeros()
         self._recorder.compilers.on_first_choice = (self._path / "chooses").touch  # another run with the other choices may begin
         self._recorder.attach()
         register_optimizer_step_post_hook(self._stepped)
@@ -212,7 +215,7 @@ class Script:
             "was_interrupted": isinstance(error, KeyboardInterrupt),
             "peers": sorted(seen.peers),
             "needed_rank": seen.needed[0] if seen.needed else None,
-            "never_stepped": never_stepped if self._counts else [],
+            "never_stepped": never_stepped,
         }
         path = self._path / f"{self._process}.json"
         path.with_suffix(".partial").write_text(json.dumps(record), encoding="utf-8")

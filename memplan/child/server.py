@@ -4,9 +4,10 @@ The process that rehearses: imports PyTorch and the user's program once, and run
     python -c "from memplan.child.server import main; main(REQUESTS, ANSWERS)"
 
 REQUESTS and ANSWERS are file descriptors; a request is a line of JSON: source, function, values, texts, steps, most_steps, answers,
-environment, values_file, values_variant, times, result, until. Nothing of CUDA has begun when the fork is made, so that each request sees
-what a process of its own would see. The answer is a line too, with how the fork ended; what was seen is in `result`. Where `until` names a
-file, the fork waits for it at its end, so that whoever asked can see what the driver says of it. Run on the simulated GPU or on a real one.
+environment, values_file, values_variant, times, numbers, result, until. Nothing of CUDA has begun when the fork is made, so that each
+request sees what a process of its own would see. The answer is a line too, with how the fork ended; what was seen is in `result`. Where
+`until` names a file, the fork waits for it at its end, so that whoever asked can see what the driver says of it. Run on the simulated GPU or
+on a real one.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from typing import Any
 import torch
 
 from memplan.child.held_back import hold_back
+from memplan.child.ordinary_answers import compare_with_zeros
 from memplan.child.recorder import MistakeError, Recorder, failure_of
 
 Build = Callable[..., Callable[[], object]]
@@ -209,6 +211,8 @@ def serve(build: Build | None, failure: dict[str, Any] | None, request: dict[str
     recorder.reads.answers.update(request["answers"])
     recorder.use_values(request["values_file"], request["values_variant"])
     recorder.compilers.are_times_inverse = request["times"] == "inverse"
+    if request["numbers"] == "zero":
+        compare_with_zeros()
     if build is not None:
         failure = run(build, request, recorder)
     written = Path(request["result"])

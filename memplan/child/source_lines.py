@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 import functools
 import linecache
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -87,6 +87,87 @@ def is_only_told(frame: FrameType) -> bool:
     if isinstance(node, _TEXTS):
         return True
     return node is not None and _ends_well(node, parsed, _around(parsed, frame), set()) and not is_made_whole(frame)
+
+
+def decides_branch(frames: Sequence[FrameType]) -> bool:
+    """
+    Say whether the float that the program reads at the innermost of *frames* is compared, there or where it is returned to, and something
+    else than saving or telling hangs on it.
+    """
+    given: set[str] = set()
+    for frame in frames:
+        parsed = _parsed(frame.f_code.co_filename)
+        around, lines = _around(parsed, frame), statement_of(frame)
+        given = {name for node in _statements(around) if node.lineno in lines for name in _targets_of(node)}
+        while (more := given | {name for node in ast.walk(around) for name in (*_given_by(node, given), *_appended(node, given))}) != given:
+            given = more
+        tests = (node for node in ast.walk(around) if isinstance(node, (ast.If, ast.While, ast.IfExp)))
+        if any(_is_compared(node.test, lines, given) and not _is_harmless(node) for node in tests):
+            return True
+        returns = [node.value for node in ast.walk(around) if isinstance(node, ast.Return) and node.value is not None]
+        if not any(_has(value, given) or value.lineno in lines for value in returns):
+            return False
+    return False
+
+
+def _statements(around: ast.AST) -> Iterator[Any]:
+    return (node for node in ast.walk(around) if isinstance(node, (ast.Assign, ast.AugAssign, ast.AnnAssign, ast.NamedExpr, ast.Expr)))
+
+
+def _targets_of(node: Any) -> set[str]:
+    """Return the names that get what a statement reads: those that it assigns to, or the list that it appends to."""
+    return _appended(node.value, set(), is_read=True) if isinstance(node, ast.Expr) else _targets(node)
+
+
+def _appended(node: ast.AST, given: set[str], *, is_read: bool = False) -> set[str]:
+    """Return the name of the list that *node* appends one of *given* to."""
+    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute) or node.func.attr not in ("append", "update", "add"):
+        return set()
+    return {ast.unparse(node.func.value)} if is_read or any(_has(argument, given) for argument in node.args) else set()
+
+
+def _is_compared(test: ast.AST, lines: range, given: set[str]) -> bool:
+    compared = (node for node in ast.walk(test) if isinstance(node, ast.Compare))
+    return any(_has(node, given) or (node.lineno in lines and _reads(node)) for node in compared)
+
+
+def _reads(node: ast.AST) -> bool:
+    return any(isinstance(call, ast.Call) and _name(call) in ("item", "float") for call in ast.walk(node))
+
+
+_KEEPS = _SHOWS | {
+    "save", "save_model", "save_pretrained", "save_checkpoint", "save_state", "dump", "state_dict", "deepcopy", "copy", "append", "join",
+}  # fmt: skip
+"""Functions that show a number, or keep what there is, which takes no memory of the GPU that lasts."""
+
+
+def _is_harmless(node: ast.AST) -> bool:
+    """Say whether nothing hangs on a branch but what is kept on disk, told, or given a name."""
+    if isinstance(node, ast.IfExp):
+        return all(not isinstance(inner, ast.Call) for branch in (node.body, node.orelse) for inner in ast.walk(branch))
+    if isinstance(node, ast.While):
+        return False
+    statements = [*node.body, *node.orelse] if isinstance(node, ast.If) else []
+    return all(_is_harmless_statement(statement) for statement in statements)
+
+
+def _is_harmless_statement(statement: ast.stmt) -> bool:
+    if isinstance(statement, (ast.Raise, ast.Pass)):
+        return True
+    if isinstance(statement, ast.If):
+        return _is_harmless(statement)
+    if isinstance(statement, ast.With):
+        return all(map(_is_harmless_statement, statement.body))
+    if not isinstance(statement, (ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Expr)):
+        return False
+    targets = statement.targets if isinstance(statement, ast.Assign) else [getattr(statement, "target", None)]
+    if any(isinstance(target, ast.Attribute) and not _is_own(target) for target in targets):
+        return False
+    return all(_name(call) in _KEEPS for call in ast.walk(statement) if isinstance(call, ast.Call))
+
+
+def _is_own(target: ast.Attribute) -> bool:
+    return isinstance(target.value, ast.Name) and target.value.id == "self"
 
 
 def _ends_well(node: ast.AST, parsed: _Parsed, around: ast.AST, seen: set[str]) -> bool:

@@ -32,8 +32,8 @@ LEAST_STEPS = 3
 SHOWN = 3
 """Names and places that a sentence holds."""
 
-Cause = Literal["values", "times"]
-"""Of what two ends are run: numbers that a model computes, or times by which a compiler chooses."""
+Cause = Literal["values", "numbers", "times"]
+"""Of what two ends are run: sizes that a model computes, numbers that a program compares, or times by which a compiler chooses."""
 
 _WIDE = ("float64", "float32", "complex128")
 _SHORT = ("float16", "bfloat16")
@@ -61,6 +61,7 @@ def find(
         *_batch_shapes(record),
         *_workspaces(log),
         *_assumptions(record, others.get("values")),
+        *_comparisons(record, others.get("numbers")),
         *_choices(record, others.get("times")),
         *_reads(record.reads),
     )
@@ -256,6 +257,19 @@ def _assumptions(record: RunRecord, other: RunRecord | None) -> Iterator[Finding
     )
 
 
+def _comparisons(record: RunRecord, other: RunRecord | None) -> Iterator[Finding]:
+    compared = [read for read in record.reads if read.basis == "compared"]
+    if not compared or record.failure is not None or (other is not None and takes_as_much(record, other)):
+        return
+    ends = (
+        "1.0 was read, and the program failed with 0.0" if other is None else "it was run with 1.0 and with 0.0, and the larger is reported"
+    )
+    yield Finding(
+        kind="device_values",
+        message=f"numbers that the model computes are compared, and the program goes another way by them: {_places(compared)}; {ends}",
+    )
+
+
 def _choices(record: RunRecord, other: RunRecord | None) -> Iterator[Finding]:
     if not record.chosen_by_time or record.failure is not None or (other is not None and takes_as_much(record, other)):
         return
@@ -316,13 +330,21 @@ def _places(reads: Sequence[DeviceRead]) -> str:
     return _listed([f"{place} ({count}×)" for place, count in counts.most_common()])
 
 
-def lower_bound_reasons(reads: Sequence[DeviceRead], log: DeviceLog, *, values_failure: str | None = None) -> Iterator[str]:
-    """Yield why the step may take more than was seen; *values_failure*: why its values were not found, where a run for that failed."""
+def lower_bound_reasons(
+    reads: Sequence[DeviceRead], log: DeviceLog, *, values_failure: str | None = None, never_stepped: Sequence[str] = ()
+) -> Iterator[str]:
+    """
+    Yield why the step may take more than was seen.
+
+    *values_failure*: why its values were not found, where a run for that failed; *never_stepped*: optimizers that have what to train.
+    """
     guessed = guessed_places(reads)
     if values_failure is not None and any(read.basis in ("zero", "rounded") for read in reads):
         yield f"the run that was to find what its data decide failed: {values_failure}"
     if guessed is not None:
         yield f"sizes were guessed as zero at {guessed}"
+    if never_stepped:
+        yield f"{_listed(never_stepped)} never stepped"
     loops = [read for read in reads if decides(read) and read.answer == "false" and read.text.startswith("while ")]
     if loops:
         yield f"loops were guessed to end at once at {_places(loops)}"

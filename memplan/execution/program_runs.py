@@ -340,6 +340,7 @@ class ProgramRuns(Closing):
             "MEMPLAN_NCCL": "{}{:02}00".format(*asked.torch.nccl_version),
             **own_caches(folder),
             "MEMPLAN_LOG": str(folder / "log"),
+            "MEMPLAN_ACCOUNT": str(folder / "account"),  # the processes of one program share the GPU
             "MEMPLAN_WORKSPACES": "1",
             "MEMPLAN_RESULTS": str(folder),
             "MEMPLAN_STEPS": str(asked.steps),
@@ -403,6 +404,10 @@ def _nothing_seen(exit_code: int) -> NothingSeenError:
 
 
 def _record(folder: Path) -> RunRecord | None:
-    """Return what the process wrote that trained: the most steps, else backwards, else memory."""
+    """Return what the process wrote that decides: one that ran out of memory, else the one that took most of it."""
     records = [read_record(path) for path in sorted(folder.glob("*.json"))]
-    return max(records, key=lambda record: (len(record.steps), record.num_backwards, record.peak_reserved_bytes), default=None)
+    return max(records, key=lambda record: (_is_out_of_memory(record), record.peak_reserved_bytes, len(record.steps)), default=None)
+
+
+def _is_out_of_memory(record: RunRecord) -> bool:
+    return record.failure is not None and record.failure.kind == "out_of_memory"

@@ -124,6 +124,9 @@ class RunRecord(Description):
     outside_bytes: NonNegativeInt = 0
     """What libraries took of the GPU beside PyTorch's allocator, after CUDA had begun."""
 
+    others_bytes: NonNegativeInt = 0
+    """The most that other processes of the program held of the GPU when this one asked for memory."""
+
     num_alloc_retries: NonNegativeInt = 0
     """How often the allocator gave cached memory back to go on."""
 

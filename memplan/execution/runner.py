@@ -96,7 +96,7 @@ class Runner:
         answers: Mapping[str, Any] | None,
         checks_tensor_types: bool,
         timeout_seconds: float,
-        values_file: Mapping[str, str] = MappingProxyType({"values_file": "", "values_variant": "", "times": ""}),
+        values_file: Mapping[str, str] = MappingProxyType({"values_file": "", "values_variant": "", "times": "", "numbers": ""}),
         until: Path | None = None,
     ) -> int:
         """

@@ -69,13 +69,13 @@ def rehearsal_of(
     behind = record.was_stopped and sum(recorded.values()) < allocated * (1 - UNSPLIT_SHARE)
     return Rehearsal(
         method="rehearsed",
-        breakdown=_breakdown(recorded, allocated, reserved, context.expected_bytes, nccl.expected_bytes),
+        breakdown=_breakdown(recorded, allocated, reserved, context.expected_bytes, nccl.expected_bytes, record.others_bytes),
         peak_allocated_bytes=allocated,
         peak_reserved_bytes=reserved,
         device_used=MemoryRange(
             low_bytes=min(low, reserved) + context.low_bytes + nccl.low_bytes,
-            expected_bytes=reserved + context.expected_bytes + nccl.expected_bytes,
-            high_bytes=reserved + context.high_bytes + nccl.high_bytes,
+            expected_bytes=reserved + context.expected_bytes + nccl.expected_bytes + record.others_bytes,
+            high_bytes=reserved + context.high_bytes + nccl.high_bytes + record.others_bytes,
         ),
         peak_phase="a step behind those recorded" if behind else where,
         gpu_name=record.gpu_name,
@@ -92,7 +92,7 @@ def rehearsal_of(
         exit_code=exit_code,
         failure=_failure(record, exit_code),
         lower_bound_reasons=(
-            *lower_bound_reasons(record.reads, run.log, values_failure=values_failure),
+            *lower_bound_reasons(record.reads, run.log, values_failure=values_failure, never_stepped=record.never_stepped),
             *([_CUT] * is_cut),
         ),
         assumed_range=_assumed_range([other.record for other in others.values()], record, context),
@@ -184,7 +184,9 @@ def _failure(record: RunRecord, exit_code: int) -> ProgramFailure | None:
     return ProgramFailure(message=f"it {ended(exit_code)}", place=None, phase=phase)
 
 
-def _breakdown(found: Mapping[str, int], allocated: int, reserved: int, context_bytes: int, nccl_bytes: int) -> MemoryBreakdown:
+def _breakdown(
+    found: Mapping[str, int], allocated: int, reserved: int, context_bytes: int, nccl_bytes: int, others_bytes: int
+) -> MemoryBreakdown:
     """Allocated is exact; what of it is in no block of the trace (blocks that were not split) is counted with the activations."""
     known = sum(bytes_ for category, bytes_ in found.items() if category != "activations")
     return MemoryBreakdown(
@@ -197,4 +199,5 @@ def _breakdown(found: Mapping[str, int], allocated: int, reserved: int, context_
         allocator_slack_bytes=reserved - allocated,
         cuda_context_bytes=context_bytes,
         nccl_buffers_bytes=nccl_bytes,
+        other_processes_bytes=others_bytes,
     )

@@ -7,8 +7,8 @@ program run with the integers computed on the host (`child/host_values.py`), and
 Most programs only count what they log (hits, tokens). Then the run with the values asks for the same memory as the first one did, which was
 undisturbed: that one is told, and none need follow.
 
-Two things have no value, and there both ends of an assumption are run and the larger one is told: numbers that a model computes, and times
-by which a compiler chooses (`child/compilers.py`).
+Some things have no value, and there both ends of an assumption are run and the larger one is told: numbers that a model computes and that
+decide sizes, those that the program compares and branches by, and times by which a compiler chooses (`child/compilers.py`).
 """
 
 from __future__ import annotations
@@ -34,10 +34,12 @@ class ValuesFile(NamedTuple):
     """What to assume while it is written; None: it is read."""
     times: Literal["", "inverse"] = ""
     """What compilers are told of times: what the work would take, or the inverse of it, so that they choose the other way."""
+    numbers: Literal["", "zero"] = ""
+    """What is read of numbers that the program compares, where nothing computes them: one, or zero."""
 
     def request(self) -> dict[str, str]:
         """Return it as the child takes it."""
-        return {"values_file": str(self.path or ""), "values_variant": self.variant or "", "times": self.times}
+        return {"values_file": str(self.path or ""), "values_variant": self.variant or "", "times": self.times, "numbers": self.numbers}
 
 
 NO_VALUES = ValuesFile(None)
@@ -79,7 +81,8 @@ def settle(
     if first.record.needed_rank is not None:
         return Settled(first)  # it is to be run again
     try:
-        return _with_both_times(run, _with_data(run, first, folder=folder, answers=answers, has_padding=has_padding))
+        found = _with_data(run, first, folder=folder, answers=answers, has_padding=has_padding)
+        return _with_both_times(run, _with_both_numbers(run, found))
     except StoppedError as error:
         return Settled(first, failure=str(error))
 
@@ -102,6 +105,18 @@ def _with_data(
     if other.values is None or _has_failed(other.run.record):
         return found
     return found.beside("values", other)
+
+
+def _with_both_numbers(run: Callable[[ValuesFile | None], Run], found: Settled) -> Settled:
+    """Run the program again with another number, where it compares one that nothing computes: with it, it may go another way."""
+    if not any(read.basis == "compared" for read in found.run.record.reads) or found.run.record.failure is not None:
+        return found
+    told = (found.values or NO_VALUES)._replace(numbers="zero")
+    try:
+        other = run(told)
+    except (NothingSeenError, EndlessError):
+        return found
+    return found if _has_failed(other.record) else found.beside("numbers", Settled(other, values=told))
 
 
 def _with_both_times(run: Callable[[ValuesFile | None], Run], found: Settled) -> Settled:

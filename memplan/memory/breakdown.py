@@ -35,6 +35,9 @@ class MemoryBreakdown(Description):
     nccl_buffers_bytes: NonNegativeInt = 0
     """What NCCL takes for its communicators, beside PyTorch's allocator."""
 
+    other_processes_bytes: NonNegativeInt = 0
+    """What other processes of the same program had of the GPU at the same time."""
+
     @property
     def allocated_bytes(self) -> int:
         """Return the part that torch counts as allocated."""
@@ -43,7 +46,7 @@ class MemoryBreakdown(Description):
     @property
     def reserved_bytes(self) -> int:
         """Return the part that torch counts as reserved."""
-        return self.total_bytes - self.cuda_context_bytes - self.nccl_buffers_bytes
+        return self.total_bytes - self.cuda_context_bytes - self.nccl_buffers_bytes - self.other_processes_bytes
 
     @property
     def total_bytes(self) -> int:

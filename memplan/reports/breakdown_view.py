@@ -18,13 +18,17 @@ CATEGORIES = {
     "allocator_slack_bytes": "allocator slack",
     "cuda_context_bytes": "CUDA context",
     "nccl_buffers_bytes": "NCCL buffers",
+    "other_processes_bytes": "other processes",
 }
 """The fields of a breakdown, in words."""
 
 SHORT = {
     "model states": ("parameters_bytes", "gradients_bytes", "optimizer_state_bytes"),
     "activations": ("activations_bytes",),
-    "other": ("batch_data_bytes", "workspaces_bytes", "allocator_slack_bytes", "cuda_context_bytes", "nccl_buffers_bytes"),
+    "other": (
+        *("batch_data_bytes", "workspaces_bytes", "allocator_slack_bytes", "cuda_context_bytes", "nccl_buffers_bytes"),
+        "other_processes_bytes",
+    ),
 }
 """The rows of a short report, and the fields that each sums."""
 

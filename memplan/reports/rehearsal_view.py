@@ -108,6 +108,8 @@ def _assumed(rehearsal: Rehearsal) -> Iterator[str]:
     """Yield what was assumed."""
     if any(read.basis == "assumed" for read in rehearsal.reads):
         yield "numbers that the model computes"
+    if any(read.basis == "compared" for read in rehearsal.reads):
+        yield "numbers that the program compares"
     if any(finding.kind == "chosen_by_time" for finding in rehearsal.findings):
         yield "times by which torch.compile chooses"
 

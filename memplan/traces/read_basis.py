@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Literal
 
-Basis = Literal["data", "answer", "assumed", "rule", "padding", "rounded", "ordinary", "zero"]
+Basis = Literal["data", "answer", "assumed", "rule", "padding", "rounded", "compared", "ordinary", "zero"]
 """
 The program's own data; the user; an assumption about what a model computes; what holds in an ordinary training; the worse of two cases (a
-mask has padding); all of what a float may be a share of; a number that a program only looks at; or nothing.
+mask has padding); all of what a float may be a share of; one of two numbers, with which the program may branch otherwise; a number that a
+program only looks at; or nothing.
 """
 
 USERS = "your answer for "

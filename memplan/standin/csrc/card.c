@@ -123,7 +123,17 @@ static void lock_account(int type) {
     struct flock whole = {.l_type = type};
     while (account >= 0 && fcntl(account, F_SETLKW, &whole) && errno == EINTR) {}
 }
-static int is_alive(int pid) { return pid && (!kill(pid, 0) || errno == EPERM); }
+static int is_alive(int pid) { /* a zombie, which nobody has waited for yet, holds no memory */
+    char path[32], text[256];
+    if (!pid || (kill(pid, 0) && errno != EPERM)) return 0;
+    snprintf(path, sizeof path, "/proc/%d/stat", pid);
+    int file = open(path, O_RDONLY | O_CLOEXEC);
+    ssize_t length = file < 0 ? 0 : read(file, text, sizeof text - 1);
+    if (file >= 0) close(file);
+    text[length > 0 ? length : 0] = 0;
+    const char *state = strrchr(text, ')');
+    return !state || (state[2] != 'Z' && state[2] != 'X');
+}
 static size_t others_bytes(int number) { /* on the card with that number on the bus; with the account locked */
     size_t bytes = 0;
     for (int i = 0; slots && i < SLOTS; i++)
@@ -139,13 +149,18 @@ static void tell(int device) { /* with the account locked */
     if (own) *own = (Slot){getpid(), visible[device], used_bytes[device] + cards[visible[device]].context_bytes};
 }
 
+static size_t most_of_others; /* that other processes held of a card while this one asked for memory of it */
+size_t memplan_most_of_others(void) { return most_of_others; }
+
 int card_take(int device, size_t bytes) {
     card();
     const Card *c = &cards[visible[device]];
     pthread_once(&opened, open_account);
     pthread_mutex_lock(&lock);
     lock_account(F_WRLCK);
-    int fits = others_bytes(visible[device]) + used_bytes[device] + bytes + c->context_bytes <= c->total_bytes;
+    size_t others = others_bytes(visible[device]);
+    if (others > most_of_others) most_of_others = others;
+    int fits = others + used_bytes[device] + bytes + c->context_bytes <= c->total_bytes;
     if (fits) {
         used_bytes[device] += bytes;
         tell(device);

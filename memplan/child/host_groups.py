@@ -163,6 +163,9 @@ _GIVEN: dict[str, Callable[..., None]] = {
     "_reduce_scatter_base": _reduced_and_scattered_of_one,
     "alltoall": _exchanged,
     "alltoall_base": _exchanged_in_one,
+    "all_gather_single": _gathered_in_one,  # names that 2.13 gives them
+    "reduce_scatter_single": _reduced_and_scattered_of_one,
+    "all_to_all_single": _exchanged_in_one,
     "recv": _received,
     "recv_anysource": _received,
 }

@@ -6,8 +6,8 @@ The process that rehearses: imports PyTorch and the user's program once, and run
 REQUESTS and ANSWERS are file descriptors; a request is a line of JSON: source, function, values, texts, steps, most_steps, answers,
 environment, values_file, values_variant, times, numbers, result, until. Nothing of CUDA has begun when the fork is made, so that each
 request sees what a process of its own would see. The answer is a line too, with how the fork ended; what was seen is in `result`. Where
-`until` names a file, the fork waits for it at its end, so that whoever asked can see what the driver says of it. Run on the simulated GPU or
-on a real one.
+`until` names a file, the fork waits for it at its end, so that whoever asked can see what the driver says of it. Run on the simulated GPU
+or on a real one.
 """
 
 from __future__ import annotations

@@ -52,9 +52,9 @@ def rehearse_script(
     Raises NothingSeenError for a program that did not use the GPU, or ended before it could report; UsageError for one that is not there or
     takes longer; MissingError when this machine cannot rehearse it.
     """
+    ranks.checked()
     command = command_from(words)
     torch = _torch_of(command)
-    ranks.checked()
     asked = Asked(
         command=command,
         torch=torch,

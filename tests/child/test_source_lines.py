@@ -8,7 +8,7 @@ from types import FrameType
 
 import pytest
 
-from memplan.child.source_lines import is_made_whole, is_only_told, statement_text
+from memplan.child.source_lines import decides_branch, is_made_whole, is_only_told, statement_text
 
 FRAMES: list[bool] = []
 
@@ -142,3 +142,82 @@ def test_a_statement_over_several_lines_is_one_text() -> None:
 
     assert text[0].startswith("if (")
     assert "statement_text" in text[0]
+
+
+class Loss:
+    """A float of the device, of which it is asked whether the program branches by it."""
+
+    def item(self) -> float:
+        """Read it."""
+        frame = _caller()
+        frames = [frame]
+        while frame.f_back is not None and frame.f_back.f_code.co_filename == __file__:
+            frame = frame.f_back
+            frames.append(frame)
+        FRAMES.append(decides_branch(frames))
+        return 0.5
+
+
+def _stops() -> None:
+    for _ in range(2):
+        if Loss().item() > 0.02:
+            break
+
+
+def _unfreezes() -> None:
+    layer = type("Layer", (), {"requires_grad": False})
+    total = 0.0
+    total += Loss().item()
+    if total / 3 < 0.1:
+        layer.requires_grad = True
+
+
+def _returned() -> float:
+    losses = []
+    losses.append(Loss().item())
+    return sum(losses)
+
+
+def _stops_by_what_is_returned() -> None:
+    mean = _returned()
+    while mean > 1.0:
+        mean = 0.0
+
+
+@pytest.mark.parametrize("program", [_stops, _unfreezes, _stops_by_what_is_returned])
+def test_a_float_that_is_compared_decides_a_branch(program) -> None:
+    """There, by a name that it is summed up in, or where a function returns it to."""
+    program()
+
+    assert True in FRAMES
+
+
+def save(value: float) -> float:
+    """Keep the best."""
+    return value
+
+
+def _keeps_the_best() -> None:
+    best = 1.0
+    loss = Loss().item()
+    if loss < best:
+        best = loss
+        save(best)
+        print("the best so far", best)
+    if loss > 1e9:
+        raise RuntimeError("the loss is too large")
+
+
+def _only_summed_up() -> None:
+    total = 0.0
+    total += Loss().item()
+    if FRAMES:
+        print(total)
+
+
+@pytest.mark.parametrize("program", [_keeps_the_best, _only_summed_up])
+def test_what_is_kept_or_told_by_a_comparison_decides_no_memory(program) -> None:
+    """Nor does a check that raises, nor a branch by something else."""
+    program()
+
+    assert FRAMES == [False]

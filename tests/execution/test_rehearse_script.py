@@ -916,3 +916,128 @@ def test_a_rehearsal_does_not_begin_another(torch_build: TorchBuild, tmp_path: P
 
     with pytest.raises(UsageError, match="that is being rehearsed asked for a rehearsal"):
         rehearse(f"{own}:build", gpu="t4")
+
+
+# what would be a false "fits"
+
+
+LED_WITH_STATE = """
+import torch
+from torch.utils.data import DataLoader
+
+lengths = [8, 16, 1024, 8, 8, 8, 8, 8]
+data = [torch.ones(length, 512) for length in lengths]
+model = torch.nn.Sequential(*[torch.nn.Linear(512, 512, bias=False) for _ in range(16)]).cuda()
+update = torch.optim.Adam(model.parameters())
+for batch in DataLoader(data, batch_size=1):
+    model(batch.cuda()).square().mean().backward()
+    update.step()
+    update.zero_grad()
+"""
+
+
+def test_the_largest_batch_comes_again_when_the_optimizer_has_its_state(script: Script) -> None:
+    """16 MiB of weights, 32 of moments, and with them 16 activations of 2 MiB, though the first step had no moments."""
+    rehearsal = seen(script(LED_WITH_STATE, steps=4, most_walked_batches=100))
+
+    assert rehearsal.peak_allocated_bytes > (16 + 32 + 16 * 2) * MIB
+    assert rehearsal.peak_phase == "backward of step 2"
+
+
+ONE_AFTER_THE_OTHER = """
+import subprocess, sys
+if len(sys.argv) > 1:
+    import torch
+    weights = torch.nn.Parameter(torch.empty(int(sys.argv[1]), 1 << 28, device="cuda"))
+    update = torch.optim.SGD([weights])
+    for _ in range(int(sys.argv[2])):
+        weights.sum().backward()
+        update.step()
+        update.zero_grad()
+else:
+    for gigabytes, steps in ((1, 5), (12, 2), (2, 5)):
+        subprocess.run([sys.executable, "train.py", str(gigabytes), str(steps)])
+"""
+
+
+def test_of_several_processes_one_that_ran_out_of_memory_is_told_of(script: Script) -> None:
+    """Whichever made the most steps, and though the program that started it goes on: 12 GiB of weights leave none for their gradient."""
+    rehearsal = script(ONE_AFTER_THE_OTHER)
+
+    assert rehearsal.verdict == "does_not_fit"
+    assert rehearsal.process is not None
+    assert rehearsal.process.endswith("train.py 12 2")
+
+
+def test_of_several_processes_the_one_that_takes_most_is_told_of(script: Script) -> None:
+    """4 GiB of weights and as much of gradients, in two steps of six."""
+    rehearsal = seen(script(ONE_AFTER_THE_OTHER.replace("(12, 2)", "(4, 2)")))
+
+    assert rehearsal.peak_allocated_bytes == 8 * 2**30 + 512
+    assert rehearsal.verdict == "fits"
+
+
+AT_ONCE = """
+import subprocess, sys, torch
+held = torch.empty({held} << 28, device="cuda")
+if len(sys.argv) == 1:
+    other = subprocess.Popen([sys.executable, "train.py", "other"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert other.stdout.readline() == b"holds\\n"
+    weights = torch.nn.Parameter(torch.empty(1 << 28, device="cuda"))
+    weights.sum().backward()
+    other.communicate()
+else:
+    print("holds", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_processes_that_use_the_gpu_at_once_share_it(script: Script) -> None:
+    """Two that hold 3 GiB each, and one of them 2 more: 8 of 14.75 GiB, and contexts. With 7 each there is no room for the 2."""
+    fits = seen(script(AT_ONCE.format(held=3)))
+    does_not = script(AT_ONCE.format(held=7))
+
+    assert fits.breakdown.other_processes_bytes >= 3 * 2**30
+    assert fits.device_used_bytes > 8 * 2**30
+    assert does_not.verdict == "does_not_fit"
+
+
+UNFREEZES = """
+import torch
+backbone = torch.nn.Linear(4096, 4096, bias=False).cuda().requires_grad_(False)
+head = torch.nn.Linear(4096, 8, bias=False).cuda()
+update = torch.optim.Adam([*backbone.parameters(), *head.parameters()])
+for step in range(4):
+    loss = head(backbone(torch.randn(8, 4096, device="cuda"))).square().mean()
+    loss.backward()
+    update.step()
+    update.zero_grad()
+    if loss.item() < 0.5:
+        backbone.requires_grad_(True)
+"""
+
+
+def test_a_number_that_the_program_compares_goes_both_ways(script: Script) -> None:
+    """Nobody computes the loss: read as zero, 64 MiB of weights are trained as well, with gradients and moments. That end is told."""
+    rehearsal = seen(script(UNFREEZES))
+
+    assert rehearsal.breakdown.optimizer_state_bytes > 128 * MIB
+    assert rehearsal.assumed_range is not None
+    assert rehearsal.assumed_range.low_bytes < rehearsal.assumed_range.high_bytes - 192 * MIB
+    assert any("are compared" in finding.message for finding in rehearsal.findings)
+
+
+def test_a_number_by_which_the_best_is_kept_is_no_reason_to_run_again(script: Script) -> None:
+    """It is read as one, and nothing is told of it."""
+    rehearsal = seen(script(UNFREEZES.replace("backbone.requires_grad_(True)", "best = loss.item()")))
+
+    assert rehearsal.assumed_range is None
+    assert rehearsal.findings == ()
+
+
+def test_an_optimizer_that_never_stepped_leaves_a_lower_bound(script: Script) -> None:
+    """Its state is not there: 8 MiB of moments would be."""
+    rehearsal = seen(script(TRAINING.replace("update.step()", "pass")))
+
+    assert rehearsal.verdict == "unknown"
+    assert rehearsal.lower_bound_reasons == ("AdamW with 4 parameters never stepped",)

@@ -205,7 +205,8 @@ def ranks_for(program: Sequence[str], num_gpus: int | None, num_nodes: int | Non
     from memplan.execution.ranks import Ranks, launched_by
 
     told = launched_by(program)
-    return Ranks(num_gpus or told.num_gpus, num_nodes or (told.num_nodes if num_gpus is None else 1), rank).checked()
+    nodes = num_nodes or (told.num_nodes if num_gpus is None else 1)
+    return Ranks(num_gpus or told.num_gpus, nodes, rank, is_asked=num_gpus is not None).checked()
 
 
 def _gpu_named(name: str | None, memory: str | None) -> GpuSpec:
@@ -278,7 +279,7 @@ def _rehearse_script(
     answers = read_answers(reads, folder)
     try:
         with program_progress() as on_progress:
-            run = functools.partial(rehearse_ranks, which=which) if ranks.are_several else rehearse_script
+            run = functools.partial(rehearse_ranks, which=which) if ranks.size > 1 else rehearse_script
             rehearsal = run(
                 program,
                 gpu=gpu,

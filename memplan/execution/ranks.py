@@ -24,6 +24,8 @@ class Ranks(NamedTuple):
     num_nodes: int = 1
     """Machines."""
     rank: int = 0
+    is_asked: bool = False
+    """Even one process alone finds what torchrun would tell it."""
 
     @property
     def size(self) -> int:
@@ -31,9 +33,9 @@ class Ranks(NamedTuple):
         return self.num_gpus * self.num_nodes
 
     @property
-    def are_several(self) -> bool:
-        """Say whether there is more than one."""
-        return self.size > 1
+    def are_launched(self) -> bool:
+        """Say whether each finds what torchrun would tell it."""
+        return self.size > 1 or self.is_asked
 
     def checked(self) -> Ranks:
         """Return these. Raises UsageError where there is no such rank, or no such machine."""
@@ -45,7 +47,7 @@ class Ranks(NamedTuple):
 
     def variables(self) -> dict[str, str]:
         """Return what child/one_rank.py reads, and what keeps PyTorch from watching for ranks that do not answer."""
-        if not self.are_several:
+        if not self.are_launched:
             return {}
         return {"MEMPLAN_WORLD": f"{self.num_gpus} {self.num_nodes} {self.rank}", **dict.fromkeys(_WATCHING, "0")}
 

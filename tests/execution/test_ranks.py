@@ -34,7 +34,8 @@ def test_ranks_are_counted_over_all_machines() -> None:
     ranks = Ranks(8, 2, 9).checked()
 
     assert (ranks.size, ranks.variables()["MEMPLAN_WORLD"]) == (16, "8 2 9")
-    assert (ONE_RANK.are_several, ONE_RANK.variables()) == (False, {})
+    assert ONE_RANK.variables() == {}
+    assert Ranks(is_asked=True).variables()["MEMPLAN_WORLD"] == "1 1 0"
 
 
 @pytest.mark.parametrize(

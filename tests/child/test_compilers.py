@@ -72,6 +72,11 @@ def test_constants_that_inductor_folds_are_known(run: Run) -> None:
     assert seen.reads == ()
 
 
+def test_a_triton_with_other_options_compiles(run: Run) -> None:
+    """Its optimizer is left out, whatever a version passes to it."""
+    assert run("later_triton").verdict == "fits"
+
+
 def test_the_masks_that_a_compiled_forward_keeps_are_no_batch(run: Run) -> None:
     """A dropout's mask has a byte for each element; the batch is 64 indices of 8 bytes."""
     assert run("dropout").breakdown.batch_data_bytes == 512

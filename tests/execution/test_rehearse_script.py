@@ -334,6 +334,26 @@ def test_what_ctrl_c_ended_has_not_failed_whatever_its_exit_code(script: Script,
     assert process.returncode == 1
 
 
+PRESSES_CTRL_C = """
+import threading, time
+
+def press():
+    for _ in range(60):
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.01)
+
+threading.Thread(target=press, daemon=True).start()
+time.sleep(60)
+"""
+
+
+def test_what_was_seen_is_told_however_often_ctrl_c_comes(script: Script) -> None:
+    """The terminal and memplan may both send it; some come while the report is written."""
+    rehearsal = script(TRAINING + PRESSES_CTRL_C)
+
+    assert (rehearsal.verdict, len(rehearsal.steps), rehearsal.exit_code) == ("fits", 3, -signal.SIGINT)
+
+
 # what is told of a script
 
 

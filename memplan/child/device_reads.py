@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from memplan.child.not_compiled import not_compiled, not_followed
 from memplan.child.ordinary_answers import FORMATS, Answer, Reading, check_that_passes, default_answer, ordinary_answer
 from memplan.child.program_frames import frames_from, is_file, named, program_frame
 from memplan.child.recorded_values import RecordedValues
@@ -30,9 +31,6 @@ from memplan.traces.read_basis import USERS
 
 DECIDES = 65_536
 """Copies above this many bytes are data that goes to the host, not values that decide something, as long as nobody knows them."""
-
-_NOT_COMPILED = "<frozen importlib._memplan>"
-"""Named as the file of a function that torch.compile leaves alone (SKIP_DIRS in its trace_rules.py): it would trace it, and warn."""
 
 _READER = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_size_t)
 
@@ -83,7 +81,7 @@ class Reads:
         self._is_known = False
         self._unknown: Counter[str] = Counter()
         self._seen: dict[tuple[str, str], dict[str, Any]] = {}
-        self._callback = _READER(self._read)
+        self._callback = _READER(not_compiled(self._read))
 
     def attach(self) -> None:
         """Be asked by the device from now on; on a real one, nothing is asked."""
@@ -271,8 +269,7 @@ def _noting_type(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
         finally:
             _reading.dtype, _reading.name = outer
 
-    noting: Any = call
-    noting.__code__ = noting.__code__.replace(co_filename=_NOT_COMPILED)
+    noting: Any = not_followed(call)
     noting.is_noted = True
     return noting
 

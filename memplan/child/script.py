@@ -29,6 +29,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, 
 from memplan.child.collectives import hand_objects_on, seen
 from memplan.child.held_back import hold_back
 from memplan.child.installed_modules import installed_modules
+from memplan.child.not_compiled import not_compiled
 from memplan.child.one_rank import world
 from memplan.child.recorder import Recorder, failure_of, objects_of
 
@@ -72,13 +73,15 @@ class Script:
 
     def begin(self) -> None:
         """Record from here on."""
-        register_optimizer_step_pre_hook(self._will_step)  # before the recorder's own, which says that the next step's optimizer begins
+        register_optimizer_step_pre_hook(
+            not_compiled(self._will_step)
+        )  # before the recorder's own, which says that the next step's optimizer begins
         self._recorder.use_values(os.environ["MEMPLAN_VALUES_FILE"], os.environ["MEMPLAN_VALUES_VARIANT"])
         hand_objects_on(self._recorder.reads.answering)
         self._recorder.compilers.are_times_inverse = os.environ["MEMPLAN_TIMES"] == "inverse"
         self._recorder.compilers.on_first_choice = (self._path / "chooses").touch  # another run with the other choices may begin
         self._recorder.attach()
-        register_optimizer_step_post_hook(self._stepped)
+        register_optimizer_step_post_hook(not_compiled(self._stepped))
         for _ in range(2):  # a signal may come as the first begins
             atexit.register(self._exit)
         os.register_at_fork(after_in_child=self._forked)

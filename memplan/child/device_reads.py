@@ -26,7 +26,7 @@ from memplan.child.not_compiled import not_compiled, not_followed
 from memplan.child.ordinary_answers import FORMATS, Answer, Reading, check_that_passes, default_answer, ordinary_answer
 from memplan.child.program_frames import frames_from, is_file, named, program_frame
 from memplan.child.recorded_values import RecordedValues
-from memplan.child.source_lines import is_only_told, line_of, statement_of
+from memplan.child.source_lines import is_only_told, line_at, line_of, statement_of
 from memplan.traces.read_basis import USERS
 
 DECIDES = 65_536
@@ -81,6 +81,8 @@ class Reads:
         self._is_known = False
         self._unknown: Counter[str] = Counter()
         self._seen: dict[tuple[str, str], dict[str, Any]] = {}
+        self._given_for: dict[str, str] = {}
+        """The line that each of the user's answers is for, which the read itself need not be on: that of a backward is elsewhere."""
         self._callback = _READER(not_compiled(self._read))
 
     def attach(self) -> None:
@@ -166,6 +168,8 @@ class Reads:
             },
         )
         read["count"] += 1
+        if answer.basis == "answer":
+            read["given_for"] = self._given_for.get(answer.reason.removeprefix(USERS))
         if answer.basis not in _DECIDES_NOTHING and self._num_noted < MOST_NOTED and not (place and is_only_told(place)):
             self._num_noted += 1
             read["positions"].append(self.num_allocs())
@@ -217,7 +221,11 @@ class Reads:
         for frame in frames if self.answers else ():
             for place, (answer, text) in self.answers.items():
                 file, _, line = place.rpartition(":")
-                if is_file(frame.f_code.co_filename, file) and int(line) in statement_of(frame) and text in (None, line_of(frame)):
+                if not is_file(frame.f_code.co_filename, file) or int(line) not in statement_of(frame):
+                    continue
+                now = line_at(frame.f_code.co_filename, int(line))  # the frame may be at another line of the statement
+                if text in (None, now):
+                    self._given_for[place] = now
                     return Said(answer, USERS + place)
         return None
 

@@ -97,6 +97,9 @@ class DeviceRead(Description):
     basis: Basis = "zero"
     """What the answer stands on (`traces/read_basis.py`)."""
 
+    given_for: str | None = None
+    """The line that the user's answer was given for, where it got one: the read may be on another line, as that of a backward is."""
+
 
 class Finding(Description):
     """Something that only the real program shows."""

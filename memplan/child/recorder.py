@@ -98,7 +98,7 @@ class Recorder:
         self._retries: int | None = None
         self._free_at_first = 0
         self._num_devices, self._own_device = 1, 0
-        self._moves = 0
+        self._moves = self._most_walked = 0
         self._buckets: list[tuple[int, int]] = []
         """Numbers of the allocations between which DDP's are."""
 
@@ -111,9 +111,9 @@ class Recorder:
         self._watch_weights()
         self.batches.attach()
         self.compilers.attach()
-        most = int(os.environ.get("MEMPLAN_WORST_BATCH") or 0)
-        if most:
-            self.batches.lead_with_largest(most)
+        self._most_walked = int(os.environ.get("MEMPLAN_WORST_BATCH") or 0)
+        if self._most_walked:
+            self.batches.lead_with_largest(self._most_walked)
         register_optimizer_step_pre_hook(not_compiled(self._optimizer_begins))
         register_optimizer_step_post_hook(not_compiled(self._optimizer_ends))
         if torch.cuda._initialization_lock.locked():  # CUDA is being initialised, below this call perhaps: it will see to the queue
@@ -505,7 +505,7 @@ class Recorder:
             "chosen_by_time": self.compilers.chosen_by_time(),
             "batches": self.batches.seen,
             "num_backwards": self.num_backwards,
-            "num_walked_batches": self.batches.num_walked,
+            "num_walked_batches": self.batches.num_walked if self._most_walked else None,
             "checkpointing_off": sorted(self.checkpointing_off),
             "without_gradient": sorted(self.without_gradient),
             "out_of_memory": self.out_of_memory,

@@ -812,6 +812,14 @@ def test_the_largest_batches_of_an_epoch_come_first_on_request(script: Script, t
     assert "batch_shapes" not in [finding.kind for finding in rehearsal.findings]
 
 
+def test_where_no_batch_comes_from_a_dataloader_the_largest_is_not_known(script: Script) -> None:
+    """And the report says so, where it was asked for."""
+    asked, unasked = (seen(script(TRAINING, most_walked_batches=most)) for most in (100, 0))
+
+    assert [finding.kind for finding in asked.findings] == ["nothing_walked"]
+    assert unasked.findings == ()
+
+
 # scripts with settings and processes of their own
 
 

@@ -141,6 +141,7 @@ class Recorder:
         self._values_path = Path(path)
         self._values = HostValues(self.reads, self._values_written, "all" if variant == "all" else "none")
         self._values.__enter__()
+        self._values.follow_threads()
 
     def _end_values(self) -> None:
         if self._values is not None:

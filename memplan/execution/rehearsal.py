@@ -56,6 +56,12 @@ class OutOfMemory(Description):
     batch_size_after: int | None = None
     """Samples of the batches with which the program went on, where it did with fewer."""
 
+    first_step_after: int | None = None
+    """The first step behind the last one in which memory ran out, where the program went on so far."""
+
+    peak_allocated_after_bytes: int | None = None
+    """What was allocated at most from that step on: the peak of the whole program has the attempt that failed in it."""
+
 
 class ProgramFailure(Description):
     """Why a program ended before its time, where that was not for want of memory."""

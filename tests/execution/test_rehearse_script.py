@@ -653,6 +653,39 @@ def test_the_batch_with_which_a_program_goes_on_is_told(script: Script) -> None:
     assert "caught; the program went on with batches of 8192 instead of 65536" in headline
 
 
+HALVES = """
+from common import batch, make, torch
+model = make()
+update = torch.optim.SGD(model.parameters(), lr=0.1)
+size = 32
+for _ in range(3):
+    while True:
+        try:
+            kept = [torch.empty(2**30, dtype=torch.uint8, device="cuda") for _ in range(size)]
+            break
+        except torch.OutOfMemoryError:
+            torch.cuda.empty_cache()
+            size //= 16
+    model(batch()).mean().backward()
+    update.step()
+    del kept
+"""
+
+
+def test_what_it_takes_to_go_on_is_told_beside_what_the_failed_attempt_took(script: Script) -> None:
+    """2 GiB in place of 32, of which a T4 has room for 14. The program makes its batches itself."""
+    rehearsal = seen(script(HALVES))
+
+    missing = rehearsal.out_of_memory
+    assert missing is not None
+    assert missing.peak_allocated_after_bytes is not None
+    assert (missing.step, missing.first_step_after) == (1, 2)
+    assert 2 * 2**30 < missing.peak_allocated_after_bytes < 2.1 * 2**30 < 13 * 2**30 < rehearsal.peak_allocated_bytes
+    headline = view_rehearsal(rehearsal, find_gpu("t4")).headline
+    assert "caught; the program went on: 2.0" in headline
+    assert headline.endswith("has the attempt that failed in it")
+
+
 TIGHT = """
 from common import torch
 kept = [torch.empty(2**30, dtype=torch.uint8, device="cuda") for _ in range(12)]

@@ -210,8 +210,8 @@ class _WithoutCode:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._llvm, name)
 
-    def optimize_module(self, *arguments: Any) -> None:
+    def optimize_module(self, *arguments: Any, **keywords: Any) -> None:
         """Leave the module as it is."""
 
-    def link_extern_libs(self, *arguments: Any) -> None:
+    def link_extern_libs(self, *arguments: Any, **keywords: Any) -> None:
         """Leave the module without the functions of CUDA's libdevice: nothing is asked of them."""

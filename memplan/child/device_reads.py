@@ -22,17 +22,15 @@ from typing import Any, NamedTuple
 
 import torch
 
+from memplan.child.not_compiled import not_compiled, not_followed
 from memplan.child.ordinary_answers import FORMATS, Answer, Reading, check_that_passes, default_answer, ordinary_answer
 from memplan.child.program_frames import frames_from, is_file, named, program_frame
 from memplan.child.recorded_values import RecordedValues
-from memplan.child.source_lines import is_only_told, line_of, statement_of
+from memplan.child.source_lines import is_only_told, line_at, line_of, statement_of
 from memplan.traces.read_basis import USERS
 
 DECIDES = 65_536
 """Copies above this many bytes are data that goes to the host, not values that decide something, as long as nobody knows them."""
-
-_NOT_COMPILED = "<frozen importlib._memplan>"
-"""Named as the file of a function that torch.compile leaves alone (SKIP_DIRS in its trace_rules.py): it would trace it, and warn."""
 
 _READER = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_size_t)
 
@@ -83,7 +81,9 @@ class Reads:
         self._is_known = False
         self._unknown: Counter[str] = Counter()
         self._seen: dict[tuple[str, str], dict[str, Any]] = {}
-        self._callback = _READER(self._read)
+        self._given_for: dict[str, str] = {}
+        """The line that each of the user's answers is for, which the read itself need not be on: that of a backward is elsewhere."""
+        self._callback = _READER(not_compiled(self._read))
 
     def attach(self) -> None:
         """Be asked by the device from now on; on a real one, nothing is asked."""
@@ -168,6 +168,8 @@ class Reads:
             },
         )
         read["count"] += 1
+        if answer.basis == "answer":
+            read["given_for"] = self._given_for.get(answer.reason.removeprefix(USERS))
         if answer.basis not in _DECIDES_NOTHING and self._num_noted < MOST_NOTED and not (place and is_only_told(place)):
             self._num_noted += 1
             read["positions"].append(self.num_allocs())
@@ -219,7 +221,11 @@ class Reads:
         for frame in frames if self.answers else ():
             for place, (answer, text) in self.answers.items():
                 file, _, line = place.rpartition(":")
-                if is_file(frame.f_code.co_filename, file) and int(line) in statement_of(frame) and text in (None, line_of(frame)):
+                if not is_file(frame.f_code.co_filename, file) or int(line) not in statement_of(frame):
+                    continue
+                now = line_at(frame.f_code.co_filename, int(line))  # the frame may be at another line of the statement
+                if text in (None, now):
+                    self._given_for[place] = now
                     return Said(answer, USERS + place)
         return None
 
@@ -271,8 +277,7 @@ def _noting_type(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
         finally:
             _reading.dtype, _reading.name = outer
 
-    noting: Any = call
-    noting.__code__ = noting.__code__.replace(co_filename=_NOT_COMPILED)
+    noting: Any = not_followed(call)
     noting.is_noted = True
     return noting
 

@@ -13,6 +13,7 @@ variant everything passes and experts get equal shares; in the other nothing pas
 from __future__ import annotations
 
 import ctypes
+import functools
 import math
 import struct
 import sys
@@ -108,6 +109,24 @@ class HostValues(TorchDispatchMode):
         reads.known = self._next_awaited
         reads.known_dtype = lambda: getattr(self._awaited, "dtype", None)
         reads.on_answer = self._note
+
+    def follow_threads(self) -> None:
+        """Follow every thread that is started from here on too, as one that prepares batches; a mode is of one thread."""
+        start = threading.Thread.start
+
+        @functools.wraps(start)
+        def followed(thread: threading.Thread) -> None:
+            run = thread.run
+
+            def run_followed() -> None:
+                vars(thread).pop("run")  # else the thread would hold itself
+                with self:
+                    run()
+
+            vars(thread)["run"] = run_followed
+            start(thread)
+
+        setattr(threading.Thread, "start", followed)  # noqa: B010  (a method, as mypy sees it)
 
     # what is read while an operation runs
 

@@ -31,6 +31,7 @@ from memplan.child.batches import Batches
 from memplan.child.compilers import Compilers
 from memplan.child.device_reads import Reads
 from memplan.child.host_values import HostValues
+from memplan.child.not_compiled import not_compiled, not_followed
 from memplan.child.one_rank import world
 from memplan.child.program_frames import is_own, place_in
 from memplan.child.recorded_values import RecordedValues, ValueWriter
@@ -98,7 +99,7 @@ class Recorder:
         self._retries: int | None = None
         self._free_at_first = 0
         self._num_devices, self._own_device = 1, 0
-        self._moves = 0
+        self._moves = self._most_walked = 0
         self._buckets: list[tuple[int, int]] = []
         """Numbers of the allocations between which DDP's are."""
 
@@ -111,11 +112,11 @@ class Recorder:
         self._watch_weights()
         self.batches.attach()
         self.compilers.attach()
-        most = int(os.environ.get("MEMPLAN_WORST_BATCH") or 0)
-        if most:
-            self.batches.lead_with_largest(most)
-        register_optimizer_step_pre_hook(self._optimizer_begins)
-        register_optimizer_step_post_hook(self._optimizer_ends)
+        self._most_walked = int(os.environ.get("MEMPLAN_WORST_BATCH") or 0)
+        if self._most_walked:
+            self.batches.lead_with_largest(self._most_walked)
+        register_optimizer_step_pre_hook(not_compiled(self._optimizer_begins))
+        register_optimizer_step_post_hook(not_compiled(self._optimizer_ends))
         if torch.cuda._initialization_lock.locked():  # CUDA is being initialised, below this call perhaps: it will see to the queue
             torch.cuda._queued_calls.append((self._cuda_began, traceback.format_stack()))
         else:
@@ -141,6 +142,7 @@ class Recorder:
         self._values_path = Path(path)
         self._values = HostValues(self.reads, self._values_written, "all" if variant == "all" else "none")
         self._values.__enter__()
+        self._values.follow_threads()
 
     def _end_values(self) -> None:
         if self._values is not None:
@@ -152,7 +154,7 @@ class Recorder:
         if torch.cuda.get_allocator_backend() != "native":
             raise RuntimeError("only PyTorch's own caching allocator can be followed: take `backend:` out of PYTORCH_CUDA_ALLOC_CONF")
         torch.cuda.memory._record_memory_history(context=None, max_entries=MOST_EVENTS)
-        torch._C._cuda_attach_out_of_memory_observer(self._memory_ran_out)  # type: ignore[attr-defined]  # in no stub
+        torch._C._cuda_attach_out_of_memory_observer(not_compiled(self._memory_ran_out))  # type: ignore[attr-defined]  # in no stub
         self.reads.attach()
         ranks, self._num_devices = world(), torch.cuda.device_count()
         self._own_device = ranks.local_rank if ranks and ranks.local_rank < self._num_devices else 0
@@ -224,24 +226,36 @@ class Recorder:
         # Private, and the one door to the engine: `_engine_run_backward`, from 2.3 on, goes through it too.
         run_backward = torch.autograd.Variable._execution_engine.run_backward
 
+        enter, leave = not_compiled(self._enter_backward), not_compiled(self._leave_backward)
+
         @functools.wraps(run_backward)
         def watched(*arguments: Any, **keywords: Any) -> Any:
-            if self.types is None and not isinstance(_get_current_dispatch_mode(), HostValues | None):
-                return run_backward(*arguments, **keywords)  # torch.compile works out a backward: nothing is run
-            if self._backwards == 0:
-                self._on_backward()
-                self.num_backwards += 1
-                self._backward_begins()
-            self._backwards += 1
+            if not enter():
+                return run_backward(*arguments, **keywords)
             try:
                 return run_backward(*arguments, **keywords)
             finally:
-                self._backwards -= 1
-                if self._backwards == 0:
-                    self.mark("forward")
+                leave()
 
+        not_followed(watched)
         engine = type("WatchedEngine", (torch._C._ImperativeEngine,), {"run_backward": staticmethod(watched)})
         torch.autograd.Variable._execution_engine = engine()
+
+    def _enter_backward(self) -> bool:
+        """Note that a backward begins, which may be within another; return whether it is run: torch.compile only works some out."""
+        if self.types is None and not isinstance(_get_current_dispatch_mode(), HostValues | None):
+            return False
+        if self._backwards == 0:
+            self._on_backward()
+            self.num_backwards += 1
+            self._backward_begins()
+        self._backwards += 1
+        return True
+
+    def _leave_backward(self) -> None:
+        self._backwards -= 1
+        if self._backwards == 0:
+            self.mark("forward")
 
     def _peaks(self) -> dict[str, int]:
         """Return the peaks of the whole program, whatever it has reset."""
@@ -278,7 +292,7 @@ class Recorder:
                 self._checkpoints += 1
                 return function(*arguments, **keywords)
 
-            return call
+            return not_followed(call)
 
         module._checkpoint_without_reentrant_generator = counted(generator)
         module.CheckpointFunction.apply = counted(apply)
@@ -303,7 +317,7 @@ class Recorder:
 
     def _watch_weights(self) -> None:
         """Note parameters when a module gets them, and when it moves: what shards them gives the whole ones up before the first step."""
-        move = torch.nn.Module._apply
+        move, note_present = torch.nn.Module._apply, not_compiled(self._note_present)
 
         @functools.wraps(move)
         def moved(module: Any, *arguments: Any, **keywords: Any) -> Any:
@@ -313,10 +327,12 @@ class Recorder:
             finally:
                 self._moves -= 1
                 if self._moves == 0:
-                    self._note_present(module.parameters())
+                    note_present(module.parameters())
 
-        torch.nn.Module._apply = moved  # type: ignore[method-assign, assignment]
-        torch.nn.modules.module.register_module_parameter_registration_hook(lambda _, __, parameter: self._note_present([parameter]))
+        torch.nn.Module._apply = not_followed(moved)  # type: ignore[method-assign]
+        torch.nn.modules.module.register_module_parameter_registration_hook(
+            not_compiled(lambda _, __, parameter: self._note_present([parameter]))
+        )
 
     def _note_present(self, parameters: Iterable[Any]) -> None:
         found = addresses(parameter for parameter in parameters if parameter is not None) if self._is_recording else set()
@@ -492,7 +508,7 @@ class Recorder:
             "chosen_by_time": self.compilers.chosen_by_time(),
             "batches": self.batches.seen,
             "num_backwards": self.num_backwards,
-            "num_walked_batches": self.batches.num_walked,
+            "num_walked_batches": self.batches.num_walked if self._most_walked else None,
             "checkpointing_off": sorted(self.checkpointing_off),
             "without_gradient": sorted(self.without_gradient),
             "out_of_memory": self.out_of_memory,

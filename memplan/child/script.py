@@ -17,7 +17,8 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -28,6 +29,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, 
 from memplan.child.collectives import hand_objects_on, seen
 from memplan.child.held_back import hold_back
 from memplan.child.installed_modules import installed_modules
+from memplan.child.not_compiled import not_compiled
 from memplan.child.one_rank import world
 from memplan.child.ordinary_answers import compare_with_zeros
 from memplan.child.recorder import Recorder, failure_of, objects_of
@@ -37,6 +39,8 @@ SETTLE_SECONDS = 0.1
 a program that ends with a backward gets there before it."""
 
 _TOLD_EVERY_SECONDS = 1.0
+
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 MOST_EXTRA_STEPS = 100
 """How many steps more than asked for are run to see an optimizer step that has not yet: WGAN's generator steps every hundredth time first
@@ -64,13 +68,15 @@ class Script:
         self._told_at = 0.0
         self._path = results
         self._process = os.getpid()
-        self._is_written = self._is_done = False
+        self._is_written = self._is_done = self._has_exited = False
         self._leave = os._exit
         self._error: BaseException | None = None
 
     def begin(self) -> None:
         """Record from here on."""
-        register_optimizer_step_pre_hook(self._will_step)  # before the recorder's own, which says that the next step's optimizer begins
+        register_optimizer_step_pre_hook(
+            not_compiled(self._will_step)
+        )  # before the recorder's own, which says that the next step's optimizer begins
         self._recorder.use_values(os.environ["MEMPLAN_VALUES_FILE"], os.environ["MEMPLAN_VALUES_VARIANT"])
         hand_objects_on(self._recorder.reads.answering)
         self._recorder.compilers.are_times_inverse = os.environ["MEMPLAN_TIMES"] == "inverse"
@@ -78,8 +84,9 @@ class Script:
             compare_with_zeros()
         self._recorder.compilers.on_first_choice = (self._path / "chooses").touch  # another run with the other choices may begin
         self._recorder.attach()
-        register_optimizer_step_post_hook(self._stepped)
-        atexit.register(self._exit)
+        register_optimizer_step_post_hook(not_compiled(self._stepped))
+        for _ in range(2):  # a signal may come as the first begins
+            atexit.register(self._exit)
         os.register_at_fork(after_in_child=self._forked)
         os._exit = self._writing_first(os._exit)  # forked children of multiprocessing leave by it, and scripts whose threads hang
         sys.exit = self._noting_error(sys.exit)
@@ -162,8 +169,11 @@ class Script:
     # the end
 
     def _exit(self) -> None:
-        self.write()
-        time.sleep(SETTLE_SECONDS)
+        with _signals_put_off():
+            if not self._has_exited:
+                self.write()
+                time.sleep(SETTLE_SECONDS)
+                self._has_exited = True
 
     def _terminated(self, number: int, frame: Any) -> None:
         """Write, and end as the signal would have ended the program."""
@@ -198,9 +208,12 @@ class Script:
 
     def write(self) -> None:
         """Write what was seen, once, where CUDA was used: a worker that only loads data has nothing to say."""
-        if os.getpid() != self._process or not self._recorder.is_on or self._is_written:
-            return
-        self._is_written = True
+        with _signals_put_off():
+            if os.getpid() == self._process and self._recorder.is_on and not self._is_written:
+                self._is_written = True
+                self._write()
+
+    def _write(self) -> None:
         never_stepped = [f"{type(one).__name__} with {len(_parameters(one))} parameters" for one in self._waiting()]
         if max(self._counts.values(), default=self._num_backwards) > self._num_ended:
             self._recorder.end_step()
@@ -220,6 +233,27 @@ class Script:
         path = self._path / f"{self._process}.json"
         path.with_suffix(".partial").write_text(json.dumps(record), encoding="utf-8")
         path.with_suffix(".partial").replace(path)
+
+
+@contextmanager
+def _signals_put_off() -> Iterator[None]:
+    """
+    Have signals that end the program do so afterwards, or Ctrl-C not at all: it is ending.
+
+    One Ctrl-C may come twice, from the terminal and from memplan, which passes on what it gets.
+    """
+    came: list[int] = []
+    before: dict[signal.Signals, Any] = {}
+    try:
+        for number in _ENDING if threading.current_thread() is threading.main_thread() else ():
+            if signal.getsignal(number) not in (None, signal.SIG_IGN):
+                before[number] = signal.signal(number, lambda came_now, _: came.append(came_now))
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        for late in set(came) - {signal.SIGINT}:
+            os.kill(os.getpid(), late)
 
 
 def _parameters(optimizer: Any) -> set[int]:

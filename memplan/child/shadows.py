@@ -85,7 +85,9 @@ class Shadows:
         """Let go, from time to time, of shadows whose storage has gone; to be called with each operation."""
         self._num_operations += 1
         if self._num_operations % SWEEP_EVERY == 0:
-            self._kept = {key: shadow for key, shadow in self._kept.items() if not shadow.of.expired()}
+            for key, shadow in list(self._kept.items()):  # other threads go on
+                if shadow.of.expired() and self._kept.get(key) is shadow:
+                    self._kept.pop(key, None)
 
     def assumption_of(self, tensors: Iterable[Any]) -> str | None:
         """Return the assumption that what *tensors* hold stands on; None where it stands on none."""

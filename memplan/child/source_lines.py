@@ -43,7 +43,12 @@ class _Parsed(NamedTuple):
 
 def line_of(frame: FrameType) -> str:
     """Return the line that *frame* is at, with a mark when what follows raises."""
-    lines = [linecache.getline(frame.f_code.co_filename, frame.f_lineno + offset).rstrip("\n") for offset in (0, 1)]
+    return line_at(frame.f_code.co_filename, frame.f_lineno)
+
+
+def line_at(filename: str, number: int) -> str:
+    """Return line *number* of a file, with a mark when what follows raises."""
+    lines = [linecache.getline(filename, number + offset).rstrip("\n") for offset in (0, 1)]
     return lines[0].strip() + _mark(lines[1])
 
 

@@ -58,6 +58,7 @@ def find(
         *_wide_tensors(record),
         *_growth(record),
         *_never_stepped(record.never_stepped),
+        *_nothing_walked(record),
         *_batch_shapes(record),
         *_workspaces(log),
         *_assumptions(record, others.get("values")),
@@ -102,6 +103,15 @@ def _never_stepped(optimizers: Sequence[str]) -> Iterator[Finding]:
         yield Finding(
             kind="never_stepped",
             message=f"{_listed(optimizers)} never stepped in the steps that were run: its state is not counted, nor what leads to its step",
+        )
+
+
+def _nothing_walked(record: RunRecord) -> Iterator[Finding]:
+    if record.num_walked_batches == 0:
+        yield Finding(
+            kind="nothing_walked",
+            message="the largest batch was asked for, and the program took none from a DataLoader: its batches were run in its own order, "
+            "and the largest may be a later one",
         )
 
 

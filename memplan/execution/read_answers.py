@@ -66,12 +66,12 @@ def _load(path: Path) -> dict[str, tuple[str, str]]:
 
 def remember(answers: Answers, reads: Iterable[DeviceRead], folder: Path) -> list[str]:
     """Keep the given answers that were used, each with its line, in *folder*; return those that no read asked for."""
-    lines = {read.reason.removeprefix(USERS): read.text for read in reads if read.basis == "answer"}
-    used = {place: lines[place] for place in answers.given if place in lines}
+    lines = {read.reason.removeprefix(USERS): read.given_for for read in reads if read.basis == "answer"}
+    used = {place: text for place in answers.given if (text := lines.get(place)) is not None}
     if used:
         path = folder / REMEMBERED
         kept = answers.remembered | {place: (answers.given[place], text) for place, text in used.items()}
         path.parent.mkdir(exist_ok=True)
         listing = {place: {"answer": answer, "line": line} for place, (answer, line) in sorted(kept.items())}
         path.write_text(json.dumps(listing, indent=2) + "\n", encoding="utf-8")
-    return [place for place in answers.given if place not in used]
+    return [place for place in answers.given if place not in lines]

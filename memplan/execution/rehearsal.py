@@ -56,6 +56,12 @@ class OutOfMemory(Description):
     batch_size_after: int | None = None
     """Samples of the batches with which the program went on, where it did with fewer."""
 
+    first_step_after: int | None = None
+    """The first step behind the last one in which memory ran out, where the program went on so far."""
+
+    peak_allocated_after_bytes: int | None = None
+    """What was allocated at most from that step on: the peak of the whole program has the attempt that failed in it."""
+
 
 class ProgramFailure(Description):
     """Why a program ended before its time, where that was not for want of memory."""
@@ -97,6 +103,9 @@ class DeviceRead(Description):
     basis: Basis = "zero"
     """What the answer stands on (`traces/read_basis.py`)."""
 
+    given_for: str | None = None
+    """The line that the user's answer was given for, where it got one: the read may be on another line, as that of a backward is."""
+
 
 class Finding(Description):
     """Something that only the real program shows."""
@@ -104,7 +113,7 @@ class Finding(Description):
     kind: Literal[
         "checkpointing_without_effect", "parameters_without_gradient", "wide_tensors", "growth", "library_workspaces", "device_values",
         "guessed_sizes", "unrecorded_peak", "never_stepped", "not_served", "batch_shapes",
-        "chosen_by_time",
+        "chosen_by_time", "nothing_walked",
     ]  # fmt: skip
     """Which kind of finding."""
 

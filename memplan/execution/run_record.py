@@ -163,8 +163,8 @@ class RunRecord(Description):
     batches: tuple[Batch, ...] = ()
     """What came from DataLoaders, in order."""
 
-    num_walked_batches: NonNegativeInt = 0
-    """Batches that were looked at so that the largest could come first."""
+    num_walked_batches: NonNegativeInt | None = None
+    """Batches that were looked at so that the largest could come first; None where nobody asked for that."""
 
     checkpointing_off: tuple[str, ...] = ()
     """Why activation checkpointing that is switched on has no effect."""

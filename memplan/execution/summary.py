@@ -16,7 +16,7 @@ from memplan.execution.run_record import RecordedRead, RunRecord
 from memplan.execution.runner import ended
 from memplan.memory.breakdown import MemoryBreakdown
 from memplan.memory.estimate import MemoryRange
-from memplan.traces.trace import Block, MemoryTrace, bytes_by_category
+from memplan.traces.trace import OOM, Block, Mark, MemoryTrace, bytes_by_category
 
 UNSPLIT_SHARE = 0.05
 """Of allocated bytes, at most what unsplit blocks hold beyond what was asked for: a trace whose peak is lower has not seen it."""
@@ -80,7 +80,7 @@ def rehearsal_of(
         peak_phase="a step behind those recorded" if behind else where,
         gpu_name=record.gpu_name,
         torch=record.torch,
-        out_of_memory=_out_of_memory(record, exit_code),
+        out_of_memory=_out_of_memory(record, exit_code, trace),
         num_alloc_retries=record.num_alloc_retries,
         steps=record.steps,
         grows=len(record.steps) > 2 and record.steps[-1].peak_allocated_bytes > record.steps[-2].peak_allocated_bytes,
@@ -142,10 +142,11 @@ def _phase(trace: MemoryTrace, position: int, num_steps: int) -> str:
     return f"{mark.phase} of step {mark.step}" if mark.step else mark.phase
 
 
-def _out_of_memory(record: RunRecord, exit_code: int) -> OutOfMemory | None:
+def _out_of_memory(record: RunRecord, exit_code: int, trace: MemoryTrace) -> OutOfMemory | None:
     seen, failure = record.out_of_memory, record.failure
     if seen is None:
         return None
+    first_after = _first_mark_after(record, trace)
     after = record.batches[-1].size if record.batches else None
     raised = failure if failure is not None and failure.kind == "out_of_memory" else None
     return OutOfMemory(
@@ -158,7 +159,17 @@ def _out_of_memory(record: RunRecord, exit_code: int) -> OutOfMemory | None:
         is_caught=failure is None and exit_code == 0,
         batch_size=seen.batch_size,
         batch_size_after=after if after is not None and seen.batch_size is not None and after < seen.batch_size else None,
+        first_step_after=first_after.step if first_after else None,
+        peak_allocated_after_bytes=trace.allocated_from(first_after.position) if first_after else None,
     )
+
+
+def _first_mark_after(record: RunRecord, trace: MemoryTrace) -> Mark | None:
+    """Return where the first whole step begins behind the last failed allocation; None where there is none, or where events are missing."""
+    if record.was_stopped or OOM not in trace.actions:
+        return None
+    failed = trace.phase_at(trace.actions.rindex(OOM)).step
+    return next((mark for mark in trace.marks if failed < mark.step <= len(record.steps)), None)
 
 
 _ENDED_BY_USER = (-signal.SIGINT, -signal.SIGTERM, -signal.SIGHUP, 128 + signal.SIGINT, 128 + signal.SIGTERM, 128 + signal.SIGHUP)

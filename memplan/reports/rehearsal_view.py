@@ -147,7 +147,11 @@ def _rehearsal_headline(rehearsal: Rehearsal, gpu: GpuSpec) -> str:
         return f"No verdict for {gpu.name}: the program failed {when}{where}: {_first_line(failure.message)}"
     if missing is not None and missing.is_caught:
         size = f" with batches of {missing.batch_size_after} instead of {missing.batch_size}" if missing.batch_size_after else ""
-        return f"Does not fit as it is on {gpu.name}: out of memory {_when(missing)}, caught; the program went on{size}: {peak} at {steps}"
+        told = f"Does not fit as it is on {gpu.name}: out of memory {_when(missing)}, caught; the program went on{size}"
+        if missing.peak_allocated_after_bytes is None:
+            return f"{told}: {peak} at {steps}, with the attempt that failed"
+        after = f"{format_bytes(missing.peak_allocated_after_bytes)} allocated at most from step {missing.first_step_after} on"
+        return f"{told}: {after}; the peak of {peak} has the attempt that failed in it"
     if missing is not None:
         return f"Does not fit on {gpu.name}: out of memory {_when(missing)}"
     if rehearsal.lower_bound_reasons:

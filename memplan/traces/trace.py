@@ -175,6 +175,21 @@ class MemoryTrace:
                 live.pop(self.addresses[event], None)
         return position, live
 
+    def allocated_from(self, position: int) -> int:
+        """Return the most bytes that were alive from event *position* on."""
+        live: dict[int, int] = {}
+        current = most = 0
+        for event, action in enumerate(self.actions):
+            if event == position:
+                most = current
+            if action == ALLOC:
+                live[self.addresses[event]] = rounded(self.sizes[event])
+                current += live[self.addresses[event]]
+            elif action == FREE:
+                current -= live.pop(self.addresses[event], 0)
+            most = max(most, current)
+        return most
+
     def _highest(self, first_allocation: int) -> int:
         """Return the event after which most bytes are alive."""
         live: dict[int, int] = {}

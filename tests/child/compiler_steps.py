@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 TOKENS, WIDTH = 4096, 1024
 ODD = 8193
@@ -23,7 +24,8 @@ except ImportError:
 
 def build(device: str, program: str = "padding", rows: int = ODD) -> Callable[[], None]:
     """Return the step of that name."""
-    return {"padding": padding, "constants": constants, "timing": timing, "tuned": tuned, "dropout": dropout}[program](device, rows)
+    programs = (padding, constants, timing, tuned, dropout, later_triton, asks, whole)
+    return {found.__name__: found for found in programs}[program](device, rows)
 
 
 def padding(device: str, rows: int) -> Callable[[], None]:
@@ -103,6 +105,56 @@ def tuned(device: str, rows: int) -> Callable[[], None]:
     if rows != ODD:  # where scratch memory comes from a configuration may decide
         triton.set_allocator(lambda size, _alignment, _stream: torch.empty(size, device=device, dtype=torch.int8))
     return step
+
+
+def later_triton(device: str, rows: int) -> Callable[[], None]:
+    """The installed compiler, which passes LLVM's optimizer an option by name, as that of Triton 3.8 does (`disable_slp_vectorizer`)."""
+    from triton.backends.nvidia import compiler
+
+    optimize = compiler.llvm.optimize_module
+    compiler.llvm.optimize_module = lambda *arguments: optimize(*arguments, disable_slp_vectorizer=True)
+    return constants(device, rows)
+
+
+def asks(device: str, rows: int) -> Callable[[], None]:
+    """A compiled function that reads how many rows are chosen: Dynamo sees it and what comes behind the read, and nothing else."""
+
+    @torch.compile(backend="eager")
+    def run(x: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
+        return x[chosen].sum()
+
+    def step() -> None:
+        run(torch.randn(rows, 8, device=device), (torch.arange(rows) < 5).to(device))
+        _check_followed()
+
+    return step
+
+
+def whole(device: str, rows: int) -> Callable[[], None]:
+    """A compiled step with its backward and its optimizer."""
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)).to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    @torch.compile(backend="eager")
+    def run(x: torch.Tensor) -> None:
+        checkpoint(model, x, use_reentrant=False).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    def step() -> None:
+        run(torch.randn(rows, 8, device=device))
+        _check_followed()
+
+    return step
+
+
+def _check_followed() -> None:
+    """Raise an error where Dynamo saw anything of memplan's recorder."""
+    import torch._dynamo.convert_frame as converted
+
+    seen = {code.co_filename for reference in converted.output_codes.seen if (code := reference()) is not None}
+    assert seen or torch._dynamo.config.disable  # as a pass that seeks values has it
+    assert not [name for name in seen if "/memplan/child/" in name and name != __file__], seen
 
 
 def _kernel() -> Any:

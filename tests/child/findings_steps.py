@@ -450,6 +450,23 @@ def reads_nonzero(device, batch):
     return step
 
 
+def reads_over_lines(device, batch):
+    """Takes rows that the model chooses, in an expression of several lines, and asks for them again in the backward."""
+    rows, model = torch.zeros(batch * 2**12, 64, device=device, requires_grad=True), torch.nn.Linear(64, 1, device=device)
+
+    def step():
+        chosen = model(rows.detach()).squeeze(1) > 0.3
+        kept = torch.mul(
+            rows[
+                chosen  # by a threshold
+            ],
+            2,
+        )  # fmt: skip
+        kept.square().mean().backward()
+
+    return step
+
+
 def copies_back(device, batch):
     """What went to the device and came straight back is what it was."""
 

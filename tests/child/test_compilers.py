@@ -72,6 +72,17 @@ def test_constants_that_inductor_folds_are_known(run: Run) -> None:
     assert seen.reads == ()
 
 
+def test_a_triton_with_other_options_compiles(run: Run) -> None:
+    """Its optimizer is left out, whatever a version passes to it."""
+    assert run("later_triton").verdict == "fits"
+
+
+@pytest.mark.parametrize("program", ["asks", "whole"])
+def test_dynamo_does_not_follow_the_recorder(run: Run, program: str) -> None:
+    """A compiled program that reads a value, and a compiled step with its backward, call the recorder in the midst of what Dynamo sees."""
+    assert run(program).verdict == "fits"
+
+
 def test_the_masks_that_a_compiled_forward_keeps_are_no_batch(run: Run) -> None:
     """A dropout's mask has a byte for each element; the batch is 64 indices of 8 bytes."""
     assert run("dropout").breakdown.batch_data_bytes == 512

@@ -107,6 +107,16 @@ def test_where_a_model_decides_everything_passes_or_nothing(run: Run) -> None:
     assert seen.assumed_range.expected_bytes - seen.assumed_range.low_bytes >= 126 * MIB
 
 
+@pytest.mark.parametrize("is_of_pool", [0, 1])
+def test_labels_that_a_thread_moves_are_followed(run: Run, is_of_pool: int) -> None:
+    """16 of 64 rows are chosen, as the host knows; no end of an assumption is run."""
+    seen = run("moved_by_a_thread", is_of_pool=is_of_pool)
+
+    assert {(read.basis, read.answer) for read in seen.reads} == {("data", "16")}
+    assert 64 * MIB + 2 * 16 * MIB <= seen.peak_allocated_bytes < 64 * MIB + 2 * 16 * MIB + MIB + WORKSPACE
+    assert seen.assumed_range is None
+
+
 def test_what_a_model_decides_and_no_size_hangs_on_is_no_finding(run: Run) -> None:
     """How many answers are right is kept: both ends of that assumption take the same."""
     seen = run("counts_what_is_right", is_kept=1)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import random
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 from torch import nn
@@ -383,6 +385,36 @@ def keeps_a_share(device, rows=64):
     def step():
         mask = model(torch.randn(rows, 16, device=device)).squeeze(1) > 0
         states[mask].sum().backward()
+
+    return step
+
+
+class Mover(threading.Thread):
+    """Moves labels to the device."""
+
+    def __init__(self, device):
+        super().__init__()
+        self.device, self.moved = device, None
+
+    def run(self):
+        self.moved = (torch.arange(64) < 16).to(self.device)
+
+    def result(self):
+        self.join()
+        return self.moved
+
+
+def moved_by_a_thread(device, is_of_pool=0):
+    """Rows that labels choose, which another thread moves to the device: one of a class of its own, or a worker of a pool."""
+    rows, pool = torch.randn(64, MIB_OF_FLOATS, device=device), ThreadPoolExecutor(1)
+
+    def step():
+        mover = Mover(device)
+        if is_of_pool:
+            pool.submit(mover.run).result()
+        else:
+            mover.start()
+        rows[mover.moved if is_of_pool else mover.result()].square()
 
     return step
 

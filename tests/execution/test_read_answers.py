@@ -46,7 +46,8 @@ def test_what_is_no_answer_is_refused(tmp_path: Path, text: str) -> None:
 
 def read(given: str, text: str) -> DeviceRead:
     """A read that the user's answer for *given* was for."""
-    return DeviceRead(place="/project/a.py:1", text=text, count=1, answer="true", reason=f"your answer for {given}", basis="answer")
+    reason = f"your answer for {given}"
+    return DeviceRead(place="/project/a.py:1", text="another line", count=1, answer="true", reason=reason, basis="answer", given_for=text)
 
 
 def test_an_answer_that_was_used_is_remembered_with_its_line(tmp_path: Path) -> None:
@@ -185,6 +186,20 @@ def test_a_share_of_a_mask_is_that_many_rows(run: Run, share: str, rows_mib: int
 
     assert seen.reads[0].answer == share
     assert seen.peak_allocated_bytes == max(64 + 0.25 + 1, 64 + 0.25 + 2 * rows_mib) * MIB
+
+
+def test_an_answer_for_an_expression_of_several_lines_is_remembered(run: Run, tmp_path: Path) -> None:
+    """Whichever of its lines was named, and though the backward asks as well, from another line."""
+    place = f"findings_steps.py:{line_of('chosen  # by a threshold')}"
+    told = run("reads_over_lines", {"chosen  # by a threshold": "1/4"})
+    remember(read_answers([f"{place}=1/4"], tmp_path), told.reads, tmp_path)
+
+    ((answer, line),) = read_answers([], tmp_path).remembered.values()
+    again = run("reads_over_lines", {"chosen  # by a threshold": answer}, line=line)
+
+    assert line == "chosen  # by a threshold"
+    assert [read.answer for read in again.reads] == [read.answer for read in told.reads]
+    assert again.peak_allocated_bytes == told.peak_allocated_bytes < run("reads_over_lines").peak_allocated_bytes
 
 
 def test_what_came_straight_back_is_true_and_not_counted(run: Run) -> None:

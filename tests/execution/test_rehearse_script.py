@@ -334,6 +334,26 @@ def test_what_ctrl_c_ended_has_not_failed_whatever_its_exit_code(script: Script,
     assert process.returncode == 1
 
 
+PRESSES_CTRL_C = """
+import threading, time
+
+def press():
+    for _ in range(60):
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.01)
+
+threading.Thread(target=press, daemon=True).start()
+time.sleep(60)
+"""
+
+
+def test_what_was_seen_is_told_however_often_ctrl_c_comes(script: Script) -> None:
+    """The terminal and memplan may both send it; some come while the report is written."""
+    rehearsal = script(TRAINING + PRESSES_CTRL_C)
+
+    assert (rehearsal.verdict, len(rehearsal.steps), rehearsal.exit_code) == ("fits", 3, -signal.SIGINT)
+
+
 # what is told of a script
 
 
@@ -633,6 +653,39 @@ def test_the_batch_with_which_a_program_goes_on_is_told(script: Script) -> None:
     assert "caught; the program went on with batches of 8192 instead of 65536" in headline
 
 
+HALVES = """
+from common import batch, make, torch
+model = make()
+update = torch.optim.SGD(model.parameters(), lr=0.1)
+size = 32
+for _ in range(3):
+    while True:
+        try:
+            kept = [torch.empty(2**30, dtype=torch.uint8, device="cuda") for _ in range(size)]
+            break
+        except torch.OutOfMemoryError:
+            torch.cuda.empty_cache()
+            size //= 16
+    model(batch()).mean().backward()
+    update.step()
+    del kept
+"""
+
+
+def test_what_it_takes_to_go_on_is_told_beside_what_the_failed_attempt_took(script: Script) -> None:
+    """2 GiB in place of 32, of which a T4 has room for 14. The program makes its batches itself."""
+    rehearsal = seen(script(HALVES))
+
+    missing = rehearsal.out_of_memory
+    assert missing is not None
+    assert missing.peak_allocated_after_bytes is not None
+    assert (missing.step, missing.first_step_after) == (1, 2)
+    assert 2 * 2**30 < missing.peak_allocated_after_bytes < 2.1 * 2**30 < 13 * 2**30 < rehearsal.peak_allocated_bytes
+    headline = view_rehearsal(rehearsal, find_gpu("t4")).headline
+    assert "caught; the program went on: 2.0" in headline
+    assert headline.endswith("has the attempt that failed in it")
+
+
 TIGHT = """
 from common import torch
 kept = [torch.empty(2**30, dtype=torch.uint8, device="cuda") for _ in range(12)]
@@ -790,6 +843,14 @@ def test_the_largest_batches_of_an_epoch_come_first_on_request(script: Script, t
     assert capfd.readouterr().out.splitlines() == ["7000 1", "20 9", "10 1", "20 9"]
     assert rehearsal.peak_allocated_bytes >= 7000 * 512 * 4
     assert "batch_shapes" not in [finding.kind for finding in rehearsal.findings]
+
+
+def test_where_no_batch_comes_from_a_dataloader_the_largest_is_not_known(script: Script) -> None:
+    """And the report says so, where it was asked for."""
+    asked, unasked = (seen(script(TRAINING, most_walked_batches=most)) for most in (100, 0))
+
+    assert [finding.kind for finding in asked.findings] == ["nothing_walked"]
+    assert unasked.findings == ()
 
 
 # scripts with settings and processes of their own

@@ -61,6 +61,11 @@ def test_a_peak_at_the_end_counts() -> None:
     assert trace([("a", 1, 10), ("a", 2, 1)]).peak()[1].keys() == {1, 2}
 
 
+def test_what_is_alive_from_an_event_on_counts_what_was_there_before() -> None:
+    """25 + 20 + 5 at event 4, of which 25 are left at event 7, when 15 come."""
+    assert [trace(EVENTS).allocated_from(position) // UNIT for position in (0, 5, 7)] == [50, 50, 40]
+
+
 def test_only_moments_behind_the_first_allocation_count() -> None:
     """As for the step that is looked at closely: what it found alive counts, what was before does not."""
     assert trace(EVENTS).peak(first_allocation=4)[1].keys() == {1, 4}

@@ -835,12 +835,12 @@ for ids, labels in DataLoader(samples, batch_size=None, num_workers=2):
 
 
 def test_the_largest_batches_of_an_epoch_come_first_on_request(script: Script, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """That with the most elements, and those with the longest of each input; then the program's own, in their order."""
+    """That with the most elements, and those with the longest of each input, twice; then the program's own, in their order."""
     (tmp_path / "train.py").write_text(WORST)
 
-    rehearsal = seen(rehearse_script(["train.py"], gpu=find_gpu("t4"), steps=4, most_walked_batches=100, timeout_seconds=100))
+    rehearsal = seen(rehearse_script(["train.py"], gpu=find_gpu("t4"), steps=6, most_walked_batches=100, timeout_seconds=100))
 
-    assert capfd.readouterr().out.splitlines() == ["7000 1", "20 9", "10 1", "20 9"]
+    assert capfd.readouterr().out.splitlines() == ["7000 1", "20 9", "7000 1", "20 9", "10 1", "20 9"]
     assert rehearsal.peak_allocated_bytes >= 7000 * 512 * 4
     assert "batch_shapes" not in [finding.kind for finding in rehearsal.findings]
 
@@ -1034,7 +1034,7 @@ def test_of_several_processes_the_one_that_takes_most_is_told_of(script: Script)
     """4 GiB of weights and as much of gradients, in two steps of six."""
     rehearsal = seen(script(ONE_AFTER_THE_OTHER.replace("(12, 2)", "(4, 2)")))
 
-    assert rehearsal.peak_allocated_bytes == 8 * 2**30 + 512
+    assert 8 * 2**30 <= rehearsal.peak_allocated_bytes < 8 * 2**30 + MIB
     assert rehearsal.verdict == "fits"
 
 

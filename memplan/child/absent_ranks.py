@@ -22,7 +22,7 @@ from memplan.child.after_import import change_when_imported
 from memplan.child.one_rank import NeedsOtherRankError, World, say_rank, take_rank, wait_for_rank
 from memplan.child.pipeline_votes import vote_as_this_rank
 from memplan.child.rank_keys import CopiesStore
-from memplan.child.sharded_checkpoints import know_all_parameters, write_own_pieces
+from memplan.child.sharded_checkpoints import know_all_parameters, need_senders, write_own_pieces
 
 
 class _Launching:
@@ -56,6 +56,7 @@ def be_one_rank(ranks: World) -> None:
         "torch.distributed.run": _launch_here,
         "torch.distributed.fsdp._optim_utils": know_all_parameters,
         "torch.distributed.checkpoint.default_planner": write_own_pieces,
+        "torch.distributed.optim.zero_redundancy_optimizer": need_senders,
         "torch.distributed.pipelining.stage": vote_as_this_rank,
     })  # fmt: skip
 

@@ -16,6 +16,8 @@ from typing import Any
 
 from torch import distributed
 
+from memplan.child.one_rank import NeedsOtherRankError
+
 
 def know_all_parameters(module: Any) -> None:
     """Have *module*, `torch.distributed.fsdp._optim_utils`, find the state of every parameter on some rank."""
@@ -48,3 +50,16 @@ def write_own_pieces(module: Any) -> None:
         return [] if isinstance(validate(*arguments, **keywords), list) else True  # a list of errors from PyTorch 2.13 on
 
     module.dedup_save_plans, module._validate_global_plan = own_alone, valid
+
+
+def need_senders(module: Any) -> None:
+    """Have *module*, `torch.distributed.optim.zero_redundancy_optimizer`, say that other ranks have the state that it gathers."""
+    broadcast = module._broadcast_object
+
+    @functools.wraps(broadcast)
+    def sent(value: Any, src_rank: int, *arguments: Any, **keywords: Any) -> Any:
+        if src_rank != distributed.get_rank():
+            raise NeedsOtherRankError(f"the program gathers the optimizer's state, of which rank {src_rank} has another part")
+        return broadcast(value, src_rank, *arguments, **keywords)
+
+    module._broadcast_object = sent

@@ -77,6 +77,21 @@ else:
     assert found.lower_bound_reasons[0].startswith("sizes were guessed as zero")
 
 
+def test_a_state_that_other_ranks_have_parts_of_is_said_so(program: Program) -> None:
+    """ZeroRedundancyOptimizer gathers what each rank has of the state: copies of this rank have other parts."""
+    found = program("""
+from torch.distributed.optim import ZeroRedundancyOptimizer
+model = torch.nn.parallel.DistributedDataParallel(make())
+optimizer = ZeroRedundancyOptimizer(model.parameters(), optimizer_class=torch.optim.AdamW)
+model(batch()).sum().backward()
+optimizer.step()
+optimizer.consolidate_state_dict()
+""")
+
+    assert found.verdict == "unknown"
+    assert "gathers the optimizer's state, of which rank 1 has another part" in found.failure.message
+
+
 def test_each_rank_saves_and_loads_its_own_pieces(program: Program) -> None:
     """Together the copies of one rank have a part of each tensor only; a checkpoint is written and read all the same."""
     found = program(

@@ -20,8 +20,9 @@ import torch.distributed
 
 from memplan.child.after_import import change_when_imported
 from memplan.child.one_rank import NeedsOtherRankError, World, say_rank, take_rank, wait_for_rank
+from memplan.child.pipeline_votes import vote_as_this_rank
 from memplan.child.rank_keys import CopiesStore
-from memplan.child.sharded_checkpoints import know_all_parameters
+from memplan.child.sharded_checkpoints import know_all_parameters, need_senders, write_own_pieces
 
 
 class _Launching:
@@ -51,7 +52,13 @@ def be_one_rank(ranks: World) -> None:
     if hasattr(dist.ProcessGroup, "split_group"):
         dist.ProcessGroup.split_group = _telling_number(dist.ProcessGroup.split_group)
     hand_tensors_on()
-    change_when_imported({"torch.distributed.run": _launch_here, "torch.distributed.fsdp._optim_utils": know_all_parameters})
+    change_when_imported({
+        "torch.distributed.run": _launch_here,
+        "torch.distributed.fsdp._optim_utils": know_all_parameters,
+        "torch.distributed.checkpoint.default_planner": write_own_pieces,
+        "torch.distributed.optim.zero_redundancy_optimizer": need_senders,
+        "torch.distributed.pipelining.stage": vote_as_this_rank,
+    })  # fmt: skip
 
 
 def be_alone() -> None:

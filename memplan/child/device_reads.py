@@ -26,7 +26,7 @@ from memplan.child.not_compiled import not_compiled, not_followed
 from memplan.child.ordinary_answers import FORMATS, Answer, Reading, check_that_passes, default_answer, ordinary_answer
 from memplan.child.program_frames import frames_from, is_file, named, program_frame
 from memplan.child.recorded_values import RecordedValues
-from memplan.child.source_lines import is_only_told, line_at, line_of, statement_of
+from memplan.child.source_lines import line_at, line_of, statement_of
 from memplan.traces.read_basis import USERS
 
 DECIDES = 65_536
@@ -170,7 +170,7 @@ class Reads:
         read["count"] += 1
         if answer.basis == "answer":
             read["given_for"] = self._given_for.get(answer.reason.removeprefix(USERS))
-        if answer.basis not in _DECIDES_NOTHING and self._num_noted < MOST_NOTED and not (place and is_only_told(place)):
+        if answer.basis not in _DECIDES_NOTHING and self._num_noted < MOST_NOTED and not reading.is_only_told:
             self._num_noted += 1
             read["positions"].append(self.num_allocs())
 
@@ -250,7 +250,7 @@ def _device() -> Any:
 _reading = threading.local()
 """The type of the tensor that a method of it reads at the moment, in this thread, and the method's name."""
 
-_READING = ("item", "tolist", "cpu", "to", "__bool__", "__float__", "__int__", "__index__")
+_READING = ("item", "tolist", "cpu", "to", "copy_", "__bool__", "__float__", "__int__", "__index__")
 
 
 def _note_types() -> None:

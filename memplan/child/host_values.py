@@ -87,7 +87,7 @@ _READS_IN_A_MODE = {"_ctc_loss_backward"}
 _OF_TENSORS = {
     "allreduce_", "allreduce_coalesced_", "reduce_", "allgather_", "allgather_coalesced_", "allgather_into_tensor_coalesced_",
     "_allgather_base_", "gather_", "scatter_", "reduce_scatter_", "_reduce_scatter_base_", "reduce_scatter_tensor_coalesced_",
-    "alltoall_", "alltoall_base_",
+    "alltoall_", "alltoall_base_", "recv_", "recv_any_source_",
 }  # fmt: skip
 """Collectives after which other tensors have values, or the same others."""
 
@@ -284,6 +284,8 @@ class HostValues(TorchDispatchMode):
         for target, value, source, assumption in found:
             if value is not None and target.dtype == source.dtype:
                 self._shadows.learn(target, value.view(target.shape), assumption)
+            else:
+                self._shadows.forget(target)  # the schema does not say that it is written to
         return result
 
     def _value_of(self, tensor: Any) -> torch.Tensor | None:

@@ -18,11 +18,12 @@ from typing import NamedTuple
 
 import torch
 
-from memplan.child.program_frames import TORCH, is_own
+from memplan.child.program_frames import TORCH, is_own, reads_itself
 from memplan.child.source_lines import decides_branch, is_made_whole, is_only_told, line_of, statement_text
 from memplan.traces.read_basis import Basis
 
 _LBFGS = str(Path(TORCH) / "optim" / "lbfgs.py")
+_JOIN = str(Path(TORCH) / "distributed" / "algorithms" / "join.py")
 _DISTRIBUTIONS = str(Path(TORCH) / "distributions")
 _SCALES = str(Path(TORCH) / "amp" / "grad_scaler.py")
 _LOOKS_ONLY = {str(Path(TORCH) / name) for name in ("_tensor_str.py", "serialization.py")}
@@ -80,6 +81,11 @@ class Reading(NamedTuple):
         return statement_text(self.place) if self.place else ""
 
     @property
+    def is_only_told(self) -> bool:
+        """Say whether the program's own line reads it, and only shows it."""
+        return self.place is not None and reads_itself(self.frames, self.place) and is_only_told(self.place)
+
+    @property
     def is_yes_or_no(self) -> bool:
         """Say whether it can only be that."""
         return self.size == 1 and self.dtype in (None, torch.bool, torch.uint8)
@@ -104,7 +110,7 @@ def ordinary_answer(read: Reading) -> Answer | None:
         return _falling("=f" if read.size == 4 else "=d")
     if read.dtype is not None and (read.dtype.is_floating_point or read.dtype.is_complex):
         return _ordinary_float(read)
-    if read.place is not None and read.dtype is not None and read.method in ("item", "__int__") and is_only_told(read.place):
+    if read.dtype is not None and read.method in ("item", "__int__") and read.is_only_told:
         return Answer((1).to_bytes(read.size, sys.byteorder), "1", "ordinary", "a number that is only shown")
     return None
 
@@ -112,6 +118,8 @@ def ordinary_answer(read: Reading) -> Answer | None:
 def _ordinary_float(read: Reading) -> Answer | None:
     is_scale = _SCALES in read.files or re.search(r"found_inf|overflow", read.text)
     format_ = FORMATS.get(read.dtype)
+    if _JOIN in read.files:  # how many ranks still train: it waits until none does
+        return Answer(bytes(read.size), "0", "rule", "the ranks that are not there end when this one does")
     if is_scale or format_ is None or read.size % struct.calcsize(format_):
         return Answer(bytes(read.size), "0", "ordinary", "no overflow was found" if is_scale else "a number that nothing computed")
     if read.method in ("__int__", "__index__") or (read.place is not None and is_made_whole(read.place, at_once=True)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 import threading
@@ -13,6 +14,7 @@ import torch
 
 TORCH = str(Path(torch.__file__).parent)
 _OWN = str(Path(__file__).parent)
+_TENSOR = str(Path(torch._tensor.__file__))
 _PASSED_THROUGH = ("__torch_function__", "__torch_dispatch__")
 
 
@@ -44,6 +46,12 @@ def place_in(frame: FrameType) -> str | None:
 def program_frame(frames: Sequence[FrameType]) -> FrameType | None:
     """Return the innermost of *frames* that is the program's own, and no class of tensors through which every operation goes."""
     return next((frame for frame in frames if not is_own(frame.f_code.co_filename) and frame.f_code.co_name not in _PASSED_THROUGH), None)
+
+
+def reads_itself(frames: Sequence[FrameType], place: FrameType) -> bool:
+    """Say whether the program's line at *place* reads the tensor by a method of it, and calls no function of PyTorch's that does."""
+    inner = itertools.takewhile(lambda frame: frame is not place, frames)
+    return all(frame.f_code.co_filename.startswith("<") or frame.f_code.co_filename == _TENSOR for frame in inner)
 
 
 def named(frame: FrameType) -> str:

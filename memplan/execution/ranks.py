@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 from memplan.errors import UsageError
@@ -57,20 +59,34 @@ ONE_RANK = Ranks()
 
 _GPUS = re.compile(r"--(?:nproc[-_]per[-_]node|num[-_]processes|num[-_]gpus)(?:=(\d+))?")
 _NODES = re.compile(r"--(?:nnodes|num[-_]machines|num[-_]nodes)(?:=(?:\d+:)?(\d+))?")
+_SETTING = re.compile(r"""^\s*"?(num_processes|num_machines)"?\s*:\s*"?'?(\d+)""", re.MULTILINE)
 
 
 def launched_by(words: Sequence[str]) -> Ranks:
     """
     Return how many GPUs and machines the launcher in the command *words* is told of: torchrun, accelerate or deepspeed.
 
-    They say it before the script that they start. Accelerate counts the processes of all machines.
+    They say it before the script that they start, or in Accelerate's file of settings. Accelerate counts the processes of all machines.
     """
     program = next((at for at, word in enumerate(words) if at and word.endswith(".py")), len(words))
     launcher = words[:program] if _launcher(words[:program]) else ()
     num_gpus, num_nodes = (_number(launcher, option) for option in (_GPUS, _NODES))
     if _launcher(launcher) == "accelerate":
-        num_gpus = max(1, num_gpus // num_nodes)
-    return Ranks(num_gpus, num_nodes)
+        settings = _accelerate_settings(launcher)
+        num_gpus, num_nodes = num_gpus or settings.get("num_processes", 0), num_nodes or settings.get("num_machines", 0)
+        num_gpus //= num_nodes or 1
+    return Ranks(num_gpus or 1, num_nodes or 1)
+
+
+def _accelerate_settings(words: Sequence[str]) -> dict[str, int]:
+    """Return the numbers in the file that `accelerate launch` reads: the one that *words* name, else the user's own."""
+    named = [words[at + 1] for at, word in enumerate(words[:-1]) if word == "--config_file"]
+    named += [word.partition("=")[2] for word in words if word.startswith("--config_file=")]
+    home = Path(os.environ.get("HF_HOME") or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "huggingface"))
+    for file in [Path(named[0])] if named else [home / "accelerate" / f"default_config.{ending}" for ending in ("yaml", "json")]:
+        if file.is_file():
+            return {name: int(number) for name, number in _SETTING.findall(file.read_text(encoding="utf-8", errors="replace"))}
+    return {}
 
 
 def _launcher(words: Sequence[str]) -> str | None:
@@ -81,10 +97,10 @@ def _launcher(words: Sequence[str]) -> str | None:
 
 
 def _number(words: Sequence[str], option: re.Pattern[str]) -> int:
-    """Return the number behind *option*; 1 where it is not among *words*, or says something else (`auto`)."""
+    """Return the number behind *option*; 0 where it is not among *words*, or says something else (`auto`)."""
     for at, word in enumerate(words):
         found = option.fullmatch(word)
         if found:
             value = found[1] or (words[at + 1].rpartition(":")[2] if at + 1 < len(words) else "")
-            return int(value) if value.isdecimal() and int(value) else 1
-    return 1
+            return int(value) if value.isdecimal() else 0
+    return 0

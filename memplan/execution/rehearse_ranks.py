@@ -38,6 +38,15 @@ class _Request(NamedTuple):
     result: Path
 
 
+class _Wait(NamedTuple):
+    """What a rank waits for."""
+
+    needed: int
+    """The rank that is to send something."""
+    num_sent: int
+    """How much that rank had sent when this one was run."""
+
+
 def rehearse_ranks(words: Sequence[str], *, ranks: Ranks, which: Which, **options: Any) -> Rehearsal:
     """
     Return the rehearsal of the rank that takes most, with the peaks of the others, of the program that *words* say.
@@ -54,33 +63,46 @@ def rehearse_ranks(words: Sequence[str], *, ranks: Ranks, which: Which, **option
             asked = {**own, "ranks": ranks._replace(rank=rank), "sent": sent, "is_heard": False}
             return _in_process(_Request(tuple(words), asked, Path(folder, str(rank))))
 
-        found = _all_found(lambda: rehearse_script(words, ranks=ranks, sent=sent, **options), run, ranks, which)
+        found = _all_found(
+            lambda: rehearse_script(words, ranks=ranks, sent=sent, **options),
+            run,
+            ranks,
+            which,
+            lambda rank: len(list(sent.glob(f"{rank} *"))),
+        )
     told = max(found, key=_severity)
     return told.model_copy(update={"rank_peaks": tuple(map(_peaks, found)) if len(found) > 1 else ()})
 
 
-def _all_found(run_here: Callable[[], Rehearsal], run: Callable[[int], Rehearsal], ranks: Ranks, which: Which) -> list[Rehearsal]:
-    """Return the rehearsals of the ranks that are wanted, in their order; one that waits for another's objects is run again behind it."""
+def _all_found(
+    run_here: Callable[[], Rehearsal], run: Callable[[int], Rehearsal], ranks: Ranks, which: Which, num_sent: Callable[[int], int]
+) -> list[Rehearsal]:
+    """
+    Return the rehearsals of the ranks that are wanted, in their order; one that waits for another's objects is run again behind it.
+
+    *num_sent* says how many objects a rank has left so far: two ranks may wait for each other in turn, and each time get further.
+    """
     node = range(ranks.rank // ranks.num_gpus * ranks.num_gpus, (ranks.rank // ranks.num_gpus + 1) * ranks.num_gpus)
     wanted = {ranks.rank, *(node if which == "node" else ())}
     waiting = sorted(wanted, key=lambda rank: (rank != ranks.rank, rank))
-    waits_for: dict[int, int] = {}
+    waits: dict[int, _Wait] = {}
     found: dict[int, Rehearsal] = {}
     latest: dict[int, Rehearsal] = {}
     with ThreadPoolExecutor(_num_workers()) as workers:
         while waiting:
-            ready = [rank for rank in waiting if rank not in waits_for or waits_for[rank] not in waiting]
+            ready = [rank for rank in waiting if rank not in waits or num_sent(waits[rank].needed) > waits[rank].num_sent]
             if not ready:  # they wait for each other
                 found |= {rank: latest[rank] for rank in waiting}
                 break
             others = [rank for rank in ready if rank != ranks.rank]
             batch = [ranks.rank] if ready[0] == ranks.rank else others[: _num_workers()]
+            before = {rank: num_sent(rank) for rank in range(ranks.size)}
             results = [run_here()] if batch == [ranks.rank] else list(workers.map(run, batch))
             for rank, result in zip(batch, results, strict=True):
                 latest[rank], needed = result, result.needed_rank
-                if needed is not None and waits_for.get(rank) != needed and len(found) < MOST_RANKS:
-                    waits_for[rank] = needed
-                    waiting += [] if needed in waiting else [needed]
+                if needed is not None and len(found) < MOST_RANKS:
+                    waits[rank] = _Wait(needed, before[needed])
+                    waiting += [] if needed in waiting or needed in latest else [needed]
                     continue
                 waiting.remove(rank)
                 found[rank] = result

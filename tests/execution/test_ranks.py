@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from memplan.errors import UsageError
@@ -27,6 +29,25 @@ from memplan.execution.ranks import ONE_RANK, Ranks, launched_by
 def test_a_launcher_says_how_many_train_together(command: str, num_gpus: int, num_nodes: int) -> None:
     """In front of the script; what comes behind it is the script's own."""
     assert launched_by(command.split()) == Ranks(num_gpus, num_nodes)
+
+
+@pytest.mark.parametrize(
+    ("command", "ranks"),
+    [
+        ("accelerate launch --config_file {} train.py", Ranks(4, 2)),
+        ("accelerate launch --config_file={} --num_machines 1 train.py", Ranks(8, 1)),
+        ("accelerate launch train.py", Ranks(2, 1)),
+    ],
+)
+def test_accelerate_is_told_in_a_file(command: str, ranks: Ranks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one that is named, else the user's own; options go before it."""
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    (tmp_path / "accelerate").mkdir()
+    (tmp_path / "accelerate" / "default_config.yaml").write_text("distributed_type: MULTI_GPU\nnum_processes: 2\n", encoding="utf-8")
+    named = tmp_path / "fsdp.yaml"
+    named.write_text("num_machines: 2\nnum_processes: 8\nfsdp_config:\n  fsdp_version: 2\n", encoding="utf-8")
+
+    assert launched_by(command.format(named).split()) == ranks
 
 
 def test_ranks_are_counted_over_all_machines() -> None:

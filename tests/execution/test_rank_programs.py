@@ -1,0 +1,139 @@
+"""Programs for several GPUs as people write them, of which one rank is run: what they ask the ranks that are not there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from memplan.execution.ranks import Ranks
+from memplan.execution.rehearsal import Rehearsal
+from memplan.execution.rehearse_ranks import Which, rehearse_ranks
+from memplan.hardware.catalog import find_gpu
+from memplan.hardware.torch_install import TorchBuild
+from tests.standin.conftest import torch_build
+
+__all__ = ["torch_build"]
+
+BEGIN = """
+import os, torch, torch.distributed as dist
+torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+dist.init_process_group("nccl")
+rank, size = dist.get_rank(), dist.get_world_size()
+def make(width=512):
+    return torch.nn.Sequential(*[torch.nn.Linear(width, width, bias=False) for _ in range(4)]).cuda()
+def batch():
+    return torch.randn(64, 512, device="cuda")
+"""
+"""What the programs share."""
+
+Program = Callable[..., Rehearsal]
+
+
+@pytest.fixture
+def program(torch_build: TorchBuild, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Program:
+    """Return what rehearses the text of a program as one rank of two, or of as many as asked."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(text: str, *, num_gpus: int = 2, rank: int = 0, which: Which = "one") -> Rehearsal:
+        Path("train.py").write_text(BEGIN + text, encoding="utf-8")
+        words = ["torchrun", f"--nproc-per-node={num_gpus}", "train.py"]
+        return rehearse_ranks(words, ranks=Ranks(num_gpus, 1, rank), which=which, gpu=find_gpu("h100"), timeout_seconds=300)
+
+    return run
+
+
+def test_the_ranks_join_when_this_one_has_no_more_inputs(program: Program) -> None:
+    """`Join` asks how many still train, and waits until none does."""
+    found = program("""
+from torch.distributed.algorithms.join import Join
+model = torch.nn.parallel.DistributedDataParallel(make())
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+with Join([model]):
+    for _ in range(3):
+        model(batch()).sum().backward()
+        optimizer.step()
+""")
+
+    assert (found.verdict, len(found.steps)) == ("fits", 3)
+
+
+def test_a_size_that_another_rank_sends_is_not_what_was_there_before(program: Program) -> None:
+    """Rank 0 says how many elements come; what the tensor held before it came is no answer."""
+    found = program(
+        """
+count = torch.zeros(1, dtype=torch.long, device="cuda")
+if rank == 0:
+    dist.send(count + 10**6, 1)
+else:
+    dist.recv(count, 0)
+    received = torch.empty(1000 + count.item(), device="cuda")
+""",
+        rank=1,
+    )
+
+    assert found.verdict == "unknown"
+    assert found.lower_bound_reasons[0].startswith("sizes were guessed as zero")
+
+
+def test_a_state_that_other_ranks_have_parts_of_is_said_so(program: Program) -> None:
+    """ZeroRedundancyOptimizer gathers what each rank has of the state: copies of this rank have other parts."""
+    found = program("""
+from torch.distributed.optim import ZeroRedundancyOptimizer
+model = torch.nn.parallel.DistributedDataParallel(make())
+optimizer = ZeroRedundancyOptimizer(model.parameters(), optimizer_class=torch.optim.AdamW)
+model(batch()).sum().backward()
+optimizer.step()
+optimizer.consolidate_state_dict()
+""")
+
+    assert found.verdict == "unknown"
+    assert "gathers the optimizer's state, of which rank 1 has another part" in found.failure.message
+
+
+def test_each_rank_saves_and_loads_its_own_pieces(program: Program) -> None:
+    """Together the copies of one rank have a part of each tensor only; a checkpoint is written and read all the same."""
+    found = program(
+        """
+import torch.distributed.checkpoint as checkpoint
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.fsdp import fully_shard
+model = fully_shard(make())
+optimizer = torch.optim.AdamW(model.parameters())
+for _ in range(2):
+    model(batch()).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    weights, moments = get_state_dict(model, optimizer)
+    kept = {"model": weights, "optimizer": moments}
+    checkpoint.save(kept, checkpoint_id="kept")
+    checkpoint.load(kept, checkpoint_id="kept")
+    set_state_dict(model, optimizer, model_state_dict=weights, optim_state_dict=moments)
+""",
+        num_gpus=4,
+    )
+
+    assert (found.verdict, found.failure, len(found.steps)) == ("fits", None, 2)
+
+
+PIPELINE = """
+from torch.distributed.pipelining import PipelineStage, ScheduleInterleaved1F1B
+widths = [(512, 512), (512, 256), (256, 512), (512, 128)]
+parts = {stage: torch.nn.Linear(*widths[stage], bias=False).cuda() for stage in (rank, rank + 2)}
+stages = [PipelineStage(part, stage, 4, torch.device("cuda")) for stage, part in parts.items()]
+schedule = ScheduleInterleaved1F1B(stages, 4, lambda output, target: (output - target).square().mean())
+optimizer = torch.optim.SGD([weight for part in parts.values() for weight in part.parameters()], lr=0.1)
+for _ in range(2):
+    schedule.step(*([batch()] if rank == 0 else []), **({"target": torch.zeros(64, 128, device="cuda")} if rank == 1 else {}))
+    optimizer.step()
+"""
+
+
+@pytest.mark.heavy
+def test_stages_of_a_pipeline_that_pass_shapes_to_and_fro(program: Program) -> None:
+    """Four stages on two ranks: each waits twice for the other in a forward, and is run again when that has got further."""
+    found = program(PIPELINE, which="kinds")
+
+    assert [(each.rank, each.verdict) for each in found.rank_peaks] == [(0, "fits"), (1, "fits")]
+    assert found.lower_bound_reasons == ()

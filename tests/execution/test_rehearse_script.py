@@ -853,6 +853,38 @@ def test_where_no_batch_comes_from_a_dataloader_the_largest_is_not_known(script:
     assert unasked.findings == ()
 
 
+MONITORED = """
+import lightning, torch
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
+
+class Module(lightning.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(8, 8)
+    def training_step(self, batch, number):
+        return self.layer(batch).square().mean()
+    def validation_step(self, batch, number):
+        self.log("score", self.layer(batch).mean())
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+data = torch.utils.data.DataLoader(torch.zeros(4, 8), batch_size=4)
+stops = EarlyStopping("score", patience=1, stopping_threshold=-1.0)
+trainer = lightning.Trainer(max_epochs=4, accelerator="gpu", devices=1, logger=False, callbacks=[stops, ModelCheckpoint(monitor="score")])
+trainer.fit(Module(), data, data)
+"""
+
+
+@pytest.mark.heavy
+def test_what_lightning_monitors_improves_and_nobody_is_told(script: Script) -> None:
+    """All four epochs are trained, though no number is computed: to stop early takes less, and saves nothing."""
+    pytest.importorskip("lightning")
+
+    rehearsal = seen(script(MONITORED))
+
+    assert (rehearsal.verdict, len(rehearsal.steps), rehearsal.findings) == ("fits", 4, ())
+
+
 # scripts with settings and processes of their own
 
 

@@ -653,6 +653,26 @@ def test_the_batch_with_which_a_program_goes_on_is_told(script: Script) -> None:
     assert "caught; the program went on with batches of 8192 instead of 65536" in headline
 
 
+IN_A_THREAD = """
+import threading
+from common import torch
+torch.ones(1, device="cuda")
+def fetch():
+    torch.empty(2**36, device="cuda")
+thread = threading.Thread(target=fetch)
+thread.start()
+thread.join()
+"""
+
+
+def test_memory_that_runs_out_in_a_thread_is_told_with_the_line_of_the_thread(script: Script) -> None:
+    """And not with that at which the main thread waits for it."""
+    missing = script(IN_A_THREAD).out_of_memory
+
+    assert missing is not None
+    assert str(missing.place).endswith("train.py:6")
+
+
 HALVES = """
 from common import batch, make, torch
 model = make()

@@ -823,6 +823,13 @@ def test_a_loop_that_waits_for_what_a_model_computes_has_no_upper_end(script: Sc
     assert guessed == "loops were guessed to end at once at train.py:8 (2×)"
 
 
+def test_pytorch_finds_the_folder_of_its_cache_of_kernels(script: Script, capfd: pytest.CaptureFixture[str]) -> None:
+    """It compiles a kernel of its own for a rare function, and warns where the folder is not there."""
+    seen(script("import torch\ntorch.special.bessel_j1(torch.ones(8, device='cuda'))\ntorch.special.airy_ai(torch.ones(8, device='cuda'))"))
+
+    assert "cache directory" not in capfd.readouterr().err
+
+
 def test_the_last_batch_of_an_epoch_is_no_other_shape(script: Script) -> None:
     """Ten samples in batches of four: two remain."""
     rehearsal = seen(
@@ -974,6 +981,8 @@ def test_the_process_that_trains_is_the_one_told_of(script: Script, tmp_path: Pa
     rehearsal = seen(script(IN_A_CHILD, how))
 
     assert len(rehearsal.steps) == 3
+    if how == "spawn":
+        assert rehearsal.process == "SpawnProcess-1 of train.py spawn"
     assert rehearsal.breakdown.optimizer_state_bytes == 8 * MIB
 
 

@@ -30,6 +30,9 @@ _LOOKS_ONLY = {str(Path(TORCH) / name) for name in ("_tensor_str.py", "serializa
 """Where a tensor is read to be printed or saved."""
 _SAVES = "/safetensors/torch.py"
 """Where another package does that."""
+_MONITORS = ("/pytorch/callbacks/early_stopping.py", "/pytorch_lightning/callbacks/early_stopping.py",
+             "/pytorch/callbacks/model_checkpoint.py", "/pytorch_lightning/callbacks/model_checkpoint.py")  # fmt: skip
+"""Where Lightning compares the number that it monitors with the best one so far, or with a threshold at which it stops."""
 
 _RULES: tuple[tuple[str, bool, str], ...] = (
     (r"~\s*(\w+\.)*(isnan|isinf)\(", True, "an ordinary step has no NaN"),
@@ -176,4 +179,7 @@ def check_that_passes(read: Reading) -> Answer | None:
     for pattern, value, reason in _RULES:
         if re.search(pattern, read.text):
             return Answer(bytes([value]), str(value).lower(), "rule", reason)
+    if read.place is not None and read.place.f_code.co_filename.endswith(_MONITORS):
+        improves = "threshold" not in read.text
+        return Answer(bytes([improves]), str(improves).lower(), "rule", "what is monitored improves, and reaches no threshold")
     return None

@@ -15,7 +15,6 @@ import itertools
 import os
 import random
 import sys
-import threading
 import traceback
 import weakref
 from collections.abc import Callable, Iterable
@@ -368,8 +367,6 @@ class Recorder:
 
     def _memory_ran_out(self, device: int, asked: int, total: int, free: int) -> None:
         del device, total
-        frames = sys._current_frames()
-        here = frames.get(threading.main_thread().ident or 0, sys._getframe())  # autograd's threads have no frames of the program
         if self.types is not None:
             return
         if self.out_of_memory is None and self._is_recording:
@@ -379,7 +376,7 @@ class Recorder:
             "free_bytes": free,
             "step": self._step,
             "phase": self._phase,
-            "place": place_in(here),
+            "place": place_in(sys._getframe()),  # of the main thread where it is one of autograd's, without frames of the program
             "message": f"tried to allocate {asked} bytes with {free} bytes free",
             "batch_size": self.batches.last_size,
         }

@@ -12,6 +12,7 @@ from __future__ import annotations
 import atexit
 import ctypes
 import json
+import multiprocessing
 import os
 import signal
 import sys
@@ -221,7 +222,7 @@ class Script:
         failure = failure_of(error) if error is not None and not isinstance(error, (KeyboardInterrupt, SystemExit)) else None
         record = self._recorder.result(failure) | {
             "pid": self._process,
-            "command": sys.orig_argv,
+            "command": _command(),
             "modules": list(installed_modules()),
             "set_variables": {name: value for name, value in os.environ.items() if self._given.get(name) != value},
             "was_cut": self._is_done,
@@ -258,6 +259,13 @@ def _signals_put_off() -> Iterator[None]:
 
 def _parameters(optimizer: Any) -> set[int]:
     return {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+
+
+def _command() -> list[str]:
+    """Return how this process was started; one that multiprocessing started anew (`python -c "from multiprocessing…"`) by its name."""
+    if "--multiprocessing-fork" not in sys.orig_argv:
+        return sys.orig_argv
+    return [multiprocessing.current_process().name, "of", *sys.argv]
 
 
 _begun: list[Script] = []

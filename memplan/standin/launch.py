@@ -55,12 +55,14 @@ def caches_in(folder: Path, *, inherited: Mapping[str, str] = os.environ) -> dic
 
 def own_caches(folder: Path) -> dict[str, str]:
     """
-    Return the variables that have what is compiled kept in *folder*, so that each rehearsal compiles its own.
+    Return the variables that have what is compiled kept in folders below *folder*, so that each rehearsal compiles its own; make those.
 
     With what an earlier run has left in Triton's, Inductor's and PyTorch's caches a compiled program takes another peak than on its first
     start, and a kernel that was compiled for the simulated GPU is not for a real one to find.
     """
     names = {"TRITON_CACHE_DIR": "triton", "TORCHINDUCTOR_CACHE_DIR": "inductor", "PYTORCH_KERNEL_CACHE_PATH": "kernels"}
+    for name in names.values():
+        (folder / name).mkdir(parents=True, exist_ok=True)  # PyTorch warns of a cache for kernels that is not there
     return {variable: str(folder / name) for variable, name in names.items()}
 
 

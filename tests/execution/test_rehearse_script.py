@@ -653,6 +653,26 @@ def test_the_batch_with_which_a_program_goes_on_is_told(script: Script) -> None:
     assert "caught; the program went on with batches of 8192 instead of 65536" in headline
 
 
+IN_A_THREAD = """
+import threading
+from common import torch
+torch.ones(1, device="cuda")
+def fetch():
+    torch.empty(2**36, device="cuda")
+thread = threading.Thread(target=fetch)
+thread.start()
+thread.join()
+"""
+
+
+def test_memory_that_runs_out_in_a_thread_is_told_with_the_line_of_the_thread(script: Script) -> None:
+    """And not with that at which the main thread waits for it."""
+    missing = script(IN_A_THREAD).out_of_memory
+
+    assert missing is not None
+    assert str(missing.place).endswith("train.py:6")
+
+
 HALVES = """
 from common import batch, make, torch
 model = make()
@@ -803,6 +823,13 @@ def test_a_loop_that_waits_for_what_a_model_computes_has_no_upper_end(script: Sc
     assert guessed == "loops were guessed to end at once at train.py:8 (2×)"
 
 
+def test_pytorch_finds_the_folder_of_its_cache_of_kernels(script: Script, capfd: pytest.CaptureFixture[str]) -> None:
+    """It compiles a kernel of its own for a rare function, and warns where the folder is not there."""
+    seen(script("import torch\ntorch.special.bessel_j1(torch.ones(8, device='cuda'))\ntorch.special.airy_ai(torch.ones(8, device='cuda'))"))
+
+    assert "cache directory" not in capfd.readouterr().err
+
+
 def test_the_last_batch_of_an_epoch_is_no_other_shape(script: Script) -> None:
     """Ten samples in batches of four: two remain."""
     rehearsal = seen(
@@ -851,6 +878,38 @@ def test_where_no_batch_comes_from_a_dataloader_the_largest_is_not_known(script:
 
     assert [finding.kind for finding in asked.findings] == ["nothing_walked"]
     assert unasked.findings == ()
+
+
+MONITORED = """
+import lightning, torch
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
+
+class Module(lightning.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(8, 8)
+    def training_step(self, batch, number):
+        return self.layer(batch).square().mean()
+    def validation_step(self, batch, number):
+        self.log("score", self.layer(batch).mean())
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+data = torch.utils.data.DataLoader(torch.zeros(4, 8), batch_size=4)
+stops = EarlyStopping("score", patience=1, stopping_threshold=-1.0)
+trainer = lightning.Trainer(max_epochs=4, accelerator="gpu", devices=1, logger=False, callbacks=[stops, ModelCheckpoint(monitor="score")])
+trainer.fit(Module(), data, data)
+"""
+
+
+@pytest.mark.heavy
+def test_what_lightning_monitors_improves_and_nobody_is_told(script: Script) -> None:
+    """All four epochs are trained, though no number is computed: to stop early takes less, and saves nothing."""
+    pytest.importorskip("lightning")
+
+    rehearsal = seen(script(MONITORED))
+
+    assert (rehearsal.verdict, len(rehearsal.steps), rehearsal.findings) == ("fits", 4, ())
 
 
 # scripts with settings and processes of their own
@@ -922,6 +981,8 @@ def test_the_process_that_trains_is_the_one_told_of(script: Script, tmp_path: Pa
     rehearsal = seen(script(IN_A_CHILD, how))
 
     assert len(rehearsal.steps) == 3
+    if how == "spawn":
+        assert rehearsal.process == "SpawnProcess-1 of train.py spawn"
     assert rehearsal.breakdown.optimizer_state_bytes == 8 * MIB
 
 

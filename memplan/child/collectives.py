@@ -9,6 +9,7 @@ pipeline) is kept in the folder MEMPLAN_SENT, where the rehearsal of another ran
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import inspect
 import os
@@ -22,6 +23,7 @@ from typing import Any, NamedTuple
 
 import torch.distributed as dist
 
+from memplan.child.followed_collectives import MAY_BE_SIZES
 from memplan.child.one_rank import NeedsOtherRankError
 
 Answering = Callable[[Callable[[int], bytes]], AbstractContextManager[None]]
@@ -48,6 +50,7 @@ def hand_objects_on(answering: Answering) -> None:
         _replace(name, functools.partial(_completed, give=give, answering=answering))
     for name in ("send", "recv", "isend", "irecv"):
         _replace(name, _noting_peer)
+    _replace("broadcast", _forgetting)
 
 
 def _replace(name: str, change: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
@@ -113,6 +116,27 @@ def _noting_peer(function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
+def _forgetting(broadcast: Callable[..., Any]) -> Callable[..., Any]:
+    """
+    Return a `broadcast` after which nobody knows what another rank has sent: a size, perhaps.
+
+    PyTorch's own broadcasts (of DDP, whose ranks compare what they have) do not come through here, and keep what this rank has.
+    """
+    signature = inspect.signature(broadcast)
+
+    @functools.wraps(broadcast)
+    def call(*arguments: Any, **keywords: Any) -> Any:
+        given = signature.bind(*arguments, **keywords).arguments
+        done = broadcast(*arguments, **keywords)
+        tensor = given["tensor"]
+        if (_peer(given) or 0) != dist.get_rank() and tensor.is_cuda and tensor.dtype in MAY_BE_SIZES:
+            place, size = ctypes.c_void_p(tensor.data_ptr()), ctypes.c_size_t(tensor.numel() * tensor.element_size())
+            ctypes.CDLL(None).card_memory_lost(place, size)
+        return done
+
+    return call
+
+
 # what comes back
 
 
@@ -129,9 +153,9 @@ def _scattered(given: dict[str, Any]) -> None:
     group, source = given.get("group"), _peer(given) or 0
     if source == dist.get_rank():
         parts = [_sent(each) for each in given["scatter_object_input_list"]]
-        _keep(f"scatter {_name(group)}", parts)
+        keep(f"scatter {_name(group)}", parts)
     else:
-        parts = _kept(f"scatter {_name(group)}", source)
+        parts = kept(f"scatter {_name(group)}", source)
     given["scatter_object_output_list"][0] = parts[dist.get_rank(group)]
 
 
@@ -139,20 +163,20 @@ def _broadcast(given: dict[str, Any]) -> None:
     name, source = f"broadcast {_name(given.get('group'))}", _peer(given) or 0
     objects = given["object_list"]
     if source == dist.get_rank():
-        _keep(name, objects)
+        keep(name, objects)
     else:
-        objects[:] = _kept(name, source)
+        objects[:] = kept(name, source)
 
 
 def _sent_to_one(given: dict[str, Any]) -> None:
     destination = _peer(given) or 0
-    _keep(f"to {destination}", given["object_list"])
+    keep(f"to {destination}", given["object_list"])
 
 
 def _received(given: dict[str, Any]) -> int:
     source = _peer(given) or 0
     seen.peers.add(source)
-    given["object_list"][:] = _kept(f"to {dist.get_rank()}", source)
+    given["object_list"][:] = kept(f"to {dist.get_rank()}", source)
     return source
 
 
@@ -193,7 +217,8 @@ def _file(name: str, source: int) -> Path | None:
     return Path(folder, f"{source} {name} {_turns[name, source]}".replace(os.sep, "_")) if folder else None
 
 
-def _keep(name: str, objects: list[Any]) -> None:
+def keep(name: str, objects: list[Any]) -> None:
+    """Leave what this rank sends under *name*."""
     file = _file(name, dist.get_rank())
     if file is not None:
         partial = file.with_name(f"{file.name}.{os.getpid()}")
@@ -201,7 +226,8 @@ def _keep(name: str, objects: list[Any]) -> None:
         partial.replace(file)
 
 
-def _kept(name: str, source: int) -> list[Any]:
+def kept(name: str, source: int) -> list[Any]:
+    """Return what rank *source* sends under *name*. Raises NeedsOtherRankError where it has not been run."""
     file = _file(name, source)
     if file is None or not file.exists():
         seen.needed.append(source)

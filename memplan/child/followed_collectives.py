@@ -9,6 +9,9 @@ import torch
 from torch.distributed import ProcessGroup, ReduceOp
 from torch.utils._pytree import tree_flatten
 
+MAY_BE_SIZES = (torch.int16, torch.int32, torch.int64, torch.bool)
+"""Types of numbers that one rank sends all others and that may decide sizes; bytes are the states of generators, and the like."""
+
 Value = Callable[[Any], "torch.Tensor | None"]
 """Returns what a tensor holds, where that is known."""
 
@@ -52,7 +55,10 @@ def received(name: str, args: Any, value: Value) -> Iterator[Received]:
         yield from (Received(output, _of_shape(held, output), args[1][rank]) for output in args[0])
     elif name == "alltoall_base_":
         yield Received(args[0], _exchanged(value(args[1]), args, rank, size), args[1])
-    elif name != "broadcast_":
+    elif name == "broadcast_":
+        root = next(each for each in args if isinstance(each, int))
+        yield from (Received(tensor, None, tensor) for tensor in _tensors(args[0]) if root != rank and tensor.dtype in MAY_BE_SIZES)
+    else:
         yield from (Received(tensor, None, tensor) for tensor in tree_flatten(args)[0] if isinstance(tensor, torch.Tensor))
 
 

@@ -15,6 +15,8 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import FakeProcessGroup, ProcessGroupGloo
 
+from memplan.child.collectives import keep, kept
+from memplan.child.followed_collectives import MAY_BE_SIZES
 from memplan.child.one_rank import NeedsOtherRankError
 
 
@@ -98,8 +100,22 @@ def _reduced_at_root(group: Any, tensors: Any, *rest: Any) -> None:
         _reduced(group, tensors, *rest)
 
 
+MOST_SENT = 65_536
+"""Elements of a tensor of integers that another rank gets by a file; a larger one is data."""
+
+
 def _broadcast(group: Any, tensors: Any, *rest: Any) -> None:
-    """A copy of this rank sends what this one has."""
+    """Numbers that one certain rank sends may be sizes: they are that rank's own."""
+    root = _options(rest, "rootRank") or next((one for one in rest if isinstance(one, int)), 0)
+    source = dist.get_global_rank(group, root)
+    for tensor in _tensors(tensors):
+        if tensor.dtype not in MAY_BE_SIZES or tensor.numel() > MOST_SENT:
+            continue
+        name = f"numbers {group.group_name}"
+        if source == dist.get_rank():
+            keep(name, [tensor.clone()])
+        else:
+            tensor.copy_(kept(name, source)[0])
 
 
 def _gathered(group: Any, outputs: Any, inputs: Any, *rest: Any) -> None:
@@ -154,6 +170,7 @@ def _received(group: Any, tensors: Any, source: int = -1, *rest: Any) -> None:
 
 _GIVEN: dict[str, Callable[..., None]] = {
     "allreduce": _reduced,
+    "broadcast": _broadcast,
     "reduce": _reduced_at_root,
     "allgather": _gathered,
     "_allgather_base": _gathered_in_one,

@@ -85,7 +85,7 @@ _READS_IN_A_MODE = {"_ctc_loss_backward"}
 
 
 _OF_TENSORS = {
-    "allreduce_", "allreduce_coalesced_", "reduce_", "allgather_", "allgather_coalesced_", "allgather_into_tensor_coalesced_",
+    "allreduce_", "allreduce_coalesced_", "reduce_", "broadcast_", "allgather_", "allgather_coalesced_", "allgather_into_tensor_coalesced_",
     "_allgather_base_", "gather_", "scatter_", "reduce_scatter_", "_reduce_scatter_base_", "reduce_scatter_tensor_coalesced_",
     "alltoall_", "alltoall_base_", "recv_", "recv_any_source_",
 }  # fmt: skip

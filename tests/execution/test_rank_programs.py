@@ -137,3 +137,31 @@ def test_stages_of_a_pipeline_that_pass_shapes_to_and_fro(program: Program) -> N
 
     assert [(each.rank, each.verdict) for each in found.rank_peaks] == [(0, "fits"), (1, "fits")]
     assert found.lower_bound_reasons == ()
+
+
+BROADCAST = """
+count = torch.tensor([1 << 20 if rank == 0 else 1]{device})
+dist.broadcast(count, 0{group})
+kept = torch.empty(count.item(), 8, device="cuda")
+model = make()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(2):
+    (model(batch()).sum() + kept.sum()).backward()
+    optimizer.step()
+"""
+
+
+def test_a_size_that_another_rank_broadcasts_is_not_what_this_one_had(program: Program) -> None:
+    """Nobody knows it on the GPU: what the second rank takes is at least what it is with none."""
+    found = program(BROADCAST.format(device=', device="cuda"', group=""), rank=1)
+
+    assert found.verdict == "unknown"
+    assert "guessed" in found.lower_bound_reasons[0]
+
+
+def test_a_size_that_another_rank_broadcasts_on_the_host_is_its_own(program: Program) -> None:
+    """The first rank is run for it: 2^20 rows of 32 bytes."""
+    found = program(BROADCAST.format(device="", group=", group=dist.new_group(backend='gloo')"), rank=1)
+
+    assert found.verdict == "fits"
+    assert found.peak_allocated_bytes > 2**25

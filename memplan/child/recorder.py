@@ -8,7 +8,6 @@ What the notes mean is worked out by whoever reads the record (`execution/run_re
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import gc
 import itertools
@@ -493,7 +492,6 @@ class Recorder:
             "peak_reserved_bytes": peaks["peak_reserved_bytes"],
             "reserved_bytes": reserved,
             "outside_bytes": max(0, self._free_at_first - free - reserved),  # what libraries took besides, and kernels as they were loaded
-            "others_bytes": _most_of_others(),
             "num_alloc_retries": self._num_retries() if self._retries is None else self._retries,
             "events": columns(self._events),
             "end": self._ends_at if was_stopped else self._types_from or self._ends_at,
@@ -540,15 +538,6 @@ class Recorder:
         torch.cuda.memory._record_memory_history(enabled=None)
         freed = [event["addr"] for event in events if event["action"] == "free_completed"][frees:]
         return events, {(address, count) for address in freed}, (count, all_frees)
-
-
-def _most_of_others() -> int:
-    """Return the most that other processes held of the simulated GPU; 0 of a real one, which nobody asks here."""
-    count = getattr(ctypes.CDLL(None), "memplan_most_of_others", None)
-    if count is None:
-        return 0
-    count.restype = ctypes.c_size_t
-    return int(count())
 
 
 def objects_of(*kinds: type) -> list[list[Any]]:

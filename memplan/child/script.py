@@ -222,6 +222,7 @@ class Script:
         failure = failure_of(error) if error is not None and not isinstance(error, (KeyboardInterrupt, SystemExit)) else None
         record = self._recorder.result(failure) | {
             "pid": self._process,
+            "others_bytes": _most_of_others(),
             "command": _command(),
             "modules": list(installed_modules()),
             "set_variables": {name: value for name, value in os.environ.items() if self._given.get(name) != value},
@@ -255,6 +256,13 @@ def _signals_put_off() -> Iterator[None]:
             signal.signal(number, handler)
         for late in set(came) - {signal.SIGINT}:
             os.kill(os.getpid(), late)
+
+
+def _most_of_others() -> int:
+    """Return the most that other processes of the program held of the simulated GPU while this one asked for memory."""
+    count = ctypes.CDLL(None).memplan_most_of_others
+    count.restype = ctypes.c_size_t
+    return int(count())
 
 
 def _parameters(optimizer: Any) -> set[int]:

@@ -116,7 +116,16 @@ def _with_both_numbers(run: Callable[[ValuesFile | None], Run], found: Settled) 
         other = run(told)
     except (NothingSeenError, EndlessError):
         return found
-    return found if _has_failed(other.record) else found.beside("numbers", Settled(other, values=told))
+    if _has_failed(other.record):
+        return found
+    settled = found.beside("numbers", Settled(other, values=told))
+    return settled if settled.run is other else found._replace(run=_as_ordinary(found.run))
+
+
+def _as_ordinary(run: Run) -> Run:
+    """Return *run*, which takes most as it went with ordinary numbers: what it compares leads to nothing larger."""
+    reads = tuple(read.model_copy(update={"basis": "ordinary"}) if read.basis == "compared" else read for read in run.record.reads)
+    return run._replace(record=run.record.model_copy(update={"reads": reads}))
 
 
 def _with_both_times(run: Callable[[ValuesFile | None], Run], found: Settled) -> Settled:

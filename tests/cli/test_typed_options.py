@@ -9,6 +9,7 @@ import pytest
 import memplan
 from memplan.cli.app import cli
 from memplan.cli.typed_options import COMMANDS, OPTIONS, in_options
+from memplan.execution.ranks import Ranks
 from tests.test_architecture import options_of
 
 
@@ -54,7 +55,7 @@ def test_texts_are_found_in_whatever_holds_them() -> None:
 def test_every_option_and_argument_that_is_named_is_there() -> None:
     """The table knows no option that no command has, and no argument that no function has."""
     functions = [getattr(memplan, name) for name in COMMANDS if hasattr(memplan, name)]
-    arguments = {name for function in functions for name in inspect.signature(function).parameters} | {"device"}
+    arguments = {name for function in functions for name in inspect.signature(function).parameters} | {"device", *Ranks._fields}
 
     assert set(OPTIONS.values()) <= options_of(cli)
     assert set(OPTIONS) <= arguments

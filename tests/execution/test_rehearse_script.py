@@ -872,6 +872,44 @@ def test_the_largest_batches_of_an_epoch_come_first_on_request(script: Script, t
     assert "batch_shapes" not in [finding.kind for finding in rehearsal.findings]
 
 
+TWO_LOADERS = """
+from common import torch
+from torch.utils.data import DataLoader
+
+def lengths(*numbers):
+    for at, number in enumerate(numbers):
+        open("looked_at", "a").write(f"{at} ")
+        yield torch.zeros(number)
+
+class Stream(torch.utils.data.IterableDataset):
+    def __init__(self, *numbers):
+        self.numbers = numbers
+    def __iter__(self):
+        return lengths(*self.numbers)
+
+for numbers in ((10, 40, 20, 70), (30, 60)):
+    for batch in DataLoader(Stream(*numbers), batch_size=None):
+        batch.cuda()
+        print(len(batch))
+        open("looked_at", "a").write("taken ")
+        break
+"""
+
+
+def test_no_more_batches_of_a_dataloader_are_looked_at_than_was_asked_for(
+    script: Script, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The largest among those comes first; how many there were is told for each DataLoader by itself."""
+    seen(script(TWO_LOADERS, most_walked_batches=3, allow_writes=True))
+
+    told = capfd.readouterr()
+    assert told.out.split() == ["40", "60"]
+    assert (tmp_path / "looked_at").read_text() == "0 1 2 taken 0 1 taken "
+    assert [line for line in told.err.splitlines() if line.startswith("memplan: ")] == [
+        f"memplan: of {number} batches the largest come first" for number in (3, 2)
+    ]
+
+
 def test_where_no_batch_comes_from_a_dataloader_the_largest_is_not_known(script: Script) -> None:
     """And the report says so, where it was asked for."""
     asked, unasked = (seen(script(TRAINING, most_walked_batches=most)) for most in (100, 0))

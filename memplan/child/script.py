@@ -262,8 +262,9 @@ def _parameters(optimizer: Any) -> set[int]:
 
 
 def _command() -> list[str]:
-    """Return how this process was started; one that multiprocessing started anew (`python -c "from multiprocessing…"`) by its name."""
-    if "--multiprocessing-fork" not in sys.orig_argv:
+    """Return how this process was started; one that multiprocessing started (`python -c "from multiprocessing…"`) by its name."""
+    is_spawned = "--multiprocessing-fork" in sys.orig_argv
+    if not is_spawned and multiprocessing.parent_process() is None:
         return sys.orig_argv
     return [multiprocessing.current_process().name, "of", *sys.argv]
 

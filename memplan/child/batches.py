@@ -24,7 +24,7 @@ class Batches:
         self.seen: list[tuple[int, tuple[tuple[int, ...], ...], int]] = []
         """The step that each batch was taken in, the shapes of its tensors, and how many backwards had begun by then."""
         self.num_walked = 0
-        """Batches that were looked at to find the largest."""
+        """Batches of all DataLoaders that were looked at to find the largest."""
         self._is_walking = False
         self._walked: WeakSet[Any] = WeakSet()
 
@@ -66,6 +66,7 @@ class Batches:
 
     def _largest(self, iterator: Any, most: int) -> list[Any]:
         best: dict[int, tuple[int, Any]] = {}
+        number = 0
         self._is_walking = True
         try:
             for number, batch in enumerate(iterator, start=1):
@@ -73,13 +74,13 @@ class Batches:
                 for at, size in enumerate([sum(sizes), *sizes]):
                     if size > best.get(at, (0, None))[0]:
                         best[at] = (size, batch)
-                self.num_walked += 1
                 if number >= most:
                     break
         finally:
             self._is_walking = False
+            self.num_walked += number
         largest = sorted({id(batch): (size, batch) for size, batch in best.values()}.values(), key=lambda found: -found[0])
-        print(f"memplan: of {self.num_walked} batches the largest come first", file=sys.stderr)
+        print(f"memplan: of {number} batches the largest come first", file=sys.stderr)
         return [batch for _, batch in largest]
 
     @property

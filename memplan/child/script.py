@@ -48,10 +48,6 @@ MOST_EXTRA_STEPS = 100
 (Arjovsky et al. 2017, section 4 and their code)."""
 
 
-class StepsDone(SystemExit):
-    """The steps that were asked for are done; the script is left as `sys.exit` leaves it."""
-
-
 class Script:
     """
     The steps of a script are those of its optimizer; of several optimizers, those of the one that steps most.
@@ -146,7 +142,7 @@ class Script:
         if self._most_steps and self._num_ended >= self._most_steps and self._is_enough():
             self._is_done = True
             self.write()
-            raise StepsDone(0)
+            raise SystemExit(0)  # as `sys.exit` does; a thread ends by it in silence, which it would not by a class of our own
         self._recorder.begin_step(self._num_ended + 1)
 
     def _tell(self) -> None:
@@ -270,8 +266,9 @@ def _parameters(optimizer: Any) -> set[int]:
 
 
 def _command() -> list[str]:
-    """Return how this process was started; one that multiprocessing started anew (`python -c "from multiprocessing…"`) by its name."""
-    if "--multiprocessing-fork" not in sys.orig_argv:
+    """Return how this process was started; one that multiprocessing started (`python -c "from multiprocessing…"`) by its name."""
+    is_spawned = "--multiprocessing-fork" in sys.orig_argv
+    if not is_spawned and multiprocessing.parent_process() is None:
         return sys.orig_argv
     return [multiprocessing.current_process().name, "of", *sys.argv]
 

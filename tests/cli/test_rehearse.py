@@ -187,6 +187,20 @@ def test_an_answer_holds_until_its_line_changes(run_memplan: Run, torch_build: T
     assert [path.name for path in (tmp_path / ".memplan").iterdir()] == ["reads.json"]
 
 
+def test_an_answer_with_which_the_program_fails_is_not_remembered(run_memplan: Run, torch_build: TorchBuild, tmp_path: Path) -> None:
+    """That of an earlier call stays."""
+    (tmp_path / "train.py").write_text("import torch\n\nassert bool(torch.ones((), device='cuda') > 0), 'no flag'\n")
+    remembered = tmp_path / ".memplan" / "reads.json"
+    remembered.parent.mkdir()
+    remembered.write_text(json.dumps({"train.py:9": {"answer": "true", "line": "if flag:"}}))
+    before = remembered.read_text()
+
+    result = run_memplan("rehearse", "--gpu", "t4", "--read", "train.py:3=false", "--", "train.py")
+
+    assert (result.returncode, "AssertionError: no flag" in result.stderr) == (1, True), result.stderr
+    assert remembered.read_text() == before
+
+
 def test_what_would_fit_is_told(run_memplan: Run, torch_build: TorchBuild) -> None:
     """The batch by the name that the program gives it, and GPUs."""
     odd = STEPS.with_name("odd_steps.py")

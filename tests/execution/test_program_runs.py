@@ -142,3 +142,29 @@ def test_programs_that_may_write_run_one_after_the_other(meeting: Meeting) -> No
 
     assert [end[1:] for end in meeting.ends] == [("cold", "small"), ("warm", "large")]
     assert seen.peak_allocated_bytes >= 256 * MIB
+
+
+SHOWS_CACHES = """
+import os, torch, triton
+from torch._inductor.runtime.cache_dir_utils import cache_dir
+torch.ones(1, device="cuda")
+for path in (cache_dir(), triton.knobs.cache.dir, os.environ["PYTORCH_KERNEL_CACHE_PATH"]):
+    print(path, *os.listdir(path))
+"""
+
+
+def test_what_is_compiled_is_kept_in_folders_of_the_run(
+    torch_build: TorchBuild, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Cold, where the user's own are warm: they are empty, and go when the rehearsal has ended."""
+    for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "TRITON_HOME", "PYTORCH_KERNEL_CACHE_PATH"):
+        monkeypatch.setenv(name, str(tmp_path))
+    (tmp_path / "train.py").write_text(SHOWS_CACHES)
+
+    rehearse_script([str(tmp_path / "train.py")], gpu=find_gpu("t4"), timeout_seconds=60)
+
+    told = [line.split(" ") for line in capfd.readouterr().out.splitlines()]
+    assert [(Path(path).name, files) for path, *files in told] == [("inductor", []), ("triton", []), ("kernels", [])]
+    folders = {Path(path).parents[1] for path, *_ in told}
+    assert [folder.name.startswith("memplan-rehearsal-") for folder in folders] == [True]
+    assert not any(folder.exists() for folder in folders)

@@ -178,6 +178,30 @@ def test_a_program_that_looks_for_torch_before_it_imports_it_is_recorded(script:
     assert len(seen(script(LOOKS_FIRST + TRAINING)).steps) == 3
 
 
+IMPORTED_BY_A_THREAD = """
+import sys, threading
+
+def train():
+    import trained
+
+assert "torch" not in sys.modules
+thread = threading.Thread(target=train)
+thread.start()
+thread.join()
+"""
+
+
+def test_a_torch_that_only_a_thread_imports_is_recorded(script: Script, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """The thread ends after the steps that were asked for, without a word; the main one knows nothing of all that."""
+    (tmp_path / "trained.py").write_text(TRAINING)
+
+    rehearsal = seen(script(IMPORTED_BY_A_THREAD + "print('joined')", steps=2))
+
+    assert len(rehearsal.steps) == 2
+    assert rehearsal.breakdown.optimizer_state_bytes == 8 * MIB
+    assert capfd.readouterr() == ("joined\n", "")
+
+
 @pytest.mark.parametrize("output_format", ["text", "json"])
 def test_nothing_seen_is_exit_code_3_with_a_reason(torch_build: TorchBuild, tmp_path: Path, output_format: str) -> None:
     """In JSON the verdict is null: neither "fits" nor an empty output that reads as success."""
@@ -747,7 +771,27 @@ def test_a_program_that_failed_has_no_verdict(script: Script, end: str, message:
     assert (rehearsal.exit_code, rehearsal.verdict, rehearsal.fits) == (1, "unknown", None)
     where = f" at {Path('train.py').resolve()}:{line}" if line else ""
     assert view_rehearsal(rehearsal, find_gpu("t4")).headline == f"No verdict for Tesla T4: the program failed in step 1{where}: {message}"
+    assert "guessed" not in " ".join(view_rehearsal(rehearsal, find_gpu("t4")).warnings)
     assert rehearsal.peak_allocated_bytes >= 8 * MIB
+
+
+GUESSES = """
+from common import batch, make, torch
+model = make()
+count = model(batch()).square().sum().long().item()
+torch.ones(64, device="cuda").chunk(count)
+"""
+
+
+def test_a_guessed_size_may_be_why_a_program_failed(script: Script) -> None:
+    """No tensor can be cut into no parts: the report names the line that got the zero."""
+    failed = script(GUESSES)
+
+    (told, *_) = view_rehearsal(failed, find_gpu("t4")).warnings
+    assert told == (
+        "the figures cover what ran before it failed; a guessed value may be the cause: reads answered with zero at train.py:4 (1×)"
+    )
+    assert (failed.verdict, failed.exit_code) == ("unknown", 1)
 
 
 NOT_SERVED = """
@@ -872,6 +916,44 @@ def test_the_largest_batches_of_an_epoch_come_first_on_request(script: Script, t
     assert "batch_shapes" not in [finding.kind for finding in rehearsal.findings]
 
 
+TWO_LOADERS = """
+from common import torch
+from torch.utils.data import DataLoader
+
+def lengths(*numbers):
+    for at, number in enumerate(numbers):
+        open("looked_at", "a").write(f"{at} ")
+        yield torch.zeros(number)
+
+class Stream(torch.utils.data.IterableDataset):
+    def __init__(self, *numbers):
+        self.numbers = numbers
+    def __iter__(self):
+        return lengths(*self.numbers)
+
+for numbers in ((10, 40, 20, 70), (30, 60)):
+    for batch in DataLoader(Stream(*numbers), batch_size=None):
+        batch.cuda()
+        print(len(batch))
+        open("looked_at", "a").write("taken ")
+        break
+"""
+
+
+def test_no_more_batches_of_a_dataloader_are_looked_at_than_was_asked_for(
+    script: Script, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The largest among those comes first; how many there were is told for each DataLoader by itself."""
+    seen(script(TWO_LOADERS, most_walked_batches=3, allow_writes=True))
+
+    told = capfd.readouterr()
+    assert told.out.split() == ["40", "60"]
+    assert (tmp_path / "looked_at").read_text() == "0 1 2 taken 0 1 taken "
+    assert [line for line in told.err.splitlines() if line.startswith("memplan: ")] == [
+        f"memplan: of {number} batches the largest come first" for number in (3, 2)
+    ]
+
+
 def test_where_no_batch_comes_from_a_dataloader_the_largest_is_not_known(script: Script) -> None:
     """And the report says so, where it was asked for."""
     asked, unasked = (seen(script(TRAINING, most_walked_batches=most)) for most in (100, 0))
@@ -971,9 +1053,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize(
-    "how", [pytest.param("fork", marks=pytest.mark.heavy), "spawn", pytest.param("subprocess", marks=pytest.mark.heavy)]
-)
+@pytest.mark.parametrize("how", ["spawn", *(pytest.param(how, marks=pytest.mark.heavy) for how in ("fork", "forkserver", "subprocess"))])
 def test_the_process_that_trains_is_the_one_told_of(script: Script, tmp_path: Path, how: str) -> None:
     """Launchers start another Python for it, or fork."""
     (tmp_path / "trained.py").write_text(TRAINING)
@@ -981,8 +1061,9 @@ def test_the_process_that_trains_is_the_one_told_of(script: Script, tmp_path: Pa
     rehearsal = seen(script(IN_A_CHILD, how))
 
     assert len(rehearsal.steps) == 3
-    if how == "spawn":
-        assert rehearsal.process == "SpawnProcess-1 of train.py spawn"
+    if how != "subprocess":
+        name = {"spawn": "SpawnProcess-1", "fork": "ForkProcess-1", "forkserver": "ForkServerProcess-1"}[how]
+        assert rehearsal.process == f"{name} of train.py {how}"
     assert rehearsal.breakdown.optimizer_state_bytes == 8 * MIB
 
 

@@ -116,6 +116,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.heavy
 def test_of_processes_that_the_program_spawns_one_is_the_rank(program: Program) -> None:
     """The third of three, whose layer is 12 MiB; the others wait for its end."""
     rehearsal = program(SPAWNED, Ranks(3, 1, 2))

@@ -954,6 +954,7 @@ def test_no_more_batches_of_a_dataloader_are_looked_at_than_was_asked_for(
     ]
 
 
+@pytest.mark.heavy
 def test_where_no_batch_comes_from_a_dataloader_the_largest_is_not_known(script: Script) -> None:
     """And the report says so, where it was asked for."""
     asked, unasked = (seen(script(TRAINING, most_walked_batches=most)) for most in (100, 0))
@@ -1172,6 +1173,7 @@ def test_of_several_processes_one_that_ran_out_of_memory_is_told_of(script: Scri
     assert rehearsal.process.endswith("train.py 12 2")
 
 
+@pytest.mark.heavy
 def test_of_several_processes_the_one_that_takes_most_is_told_of(script: Script) -> None:
     """4 GiB of weights and as much of gradients, in two steps of six."""
     rehearsal = seen(script(ONE_AFTER_THE_OTHER.replace("(12, 2)", "(4, 2)")))
@@ -1230,6 +1232,7 @@ def test_a_number_that_the_program_compares_goes_both_ways(script: Script) -> No
     assert any("are compared" in finding.message for finding in rehearsal.findings)
 
 
+@pytest.mark.heavy
 def test_a_number_by_which_the_best_is_kept_is_no_reason_to_run_again(script: Script) -> None:
     """It is read as one, and nothing is told of it."""
     rehearsal = seen(script(UNFREEZES.replace("backbone.requires_grad_(True)", "best = loss.item()")))

@@ -19,9 +19,9 @@ from urllib.parse import parse_qs, urlsplit
 import torch.distributed
 
 from memplan.child.after_import import change_when_imported
+from memplan.child.copies_store import CopiesStore
 from memplan.child.one_rank import NeedsOtherRankError, World, say_rank, take_rank, wait_for_rank
 from memplan.child.pipeline_votes import vote_as_this_rank
-from memplan.child.rank_keys import CopiesStore
 from memplan.child.sharded_checkpoints import know_all_parameters, need_senders, write_own_pieces
 
 

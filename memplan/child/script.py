@@ -71,9 +71,8 @@ class Script:
 
     def begin(self) -> None:
         """Record from here on."""
-        register_optimizer_step_pre_hook(
-            not_compiled(self._will_step)
-        )  # before the recorder's own, which says that the next step's optimizer begins
+        # Before the recorder's own hook, which says that the next step's optimizer begins.
+        register_optimizer_step_pre_hook(not_compiled(self._will_step))
         self._recorder.use_values(os.environ["MEMPLAN_VALUES_FILE"], os.environ["MEMPLAN_VALUES_VARIANT"])
         hand_objects_on(self._recorder.reads.answering)
         self._recorder.compilers.are_times_inverse = os.environ["MEMPLAN_TIMES"] == "inverse"

@@ -67,6 +67,7 @@ def rehearsal_of(
         len(record.steps) == 1 and bool(record.notes.get("optimizer_state")) and (record.was_cut or is_ended_by_user(record, exit_code))
     )
     behind = record.was_stopped and sum(recorded.values()) < allocated * (1 - UNSPLIT_SHARE)
+    outside_bytes = context.expected_bytes + nccl.expected_bytes + record.others_bytes
     return Rehearsal(
         method="rehearsed",
         breakdown=_breakdown(recorded, allocated, reserved, context.expected_bytes, nccl.expected_bytes, record.others_bytes),
@@ -74,7 +75,7 @@ def rehearsal_of(
         peak_reserved_bytes=reserved,
         device_used=MemoryRange(
             low_bytes=min(low, reserved) + context.low_bytes + nccl.low_bytes,
-            expected_bytes=reserved + context.expected_bytes + nccl.expected_bytes + record.others_bytes,
+            expected_bytes=reserved + outside_bytes,
             high_bytes=reserved + context.high_bytes + nccl.high_bytes + record.others_bytes,
         ),
         peak_phase="a step behind those recorded" if behind else where,
@@ -95,7 +96,7 @@ def rehearsal_of(
             *lower_bound_reasons(record.reads, run.log, values_failure=values_failure, never_stepped=record.never_stepped),
             *([_CUT] * is_cut),
         ),
-        assumed_range=_assumed_range([other.record for other in others.values()], record, context),
+        assumed_range=_assumed_range([other.record for other in others.values()], record, outside_bytes),
         rank=ranks.rank,
         num_ranks=ranks.size,
         peers=record.peers,
@@ -124,13 +125,14 @@ def reads_by_bytes(reads: Sequence[RecordedRead], blocks: Iterable[Block]) -> tu
     return tuple(sorted(told, key=lambda read: -read.following_bytes))
 
 
-def _assumed_range(lower: Sequence[RunRecord], upper: RunRecord, context: MemoryRange) -> MemoryRange | None:
-    """Return what the GPU uses from the lowest to the highest end of what was assumed; None where all take the same."""
+def _assumed_range(lower: Sequence[RunRecord], upper: RunRecord, outside_bytes: int) -> MemoryRange | None:
+    """
+    Return what the GPU uses from the lowest to the highest end of what was assumed, with what is outside the allocator; None where all take
+    the same.
+    """
     if all(takes_as_much(upper, end) for end in lower):
         return None
-    low, high = (
-        reserved + context.expected_bytes for reserved in (min(end.peak_reserved_bytes for end in lower), upper.peak_reserved_bytes)
-    )
+    low, high = (reserved + outside_bytes for reserved in (min(end.peak_reserved_bytes for end in lower), upper.peak_reserved_bytes))
     return MemoryRange(low_bytes=low, expected_bytes=high, high_bytes=high)
 
 

@@ -109,8 +109,9 @@ def _with_data(
 
 def _with_both_numbers(run: Callable[[ValuesFile | None], Run], found: Settled) -> Settled:
     """Run the program again with another number, where it compares one that nothing computes: with it, it may go another way."""
-    if not any(read.basis == "compared" for read in found.run.record.reads) or found.run.record.failure is not None:
-        return found
+    record = found.run.record
+    if not any(read.basis == "compared" for read in record.reads) or record.failure is not None or record.out_of_memory is not None:
+        return found  # what ran out of memory is told whatever the other way takes
     told = (found.values or NO_VALUES)._replace(numbers="zero")
     try:
         other = run(told)

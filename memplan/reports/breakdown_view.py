@@ -26,10 +26,10 @@ SHORT = {
     "model states": ("parameters_bytes", "gradients_bytes", "optimizer_state_bytes"),
     "activations": ("activations_bytes",),
     "other": (
-        *("batch_data_bytes", "workspaces_bytes", "allocator_slack_bytes", "cuda_context_bytes", "nccl_buffers_bytes"),
-        "other_processes_bytes",
+        "batch_data_bytes", "workspaces_bytes", "allocator_slack_bytes",
+        "cuda_context_bytes", "nccl_buffers_bytes", "other_processes_bytes",
     ),
-}
+}  # fmt: skip
 """The rows of a short report, and the fields that each sums."""
 
 

@@ -88,8 +88,9 @@ def _ranks(rehearsal: Rehearsal) -> Iterator[tuple[str, str]]:
     if rehearsal.num_ranks == 1:
         return
     peaks = rehearsal.rank_peaks
-    is_largest = ", which takes most of those that were run" if peaks else ""
-    yield "ranks", f"rank {rehearsal.rank} of {rehearsal.num_ranks}{is_largest}; the others are taken for copies of it"
+    takes_most = peaks and rehearsal.peak_reserved_bytes == max(each.peak_reserved_bytes for each in peaks)
+    which = ", which takes most of those that were run" if takes_most else ""
+    yield "ranks", f"rank {rehearsal.rank} of {rehearsal.num_ranks}{which}; the others are taken for copies of it"
     by_size: dict[str, list[int]] = {}
     for each in peaks:
         how = "" if each.verdict == "fits" else f" ({each.verdict.replace('_', ' ')})"

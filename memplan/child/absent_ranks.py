@@ -47,6 +47,7 @@ def be_one_rank(ranks: World) -> None:
     for module in (c10d, dist, sys.modules["torch.distributed.rendezvous"]):
         if hasattr(module, "TCPStore"):
             module.TCPStore = _store_or(module.TCPStore)  # type: ignore[union-attr]
+    os.environ.setdefault("TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES", "1")  # the copies say that their GPU is this one
     if hasattr(c10d, "ProcessGroupGloo"):
         c10d.ProcessGroupGloo = HostGroup
     if hasattr(dist.ProcessGroup, "split_group"):
@@ -58,6 +59,7 @@ def be_one_rank(ranks: World) -> None:
         "torch.distributed.checkpoint.default_planner": write_own_pieces,
         "torch.distributed.optim.zero_redundancy_optimizer": need_senders,
         "torch.distributed.pipelining.stage": vote_as_this_rank,
+        "torch.distributed._symmetric_memory": _share_with_copies,
     })  # fmt: skip
 
 
@@ -180,3 +182,18 @@ def _launch_here(module: Any) -> None:
         return run(arguments)
 
     module.run = launch
+
+
+def _share_with_copies(module: Any) -> None:
+    """Have a group's symmetric memory begin without a file by which its ranks would meet."""
+    begin = module.enable_symm_mem_for_group
+
+    @functools.wraps(begin)
+    def enable(group_name: str) -> None:
+        if group_name in module._group_name_to_store:
+            return
+        group = module.c10d._resolve_process_group(group_name)
+        store = module._group_name_to_store[group_name] = CopiesStore(group.size())
+        module._SymmetricMemory.set_group_info(group_name, group.rank(), group.size(), store)
+
+    module.enable_symm_mem_for_group = enable

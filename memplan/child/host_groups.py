@@ -38,8 +38,9 @@ class HostGroup(metaclass=_OfFake):
 def hand_tensors_on() -> None:
     """Have the collectives of tensors of the host give what copies of this rank would send."""
     fake, group = FakeProcessGroup, dist.ProcessGroup
-    setattr(fake, "_set_sequence_number_for_group", _done)  # noqa: B010  (both are of C++, and type checkers know no such names)
-    setattr(group, "monitored_barrier", _done)  # noqa: B010
+    for name in ("_set_sequence_number_for_group", "_set_default_timeout"):
+        setattr(fake, name, _done)
+    setattr(group, "monitored_barrier", _done)  # noqa: B010  (of C++, and type checkers know no such name)
     for name, give in _GIVEN.items():
         if hasattr(dist.ProcessGroup, name):
             setattr(dist.ProcessGroup, name, _giving(getattr(dist.ProcessGroup, name), give))

@@ -217,7 +217,8 @@ class Script:
         failure = failure_of(error) if error is not None and not isinstance(error, (KeyboardInterrupt, SystemExit)) else None
         record = self._recorder.result(failure) | {
             "pid": self._process,
-            "others_bytes": _most_of_others(),
+            "others_bytes": _counted("memplan_most_of_others"),
+            "shared_bytes": _counted("memplan_most_shared"),
             "command": _command(),
             "modules": list(installed_modules()),
             "set_variables": {name: value for name, value in os.environ.items() if self._given.get(name) != value},
@@ -253,9 +254,9 @@ def _signals_put_off() -> Iterator[None]:
             os.kill(os.getpid(), late)
 
 
-def _most_of_others() -> int:
-    """Return the most that other processes of the program held of the simulated GPU while this one asked for memory."""
-    count = ctypes.CDLL(None).memplan_most_of_others
+def _counted(name: str) -> int:
+    """Return the bytes that the simulated GPU has counted under *name*: of other processes, or of what is shared with them."""
+    count = getattr(ctypes.CDLL(None), name)
     count.restype = ctypes.c_size_t
     return int(count())
 

@@ -124,6 +124,9 @@ class RunRecord(Description):
     outside_bytes: NonNegativeInt = 0
     """What libraries took of the GPU beside PyTorch's allocator, after CUDA had begun."""
 
+    shared_bytes: NonNegativeInt = 0
+    """The most that it had handed on to other ranks, beside PyTorch's allocator."""
+
     others_bytes: NonNegativeInt = 0
     """The most that other processes of the program held of the GPU when this one asked for memory."""
 

@@ -67,16 +67,17 @@ def rehearsal_of(
         len(record.steps) == 1 and bool(record.notes.get("optimizer_state")) and (record.was_cut or is_ended_by_user(record, exit_code))
     )
     behind = record.was_stopped and sum(recorded.values()) < allocated * (1 - UNSPLIT_SHARE)
-    outside_bytes = context.expected_bytes + nccl.expected_bytes + record.others_bytes
+    beside_bytes = record.others_bytes + record.shared_bytes
+    outside_bytes = context.expected_bytes + nccl.expected_bytes + beside_bytes
     return Rehearsal(
         method="rehearsed",
-        breakdown=_breakdown(recorded, allocated, reserved, context.expected_bytes, nccl.expected_bytes, record.others_bytes),
+        breakdown=_breakdown(recorded, allocated, reserved, context.expected_bytes, nccl.expected_bytes, record),
         peak_allocated_bytes=allocated,
         peak_reserved_bytes=reserved,
         device_used=MemoryRange(
-            low_bytes=min(low, reserved) + context.low_bytes + nccl.low_bytes,
+            low_bytes=min(low, reserved) + context.low_bytes + nccl.low_bytes + record.shared_bytes,
             expected_bytes=reserved + outside_bytes,
-            high_bytes=reserved + context.high_bytes + nccl.high_bytes + record.others_bytes,
+            high_bytes=reserved + context.high_bytes + nccl.high_bytes + beside_bytes,
         ),
         peak_phase="a step behind those recorded" if behind else where,
         gpu_name=record.gpu_name,
@@ -198,7 +199,7 @@ def _failure(record: RunRecord, exit_code: int) -> ProgramFailure | None:
 
 
 def _breakdown(
-    found: Mapping[str, int], allocated: int, reserved: int, context_bytes: int, nccl_bytes: int, others_bytes: int
+    found: Mapping[str, int], allocated: int, reserved: int, context_bytes: int, nccl_bytes: int, record: RunRecord
 ) -> MemoryBreakdown:
     """Allocated is exact; what of it is in no block of the trace (blocks that were not split) is counted with the activations."""
     known = sum(bytes_ for category, bytes_ in found.items() if category != "activations")
@@ -212,5 +213,6 @@ def _breakdown(
         allocator_slack_bytes=reserved - allocated,
         cuda_context_bytes=context_bytes,
         nccl_buffers_bytes=nccl_bytes,
-        other_processes_bytes=others_bytes,
+        symmetric_memory_bytes=record.shared_bytes,
+        other_processes_bytes=record.others_bytes,
     )

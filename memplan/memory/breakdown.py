@@ -35,6 +35,9 @@ class MemoryBreakdown(Description):
     nccl_buffers_bytes: NonNegativeInt = 0
     """What NCCL takes for its communicators, beside PyTorch's allocator."""
 
+    symmetric_memory_bytes: NonNegativeInt = 0
+    """What ranks share with each other (`torch.distributed._symmetric_memory`), beside PyTorch's allocator."""
+
     other_processes_bytes: NonNegativeInt = 0
     """What other processes of the same program had of the GPU at the same time."""
 
@@ -46,7 +49,8 @@ class MemoryBreakdown(Description):
     @property
     def reserved_bytes(self) -> int:
         """Return the part that torch counts as reserved."""
-        return self.total_bytes - self.cuda_context_bytes - self.nccl_buffers_bytes - self.other_processes_bytes
+        beside = self.cuda_context_bytes + self.nccl_buffers_bytes + self.symmetric_memory_bytes + self.other_processes_bytes
+        return self.total_bytes - beside
 
     @property
     def total_bytes(self) -> int:

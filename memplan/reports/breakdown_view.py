@@ -18,6 +18,7 @@ CATEGORIES = {
     "allocator_slack_bytes": "allocator slack",
     "cuda_context_bytes": "CUDA context",
     "nccl_buffers_bytes": "NCCL buffers",
+    "symmetric_memory_bytes": "symmetric memory",
     "other_processes_bytes": "other processes",
 }
 """The fields of a breakdown, in words."""
@@ -27,7 +28,7 @@ SHORT = {
     "activations": ("activations_bytes",),
     "other": (
         "batch_data_bytes", "workspaces_bytes", "allocator_slack_bytes",
-        "cuda_context_bytes", "nccl_buffers_bytes", "other_processes_bytes",
+        "cuda_context_bytes", "nccl_buffers_bytes", "symmetric_memory_bytes", "other_processes_bytes",
     ),
 }  # fmt: skip
 """The rows of a short report, and the fields that each sums."""

@@ -165,3 +165,40 @@ def test_a_size_that_another_rank_broadcasts_on_the_host_is_its_own(program: Pro
 
     assert found.verdict == "fits"
     assert found.peak_allocated_bytes > 2**25
+
+
+def test_what_the_ranks_share_is_counted_beside_the_allocator(program: Program) -> None:
+    """Asynchronous tensor parallelism writes to each other's memory, which is none of PyTorch's allocator; the second of two ranks."""
+    found = program(
+        """
+from torch.distributed._symmetric_memory import enable_symm_mem_for_group
+name = dist.group.WORLD.group_name
+enable_symm_mem_for_group(name)
+own = torch.randn(1024, 4096, device="cuda", dtype=torch.bfloat16)
+weight = torch.nn.Parameter(torch.randn(4096, 256, device="cuda", dtype=torch.bfloat16))
+optimizer = torch.optim.SGD([weight])
+gathered, (result,) = torch.ops.symm_mem.fused_all_gather_matmul(own, [weight.detach()], gather_dim=0, group_name=name)
+assert (gathered.shape, result.shape) == ((2048, 4096), (2048, 256))
+weight.grad = torch.zeros_like(weight)
+optimizer.step()
+""",
+        rank=1,
+    )
+
+    assert found.verdict == "fits"
+    assert found.breakdown.symmetric_memory_bytes == 10 << 20  # 1024 x 4096 of two bytes, and a page of 2 MiB for signals
+    assert found.breakdown.reserved_bytes == found.peak_reserved_bytes
+    assert found.device_used.expected_bytes == found.breakdown.total_bytes
+
+
+def test_a_group_of_the_host_takes_a_timeout(program: Program) -> None:
+    """As torchtitan sets one for every group after the first step."""
+    found = program("""
+model = torch.nn.parallel.DistributedDataParallel(make())
+optimizer = torch.optim.SGD(model.parameters())
+dist.distributed_c10d._set_pg_timeout(__import__("datetime").timedelta(seconds=9), dist.new_group(backend="gloo"))
+model(batch()).sum().backward()
+optimizer.step()
+""")
+
+    assert (found.verdict, len(found.steps)) == ("fits", 1)

@@ -152,6 +152,15 @@ static void tell(int device) { /* with the account locked */
 static size_t most_of_others; /* that other processes held of a card while this one asked for memory of it */
 size_t memplan_most_of_others(void) { return most_of_others; }
 
+static size_t shared_bytes, most_shared; /* with other processes: now, and the most at a time */
+size_t memplan_most_shared(void) { return most_shared; }
+void card_shares(size_t bytes, int is_more) {
+    pthread_mutex_lock(&lock);
+    shared_bytes = is_more ? shared_bytes + bytes : shared_bytes - bytes;
+    if (shared_bytes > most_shared) most_shared = shared_bytes;
+    pthread_mutex_unlock(&lock);
+}
+
 int card_take(int device, size_t bytes) {
     card();
     const Card *c = &cards[visible[device]];

@@ -37,6 +37,7 @@ int choose_device(int ordinal);  /* 1 where there is one, else 0 */
 void uuid_of(int card, unsigned char out[16]);
 int card_take(int device, size_t bytes); /* 1 and counted when it fits, else 0 */
 void card_give(int device, size_t bytes);
+void card_shares(size_t bytes, int is_more); /* of what was taken, handed on to other processes; or no longer */
 size_t card_free_bytes(int card);
 uintptr_t card_reserve(size_t bytes); /* addresses of the chosen device that nothing backs, never handed out twice */
 int device_of(const void *pointer); /* -1: the host's */

@@ -1,5 +1,10 @@
 /* libcuda.so.1: contexts, and the virtual memory that expandable segments are made of. The account is the runtime's. */
+#define _GNU_SOURCE
 #include "card.h"
+
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 extern int cudaDeviceGetAttribute(int *, int, int); /* the attributes have the same numbers */
 
@@ -61,21 +66,66 @@ struct allocation_properties {
     int type, handle_types, location_type, device;
 };
 
-/* virtual memory: a handle is its size, which is a number of pages, and its device */
+/* virtual memory: a handle is one of these */
+typedef struct {
+    size_t bytes;
+    int device;
+    int is_shared, is_others; /* handed on to other processes; of another, where it is counted */
+} Memory;
+
+static void share(Memory *memory, int is_shared) {
+    if (memory->is_shared != is_shared) card_shares(memory->bytes, is_shared);
+    memory->is_shared = is_shared;
+}
+static int make_memory(Memory **out, Memory memory) {
+    if (!(*out = malloc(sizeof memory))) return 2; /* CUDA_ERROR_OUT_OF_MEMORY */
+    **out = memory;
+    return 0;
+}
+
 int cuMemGetAllocationGranularity(size_t *out, const void *properties, int option) { *out = PAGE; return 0; }
 int cuMemAddressReserve(unsigned long long *out, size_t bytes, size_t alignment, unsigned long long address, unsigned long long flags) {
     *out = card_reserve(bytes);
     return 0;
 }
 int cuMemAddressFree(unsigned long long address, size_t bytes) { return 0; }
-int cuMemCreate(unsigned long long *handle, size_t bytes, const struct allocation_properties *wanted, unsigned long long flags) {
+int cuMemCreate(Memory **out, size_t bytes, const struct allocation_properties *wanted, unsigned long long flags) {
     start_recorder();
     if (wanted->device < 0 || wanted->device >= num_visible_cards()) return 101; /* CUDA_ERROR_INVALID_DEVICE */
     if (!card_take(wanted->device, bytes)) return 2; /* CUDA_ERROR_OUT_OF_MEMORY */
-    *handle = bytes + wanted->device;
+    return make_memory(out, (Memory){bytes, wanted->device, 0, 0});
+}
+int cuMemRelease(Memory *memory) {
+    if (!memory->is_others) card_give(memory->device, memory->bytes);
+    share(memory, 0);
+    free(memory);
     return 0;
 }
-int cuMemRelease(unsigned long long handle) { card_give(handle % PAGE, handle / PAGE * PAGE); return 0; }
 int cuMemMap(unsigned long long address, size_t bytes, size_t offset, unsigned long long handle, unsigned long long flags) { return 0; }
 int cuMemUnmap(unsigned long long address, size_t bytes) { card_memory_lost(address, bytes); return 0; }
 int cuMemSetAccess(unsigned long long address, size_t bytes, const void *descriptor, size_t count) { return 0; }
+/* Symmetric memory of PyTorch: a process hands its own on as a file descriptor, and maps that of the other ranks. Each of those that are missing
+ * is a copy of this one, with a card of its own. */
+#define POSIX_FILE 1 /* CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR */
+int cuMemExportToShareableHandle(int *out, Memory *memory, int type, unsigned long long flags) {
+    if (type != POSIX_FILE) return not_served("cuMemExportToShareableHandle (as anything but a file)", 801);
+    int file = memfd_create("memory of the stand-in device", MFD_CLOEXEC);
+    if (file < 0 || pwrite(file, memory, sizeof *memory, 0) != sizeof *memory) return 304; /* CUDA_ERROR_OPERATING_SYSTEM */
+    *out = file;
+    share(memory, 1);
+    return 0;
+}
+int cuMemImportFromShareableHandle(Memory **out, void *file, int type) {
+    Memory memory;
+    if (type != POSIX_FILE) return not_served("cuMemImportFromShareableHandle (of anything but a file)", 801);
+    if (pread((int)(size_t)file, &memory, sizeof memory, 0) != sizeof memory) return 1; /* CUDA_ERROR_INVALID_VALUE */
+    return make_memory(out, (Memory){memory.bytes, memory.device, 0, 1});
+}
+int cuStreamWriteValue32(void *stream, unsigned long long address, unsigned value, unsigned flags) {
+    card_memory_set(address, value, sizeof value, 1);
+    device_works(LAUNCH_NS);
+    return 0;
+}
+int cuStreamWriteValue32_v2(void *stream, unsigned long long address, unsigned value, unsigned flags) {
+    return cuStreamWriteValue32(stream, address, value, flags);
+}

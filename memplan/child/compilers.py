@@ -7,7 +7,8 @@ What Inductor and Triton ask of a device that computes nothing, and what they do
   program the times are the other way round, so that the slower one is chosen.
 - **Machine code.** A kernel never runs, so it is compiled only as far as something is told of it: shared and scratch memory, and its
   name. No library is linked to it, and the compiler's own files are not read to name it in a cache that nobody else has. Of the
-  configurations that Triton's autotuner would try, the first that works is tried, with all that this allocates. Where a configuration may
+  configurations that Triton's autotuner would try, and of the layouts of flex attention, the first that works is tried, with all that this
+  allocates. Where a configuration may
   decide an allocation (the program has set an allocator for scratch memory, or a hook of its own), all are tried.
 
 Names that a version of Triton or PyTorch does not have are left alone: then there is more to compile, and the memory is the same.
@@ -61,6 +62,7 @@ class Compilers:
         torch.cuda.Event.elapsed_time = self._noting_choice(torch.cuda.Event.elapsed_time)  # type: ignore[method-assign,assignment]
         change_when_imported({
             "torch._inductor.config": _compile_here,
+            "torch._inductor.select_algorithm": _try_one_layout,
             "torch._inductor.fx_passes.joint_graph": self._know_constants,
             "triton.compiler.compiler": _name_by_version,  # where older versions have it
             "triton.runtime.cache": _name_by_version,
@@ -165,6 +167,45 @@ def _try_one_configuration(module: Any) -> None:
 
     autotuner._memplan_worst = None
     autotuner.prune_configs, autotuner._bench = prune_first, bench_until_one_works
+
+
+def _try_one_layout(module: Any) -> None:
+    """Have Inductor's autotuner try the layouts of one kernel until one works, as flex attention has dozens: no tensor depends on them."""
+    cache: Any = getattr(module, "AlgorithmSelectorCache", None)
+    if not all(hasattr(cache, name) for name in ("benchmark_choice", "benchmark_choices", "make_precompile_fn")):
+        return
+    bench_all, bench, prepare = cache.benchmark_choices, cache.benchmark_choice, cache.make_precompile_fn
+    tried: dict[Any, bool] = {}  # those of the round, and whether one has worked
+
+    def bench_choices(choices: Any, *arguments: Any, **keywords: Any) -> Any:
+        tried.update(dict.fromkeys(choices if _is_one_kernel(choices) else (), False))
+        try:
+            return bench_all(choices, *arguments, **keywords)
+        finally:
+            tried.clear()
+
+    def bench_until_one_works(choice: Any, *arguments: Any, **keywords: Any) -> Any:
+        if any(tried.values()):
+            return math.inf
+        found = bench(choice, *arguments, **keywords)
+        if choice in tried:
+            tried[choice] = math.isfinite(found)
+        return found
+
+    @functools.wraps(prepare)
+    def compile_when_tried(self: Any, choices: Any, *arguments: Any, **keywords: Any) -> Any:
+        return dict if _is_one_kernel(choices) else prepare(self, choices, *arguments, **keywords)
+
+    cache.benchmark_choices, cache.benchmark_choice = map(staticmethod, (bench_choices, bench_until_one_works))
+    cache.make_precompile_fn = compile_when_tried
+
+
+def _is_one_kernel(choices: Any) -> bool:
+    """Say whether *choices* are one template of Triton in several layouts, without memory of its own."""
+    names = {getattr(choice, "name", "").rpartition("_")[0] for choice in choices}
+    return len(names) == 1 and all(
+        type(one).__name__ == "TritonTemplateCaller" and not getattr(one, "workspace_arg", None) for one in choices
+    )
 
 
 def _has_allocator() -> bool:

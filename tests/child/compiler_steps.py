@@ -24,7 +24,7 @@ except ImportError:
 
 def build(device: str, program: str = "padding", rows: int = ODD) -> Callable[[], None]:
     """Return the step of that name."""
-    programs = (padding, constants, timing, tuned, dropout, later_triton, asks, whole)
+    programs = (padding, constants, timing, tuned, dropout, later_triton, asks, whole, flex)
     return {found.__name__: found for found in programs}[program](device, rows)
 
 
@@ -114,6 +114,31 @@ def later_triton(device: str, rows: int) -> Callable[[], None]:
     optimize = compiler.llvm.optimize_module
     compiler.llvm.optimize_module = lambda *arguments: optimize(*arguments, disable_slp_vectorizer=True)
     return constants(device, rows)
+
+
+def flex(device: str, rows: int) -> Callable[[], None]:
+    """Attention whose kernel Inductor lays out by trying; raises an error where it tries another layout after one that works."""
+    from torch._inductor.select_algorithm import TritonTemplateCaller
+    from torch.nn.attention.flex_attention import flex_attention
+
+    attention = torch.compile(flex_attention, mode="max-autotune-no-cudagraphs")
+    weight = torch.nn.Parameter(torch.randn(64, 64, device=device, dtype=torch.bfloat16))
+    benchmark, worked = TritonTemplateCaller.benchmark, []
+
+    def noted(self: Any, *arguments: Any, **keywords: Any) -> Any:
+        found = benchmark(self, *arguments, **keywords)
+        worked.append(self.name.rpartition("_")[0])
+        return found
+
+    TritonTemplateCaller.benchmark = noted
+
+    def step() -> None:
+        x = torch.randn(2, 4, 256, 64, device=device, dtype=torch.bfloat16) @ weight
+        attention(x, x, x).sum().backward()
+        weight.grad = None
+        assert len(set(worked)) == len(worked) > 0 or torch._dynamo.config.disable, worked
+
+    return step
 
 
 def asks(device: str, rows: int) -> Callable[[], None]:

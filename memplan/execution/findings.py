@@ -272,7 +272,9 @@ def _comparisons(record: RunRecord, other: RunRecord | None) -> Iterator[Finding
     if not compared or record.failure is not None or (other is not None and takes_as_much(record, other)):
         return
     ends = (
-        "1.0 was read, and the program failed with 0.0" if other is None else "it was run with 1.0 and with 0.0, and the larger is reported"
+        "1.0 was read, and the program failed with 0.0, or did not end"
+        if other is None
+        else "it was run with 1.0 and with 0.0, and the larger is reported"
     )
     yield Finding(
         kind="device_values",
@@ -285,7 +287,7 @@ def _choices(record: RunRecord, other: RunRecord | None) -> Iterator[Finding]:
         return
     files = _listed(sorted({f"{choice.by} at {shown_place(choice.place)}" for choice in record.chosen_by_time}))
     ends = (
-        "one end was run (as a GPU of this kind would mostly choose), and the program failed at the other"
+        "one end was run (as a GPU of this kind would mostly choose), and the program failed at the other, or did not end"
         if other is None
         else "two ends were run (as a GPU of this kind would mostly choose, and the other way round), and the larger is reported"
     )

@@ -289,17 +289,22 @@ class ProgramRuns(Closing):
         return self._seen(begun, is_told=is_told)
 
     def _wait(self, begun: _Begun, *, is_with_values: bool) -> None:
-        """Wait for its end. Raises EndlessError for a run with values that takes far longer than the first did."""
+        """
+        Wait for its end. Raises EndlessError for a run with values that takes far longer than the first did, or than any is given: what
+        was seen before it is told all the same.
+        """
         limit = self._asked.timeout_seconds
         most = most_seconds(self._first_seconds) if is_with_values else math.inf
-        is_ours = limit is None or most < limit
         seconds = min(most, math.inf if limit is None else limit)
         try:
             self._stopped_by = wait_for(begun.process, seconds if math.isfinite(seconds) else None, on_wait=lambda: self._look_at(begun))
         except NotEndedError as error:
-            if not is_ours:
+            if not is_with_values:
                 raise
-            raise EndlessError(f"it took more than {most:.0f} seconds, and the first run {self._first_seconds:.0f}") from error
+            self._stopped_by = error.after
+            if error.after is not None:
+                raise StoppedError(f"{error.after.name} ended it") from error
+            raise EndlessError(f"it took more than {seconds:.0f} seconds, and the first run {self._first_seconds:.0f}") from error
 
     def _look_at(self, begun: _Begun) -> None:
         """Tell how far it is; begin the run with the other times, where it is the first, chooses by time, and both have room."""

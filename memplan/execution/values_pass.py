@@ -113,11 +113,8 @@ def _with_both_numbers(run: Callable[[ValuesFile | None], Run], found: Settled) 
     if not any(read.basis == "compared" for read in record.reads) or record.failure is not None or record.out_of_memory is not None:
         return found  # what ran out of memory is told whatever the other way takes
     told = (found.values or NO_VALUES)._replace(numbers="zero")
-    try:
-        other = run(told)
-    except (NothingSeenError, EndlessError):
-        return found
-    if _has_failed(other.record):
+    other = _other_end(run, told)
+    if other is None:
         return found
     settled = found.beside("numbers", Settled(other, values=told))
     return settled if settled.run is other else found._replace(run=_as_ordinary(found.run))
@@ -134,8 +131,17 @@ def _with_both_times(run: Callable[[ValuesFile | None], Run], found: Settled) ->
     if not found.run.record.chosen_by_time or found.run.record.failure is not None:
         return found
     told = (found.values or NO_VALUES)._replace(times="inverse")
-    other = run(told)
-    return found if _has_failed(other.record) else found.beside("times", Settled(other, values=told))
+    other = _other_end(run, told)
+    return found if other is None else found.beside("times", Settled(other, values=told))
+
+
+def _other_end(run: Callable[[ValuesFile | None], Run], told: ValuesFile) -> Run | None:
+    """Return the program as it runs with the other end of an assumption; None where it fails there, or comes to no end."""
+    try:
+        other = run(told)
+    except (NothingSeenError, EndlessError):
+        return None
+    return None if _has_failed(other.record) else other
 
 
 class EndlessError(Exception):

@@ -136,6 +136,16 @@ def test_a_run_that_nobody_needs_is_ended(meeting: Meeting) -> None:
         os.kill(other.pid, 0)
 
 
+def test_a_run_without_an_end_beside_the_first_costs_no_report(meeting: Meeting, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The program waits for ever where the compiler chooses the other way."""
+    monkeypatch.setattr("memplan.execution.program_runs.most_seconds", lambda first: first + 2)
+
+    seen = meeting.rehearse("import time; time.sleep(50 if is_large else 0)")
+
+    assert seen.verdict == "fits"
+    assert [finding.message.rpartition("; ")[2][:15] for finding in seen.findings] == ["one end was run"]
+
+
 def test_programs_that_may_write_run_one_after_the_other(meeting: Meeting) -> None:
     """Both would write the same files."""
     seen = meeting.rehearse(size=1, allow_writes=True)

@@ -57,7 +57,6 @@ def find(
         *_without_gradient(record.without_gradient),
         *_wide_tensors(record),
         *_growth(record),
-        *_never_stepped(record.never_stepped),
         *_nothing_walked(record),
         *_batch_shapes(record),
         *_workspaces(log),
@@ -96,14 +95,6 @@ def _without_gradient(names: Sequence[str]) -> Iterator[Finding]:
         message=f"{count} got no gradient in any step: {_listed(names)}; freeze what is not trained, or look for a part that the loss does "
         "not reach",
     )
-
-
-def _never_stepped(optimizers: Sequence[str]) -> Iterator[Finding]:
-    if optimizers:
-        yield Finding(
-            kind="never_stepped",
-            message=f"{_listed(optimizers)} never stepped in the steps that were run: its state is not counted, nor what leads to its step",
-        )
 
 
 def _nothing_walked(record: RunRecord) -> Iterator[Finding]:
@@ -356,7 +347,7 @@ def lower_bound_reasons(
     if guessed is not None:
         yield f"sizes were guessed as zero at {guessed}"
     if never_stepped:
-        yield f"{_listed(never_stepped)} never stepped"
+        yield f"{_listed(never_stepped)} never stepped, so its state is not counted, nor what leads to its step"
     loops = [read for read in reads if decides(read) and read.answer == "false" and read.text.startswith("while ")]
     if loops:
         yield f"loops were guessed to end at once at {_places(loops)}"

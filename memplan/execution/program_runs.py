@@ -299,11 +299,11 @@ class ProgramRuns(Closing):
         try:
             self._stopped_by = wait_for(begun.process, seconds if math.isfinite(seconds) else None, on_wait=lambda: self._look_at(begun))
         except NotEndedError as error:
-            if not is_with_values:
-                raise
             self._stopped_by = error.after
             if error.after is not None:
-                raise StoppedError(f"{error.after.name} ended it") from error
+                return  # what it writes when it is ended is told
+            if not is_with_values:
+                raise
             raise EndlessError(f"it took more than {seconds:.0f} seconds, and the first run {self._first_seconds:.0f}") from error
 
     def _look_at(self, begun: _Begun) -> None:

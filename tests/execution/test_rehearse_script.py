@@ -202,6 +202,14 @@ def test_a_torch_that_only_a_thread_imports_is_recorded(script: Script, tmp_path
     assert capfd.readouterr() == ("joined\n", "")
 
 
+def test_steps_that_a_thread_runs_end_the_program_too(script: Script, tmp_path: Path) -> None:
+    """The main thread waits for something that does not come any more."""
+    (tmp_path / "trained.py").write_text(TRAINING)
+    waits = IMPORTED_BY_A_THREAD.replace("thread.join()", "import time\ntime.sleep(100)")
+
+    assert len(seen(script(waits, steps=2, timeout_seconds=60)).steps) == 2
+
+
 @pytest.mark.parametrize("output_format", ["text", "json"])
 def test_nothing_seen_is_exit_code_3_with_a_reason(torch_build: TorchBuild, tmp_path: Path, output_format: str) -> None:
     """In JSON the verdict is null: neither "fits" nor an empty output that reads as success."""
@@ -330,6 +338,24 @@ def test_a_signal_to_memplan_alone_ends_the_program_and_what_was_seen_is_told(
 ) -> None:
     """As a batch system sends it; the exit code is that of the signal."""
     (tmp_path / "train.py").write_text(WAITS)
+    command = [sys.executable, "-m", "memplan", "rehearse", "--gpu", "t4", "--", "train.py"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True, preexec_fn=heard)  # noqa: PLW1509
+    assert process.stdout is not None
+    assert process.stdout.readline() == "trained\n"
+
+    process.send_signal(number)
+    told, _ = process.communicate(timeout=60)
+
+    assert told.startswith("Fits on Tesla T4: ")
+    assert "3 steps" in told
+    assert process.returncode == 128 + number
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.heavy)], ids=lambda number: number.name)
+def test_what_a_thread_did_is_told_when_a_signal_ends_the_program(script: Script, tmp_path: Path, number: signal.Signals) -> None:
+    """The main thread never loaded torch. Ctrl-C ends that one alone, as ever; the rest of the program goes when its time is over."""
+    (tmp_path / "trained.py").write_text(WAITS)
+    (tmp_path / "train.py").write_text(IMPORTED_BY_A_THREAD)
     command = [sys.executable, "-m", "memplan", "rehearse", "--gpu", "t4", "--", "train.py"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True, preexec_fn=heard)  # noqa: PLW1509
     assert process.stdout is not None

@@ -76,6 +76,9 @@ class ProgramProgress(NamedTuple):
 
 OnProgress = Callable[[ProgramProgress], None]
 
+OnNextRun = Callable[[str], None]
+"""Called when the program is run again, with what."""
+
 
 class Asked(NamedTuple):
     """What is run, and how."""
@@ -96,6 +99,7 @@ class Asked(NamedTuple):
     allow_writes: bool
     keep_warm: bool
     on_progress: OnProgress | None
+    on_next_run: OnNextRun | None = None
     ranks: Ranks = ONE_RANK
     """Of which one is run."""
     sent: Path | None = None
@@ -177,6 +181,8 @@ class ProgramRuns(Closing):
         Raises NothingSeenError for a program that did not use the GPU, UsageError for one that takes longer than it is given, StoppedError
         where a signal was to end the program in an earlier run.
         """
+        if values_file is not None and self._stopped_by is None and self._asked.on_next_run is not None:
+            self._asked.on_next_run(str(values_file))
         found = self._run_somehow(values_file)
         if self._stopped_by is not None and values_file is not None:
             raise StoppedError(f"{self._stopped_by.name} ended it")

@@ -41,6 +41,17 @@ class ValuesFile(NamedTuple):
         """Return it as the child takes it."""
         return {"values_file": str(self.path or ""), "values_variant": self.variant or "", "times": self.times, "numbers": self.numbers}
 
+    def __str__(self) -> str:
+        """Return with what a program runs that is told this, as the end of a sentence."""
+        if self.times:
+            return "the other choices, where a compiler chooses by what takes less time"
+        if self.numbers:
+            return "0.0 instead of 1.0, where it compares a number that nothing computes"
+        if self.variant is None:
+            return "the values that were found"
+        passes = "everything" if self.variant == "all" else "nothing"
+        return f"integers and masks computed on the host, and {passes} passing where the model decides"
+
 
 NO_VALUES = ValuesFile(None)
 OTHER_TIMES = ValuesFile(None, times="inverse")

@@ -27,7 +27,7 @@ from memplan.child.ordinary_answers import FORMATS, Answer, Reading, check_that_
 from memplan.child.program_frames import frames_from, is_file, named, program_frame
 from memplan.child.recorded_values import RecordedValues
 from memplan.child.source_lines import line_at, line_of, statement_of
-from memplan.traces.read_basis import USERS
+from memplan.traces.read_basis import DRAWN, USERS
 
 DECIDES = 65_536
 """Copies above this many bytes are data that goes to the host, not values that decide something, as long as nobody knows them."""
@@ -146,9 +146,11 @@ class Reads:
         if answer is not None and answer.basis == "assumed":
             ordinary = ordinary_answer(reading)  # a check that passes, or a number that is logged, is no choice of the model
             answer = ordinary if ordinary is not None and ordinary.basis in ("rule", "ordinary") else answer
-        elif answer is not None and answer.basis == "data" and reading.is_yes_or_no:
+        elif answer is not None and answer.basis in ("data", "drawn") and reading.is_yes_or_no:
             check = check_that_passes(reading)  # decides nothing, known or not
             answer = check if check is not None and check.content == answer.content else answer
+        if answer is not None and answer.basis == "drawn" and reading.is_only_told:
+            answer = answer._replace(basis="ordinary")
         answer = answer or default_answer(reading)
         if answer.basis == "zero" and reading.is_yes_or_no:
             answer = self._ending(where, answer)
@@ -193,6 +195,8 @@ class Reads:
             said = self.answers.get(assumption.removeprefix(USERS))
             return Answer(content, said[0] if said else _shown(content), "answer", assumption)
         shown = _shown(content, getattr(_reading, "dtype", None))
+        if assumption is not None and assumption.startswith(DRAWN):
+            return Answer(content, shown, "drawn", assumption)
         if assumption is not None:
             return Answer(content, shown, "ordinary" if assumption == ONE_CHOICE else "assumed", assumption)
         return Answer(content, shown, "data", "computed on the host from the program's data")

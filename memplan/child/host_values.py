@@ -7,7 +7,8 @@ what a read gets is noted by line and turn (`recorded_values.py`). The memory pa
 keeps arguments alive for longer, and so changes what is allocated.
 
 What a model computes from its weights has no value. Where such numbers choose (a router, a threshold), an assumption stands in: in one
-variant everything passes and experts get equal shares; in the other nothing passes and one expert gets all.
+variant everything passes and experts get equal shares; in the other nothing passes and one expert gets all. What a program draws at random
+on the device is drawn on the host, and is no data: another run draws otherwise.
 """
 
 from __future__ import annotations
@@ -33,9 +34,16 @@ from memplan.child.program_frames import frames_from
 from memplan.child.recorded_values import ValueWriter
 from memplan.child.shadows import Shadows
 from memplan.child.tensor_types import has_memory
+from memplan.traces.read_basis import DRAWN, ONE_DRAW
 
-Variant = Literal["all", "none"]
-"""What passes where floats decide."""
+Variant = Literal["all", "none", "redrawn"]
+"""What passes where floats decide; redrawn: all, and what is drawn at random on the device is drawn otherwise."""
+
+FEW_DRAWN = 8
+"""Random numbers that are drawn at once, up to which both ends of their range are likely in a long training: one that decides a branch."""
+
+OTHER_END_EVERY = 8
+"""Each so many of such draws is at the other end: a loop may wait for it."""
 
 MOST_COPIED = 2**24
 """Elements of a float tensor from the host that is followed: ground truth and times, not images and weights."""
@@ -46,8 +54,8 @@ MOST_COMPUTED = 2**20
 A_VOCABULARY = 1000
 """Choices from which on what is chosen is a token of a text or the like, of which the first and the last often mean that it ends."""
 
-_ALL_PASS: Mapping[Variant, str] = {"all": "everything passes", "none": "nothing passes"}
-_SHARES: Mapping[Variant, str] = {"all": "each of the choices gets an equal share", "none": "the first choices get all"}
+_ALL_PASS: Mapping[str, str] = {"all": "everything passes", "none": "nothing passes"}
+_SHARES: Mapping[str, str] = {"all": "each of the choices gets an equal share", "none": "the first choices get all"}
 
 _COMPARISONS = {
     "eq", "ne", "lt", "le", "gt", "ge", "isclose", "logical_not", "logical_and", "logical_or", "logical_xor", "bitwise_not", "bitwise_and",
@@ -102,9 +110,10 @@ class HostValues(TorchDispatchMode):
         super().__init__()
         self._reads = reads
         self._writer = writer
-        self._variant = variant
+        self._variant = "none" if variant == "none" else "all"
+        self._is_redrawn, self._num_drawn = variant == "redrawn", 0
         self._shadows = Shadows()
-        self._generator = torch.Generator().manual_seed(0)
+        self._generator = torch.Generator().manual_seed(int(variant == "redrawn"))
         self._awaited = threading.local()
         reads.known = self._next_awaited
         reads.known_dtype = lambda: getattr(self._awaited, "dtype", None)
@@ -253,6 +262,8 @@ class HostValues(TorchDispatchMode):
                 if name in _RANDOM:
                     torch.default_generator.manual_seed(int(torch.randint(2**31, (), generator=self._generator)))
                 found = func(*host_args, **host_kwargs)
+            if name in _RANDOM:
+                assumption = self._drawn(name, host_args, found)
         except (RuntimeError, NotImplementedError, TypeError, ValueError):  # no kernel of the host does this
             return self._unknown(func, name, args, kwargs, func(*args, **kwargs))
         awaited, repeats = _awaited_by(name, host_args, found)
@@ -261,6 +272,16 @@ class HostValues(TorchDispatchMode):
             if has_memory(tensor) and tensor.is_cuda and isinstance(value, torch.Tensor):
                 self._learn_unless_given(tensor, value, assumption, devices)
         return result
+
+    def _drawn(self, name: str, host_args: Any, found: torch.Tensor) -> str:
+        """Return what the numbers stand on that were drawn: few are put to an end of their range, and of many this is one draw."""
+        ends = _ends_of(name, host_args, found.dtype) if found.numel() <= FEW_DRAWN else None
+        if ends is None:
+            return ONE_DRAW
+        self._num_drawn += 1
+        is_highest = self._is_redrawn == (self._num_drawn % OTHER_END_EVERY == 0)
+        found.fill_(ends[is_highest])
+        return f"{DRAWN}: the {'highest' if is_highest else 'lowest'} that can be"
 
     def _learn_unless_given(self, tensor: Any, value: torch.Tensor, assumption: str | None, given: list[Any]) -> None:
         """Keep what was returned; an argument that was changed in place is returned too, and its shadow has been changed already."""
@@ -464,6 +485,22 @@ def _is_for_ordinary_numbers(name: str, args: Any) -> bool | None:
         return name == "ne" or (name == "lt" and right > 0) or (name == "gt" and right < 0)
     is_same = has_memory(left) and has_memory(right) and left.is_set_to(right)
     return name == "eq" if is_same and name in ("eq", "ne") else None
+
+
+def _ends_of(name: str, args: Any, dtype: torch.dtype) -> tuple[float, float] | None:
+    """Return the lowest and the highest number that operation *name* draws; None where it has no ends, or none that are known here."""
+    numbers = [value for value in args if isinstance(value, (int, float)) and not isinstance(value, bool)]
+    if name in ("randint", "randint_like", "random_") and numbers and None not in args:
+        low, high = (0, *numbers)[-2:]
+        return low, high - 1
+    if name in ("rand", "rand_like", "uniform_"):
+        low, high = numbers if len(numbers) == 2 else (*numbers, 1.0) if numbers else (0.0, 1.0)
+        return low, high - (high - low) * torch.finfo(dtype).eps / 2  # the end itself is not drawn
+    if name in ("bernoulli", "bernoulli_") and numbers and 0 < numbers[0] < 1:
+        return 0, 1
+    if name == "bernoulli" and not numbers and bool(((args[0] > 0) & (args[0] < 1)).all()):
+        return 0, 1
+    return None
 
 
 def _awaited_by(name: str, host_args: Any, found: Any) -> tuple[list[Awaited], bool]:

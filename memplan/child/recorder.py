@@ -18,7 +18,7 @@ import traceback
 import weakref
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.utils.checkpoint
@@ -28,7 +28,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 from memplan.child.batches import Batches
 from memplan.child.compilers import Compilers
 from memplan.child.device_reads import Reads
-from memplan.child.host_values import HostValues
+from memplan.child.host_values import HostValues, Variant
 from memplan.child.not_compiled import not_compiled, not_followed
 from memplan.child.one_rank import world
 from memplan.child.program_frames import is_own, place_in
@@ -124,7 +124,7 @@ class Recorder:
         """
         Read values from the file at *path*; with a *variant*, find them and write them there when the program ends.
 
-        While they are sought nothing is compiled, so that each operation can be followed. What is drawn at random is the same each time.
+        While they are sought nothing is compiled, so that each operation can be followed. The host draws the same numbers each time.
         """
         if not path:
             return
@@ -138,7 +138,7 @@ class Recorder:
         if "torch._dynamo" in sys.modules:
             torch._dynamo.config.disable = True
         self._values_path = Path(path)
-        self._values = HostValues(self.reads, self._values_written, "all" if variant == "all" else "none")
+        self._values = HostValues(self.reads, self._values_written, cast("Variant", variant))
         self._values.__enter__()
         self._values.follow_threads()
 

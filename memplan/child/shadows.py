@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from memplan.traces.read_basis import ONE_DRAW
+
 SWEEP_EVERY = 4096
 """Operations between two looks for shadows whose storage has gone."""
 
@@ -92,4 +94,5 @@ class Shadows:
     def assumption_of(self, tensors: Iterable[Any]) -> str | None:
         """Return the assumption that what *tensors* hold stands on; None where it stands on none."""
         shadows = (self.of(tensor) for tensor in tensors)
-        return next((shadow.assumption for shadow in shadows if shadow is not None and shadow.assumption is not None), None)
+        found = [shadow.assumption for shadow in shadows if shadow is not None and shadow.assumption is not None]
+        return max(found, key=lambda assumption: assumption == ONE_DRAW, default=None)  # the one that has no ends

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from memplan.execution.device_log import NO_LOG, DeviceLog
-from memplan.execution.findings import Cause, find, lower_bound_reasons, takes_as_much
+from memplan.execution.findings import Cause, find, lower_bound_reasons, open_draws, takes_as_much
 from memplan.execution.ranks import ONE_RANK, Ranks
 from memplan.execution.rehearsal import DeviceRead, OutOfMemory, ProgramFailure, Rehearsal
 from memplan.execution.run_record import RecordedRead, RunRecord
@@ -93,7 +93,13 @@ def rehearsal_of(
         exit_code=exit_code,
         failure=_failure(record, exit_code),
         lower_bound_reasons=(
-            *lower_bound_reasons(record.reads, run.log, values_failure=values_failure, never_stepped=record.never_stepped),
+            *lower_bound_reasons(
+                record.reads,
+                run.log,
+                values_failure=values_failure,
+                never_stepped=record.never_stepped,
+                drawn=open_draws(record, others["draws"].record if "draws" in others else None),
+            ),
             *([_CUT] * is_cut),
         ),
         assumed_range=_assumed_range([other.record for other in others.values()], record, outside_bytes),

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from memplan.execution.rehearsal import Rehearsal
+from memplan.hardware.catalog import find_gpu
+from memplan.reports.rehearsal_view import view_rehearsal
 from tests.conftest import RehearserOf
 
 STEPS = Path(__file__).with_name("values_steps.py")
@@ -115,6 +117,40 @@ def test_labels_that_a_thread_moves_are_followed(run: Run, is_of_pool: int) -> N
     assert {(read.basis, read.answer) for read in seen.reads} == {("data", "16")}
     assert 64 * MIB + 2 * 16 * MIB <= seen.peak_allocated_bytes < 64 * MIB + 2 * 16 * MIB + MIB + WORKSPACE
     assert seen.assumed_range is None
+
+
+@pytest.mark.parametrize(("program", "low_mib"), [("draws_a_size", 1), ("draws_a_branch", 0)])
+def test_one_number_that_the_device_draws_goes_both_ways(run: Run, program: str, low_mib: int) -> None:
+    """It is no data: the most that can be drawn is told, 64 MiB, with the least beside it."""
+    seen = run(program)
+
+    assert seen.verdict == "fits"
+    assert seen.peak_allocated_bytes == pytest.approx(64 * MIB, abs=MIB / 8)
+    assert seen.assumed_range is not None
+    assert seen.assumed_range.high_bytes - seen.assumed_range.low_bytes == pytest.approx((64 - low_mib) * MIB, abs=2 * MIB)
+    assert {read.basis for read in seen.reads} == {"drawn"}
+    (finding,) = seen.findings
+    assert finding.message.startswith("numbers that are drawn at random on the GPU decide sizes at ")
+
+
+def test_many_numbers_that_the_device_draws_leave_a_lower_bound(run: Run) -> None:
+    """An eighth of 4096 rows, give or take what chance does: two draws differ, and a third may take more."""
+    seen = run("draws_a_mask")
+
+    assert seen.verdict == "unknown"
+    assert seen.lower_bound_reasons[0].startswith("numbers that are drawn at random on the GPU decide sizes at ")
+    rows = (seen.peak_allocated_bytes - 64 * MIB) / (MIB / 64)
+    assert rows == pytest.approx(512, abs=100)
+    told = view_rehearsal(seen, find_gpu("a100-80")).reads
+    assert all("drawn at random on the GPU: one draw, and others differ" in line for line in told)
+
+
+def test_what_is_drawn_and_decides_no_size_is_no_finding(run: Run) -> None:
+    """Which rows are taken is drawn, and not how many; a number that is printed is no choice."""
+    seen = run("draws_an_order")
+
+    assert (seen.verdict, seen.findings, seen.assumed_range) == ("fits", (), None)
+    assert "drawn" in {read.basis for read in seen.reads}
 
 
 def test_what_a_model_decides_and_no_size_hangs_on_is_no_finding(run: Run) -> None:

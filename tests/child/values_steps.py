@@ -511,3 +511,48 @@ def drops_what_is_not_finite(device):
         assert right[~torch.isnan(right)].numel() == 1
 
     return step
+
+
+def draws_a_size(device, most=64):
+    """Keeps as many MiB as one number says that is drawn on the device."""
+
+    def step():
+        size = int(torch.randint(1, most + 1, (1,), device=device).item())
+        torch.empty(size, MIB_OF_FLOATS, device=device)
+
+    return step
+
+
+def draws_a_branch(device):
+    """Takes 64 MiB in one of five steps; and waits for a draw that it likes."""
+
+    def step():
+        while torch.rand((), device=device) < 0.5:
+            pass
+        if torch.rand(1, device=device) > 0.8:
+            torch.empty(64, MIB_OF_FLOATS, device=device)
+
+    return step
+
+
+def draws_a_mask(device):
+    """Takes 16 KiB for each of 4096 places that is drawn, one of eight."""
+
+    def step():
+        chosen = torch.rand(4096, device=device) < 0.125
+        torch.empty(4096, MIB_OF_FLOATS // 64, device=device)[chosen]
+
+    return step
+
+
+def draws_an_order(device, room=300):
+    """Takes some of the rows whose label is even, whichever, and tells a number that it drew."""
+
+    def step():
+        even = (host(1000) % 2 == 0).to(device).nonzero().flatten()
+        is_chosen = torch.zeros(1000, dtype=torch.bool, device=device)
+        is_chosen[even[torch.randperm(len(even), device=device)[:room]]] = True
+        torch.empty(1000, MIB_OF_FLOATS // 64, device=device)[is_chosen.nonzero()]
+        print(torch.rand(1, device=device).item())
+
+    return step

@@ -407,7 +407,7 @@ class Recorder:
         self.notes["parameters"] |= {(address, count) for address in weights}
         for module in modules:
             self._check_checkpointing(module)
-        self._note_weights(modules, count)  # a program without an optimizer ends no step
+        self._note_weights(modules, optimizers, count)  # a program without an optimizer ends no step
         if self._flagged and not self._checkpoints and not compiled:
             modules_on = f"{self._flagged} module{'s' if self._flagged > 1 else ''}"
             self.checkpointing_off.add(f"the switch is on in {modules_on}, and not one region was checkpointed")
@@ -432,7 +432,7 @@ class Recorder:
         """Note where parameters, buffers and the optimizers' states lie now."""
         count = self._num_allocs()
         modules, optimizers, tensors = objects_of(torch.nn.Module, torch.optim.Optimizer, torch.Tensor)
-        self._note_weights(modules, count)
+        self._note_weights(modules, optimizers, count)
         loose = [tensor for tensor in tensors if isinstance(tensor, torch.nn.Parameter)]
         self.notes["parameters"] |= {(address, count) for address in addresses([*trained_by(optimizers), *loose])}
         self.notes["optimizer_state"] |= {(address, count) for address in addresses(states_of(optimizers))}
@@ -442,8 +442,10 @@ class Recorder:
         missed = self._gradients_missed - self._gradients_seen
         self.without_gradient = (names_of(missed, modules) or {f"{len(missed)} parameters"}) if missed else set()
 
-    def _note_weights(self, modules: list[Any], count: int) -> None:
-        weights = addresses(tensor for module in modules for tensor in (*module.parameters(False), *module.buffers(False)))
+    def _note_weights(self, modules: list[Any], optimizers: list[Any], count: int) -> None:
+        """Note parameters and buffers; of a step that is compiled, the module that it became has the optimizer's state as buffers."""
+        buffers = addresses(tensor for module in modules for tensor in module.buffers(False)) - addresses(states_of(optimizers))
+        weights = addresses(tensor for module in modules for tensor in module.parameters(False)) | buffers
         self.notes["parameters"] |= {(address, count) for address in weights}
 
     def _note_copies(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -287,6 +288,21 @@ def test_a_launcher_with_one_process_on_nccl(script: Script, tmp_path: Path) -> 
     assert rehearsal.process.endswith("train.py")
     assert (len(rehearsal.steps), rehearsal.breakdown.optimizer_state_bytes) == (3, 8 * MIB)
     assert rehearsal.peak_allocated_bytes >= 16 * MIB
+
+
+@pytest.mark.heavy
+@pytest.mark.skipif(shutil.which("uv") is None, reason="uv is not installed")
+def test_a_program_that_uv_runs_is_the_one_told_of(script: Script, tmp_path: Path) -> None:
+    """With the environment of its project, which uv finds by itself."""
+    (tmp_path / "train.py").write_text(TRAINING)
+    (tmp_path / "pyproject.toml").write_text('[project]\nname = "trained"\nversion = "0"\nrequires-python = ">=3.10"\n')
+    (tmp_path / ".venv").symlink_to(sys.prefix)
+    words = ["uv", "run", "--no-sync", "--offline", "train.py"]
+
+    rehearsal = seen(rehearse_script(words, gpu=find_gpu("t4"), timeout_seconds=200))
+
+    assert (rehearsal.verdict, len(rehearsal.steps)) == ("fits", 3)
+    assert rehearsal.process == f"{tmp_path / '.venv/bin/python'} train.py"
 
 
 def test_several_processes_on_nccl_are_refused(script: Script, tmp_path: Path) -> None:

@@ -145,6 +145,15 @@ def test_many_numbers_that_the_device_draws_leave_a_lower_bound(run: Run) -> Non
     assert all("drawn at random on the GPU: one draw, and others differ" in line for line in told)
 
 
+@pytest.mark.heavy
+def test_a_run_with_values_that_does_not_end_costs_no_report(rehearser_of: RehearserOf) -> None:
+    """The first run ends at once; with values the loop waits for numbers that the model never computes."""
+    seen = rehearser_of(f"{STEPS}:build").rehearse(gpu="t4", values={"program": "waits"}, steps=1, timeout_seconds=10)
+
+    assert seen.verdict == "unknown"
+    assert seen.lower_bound_reasons[0].endswith("failed: it took more than 10 seconds")
+
+
 def test_what_is_drawn_and_decides_no_size_is_no_finding(run: Run) -> None:
     """Which rows are taken is drawn, and not how many; a number that is printed is no choice."""
     seen = run("draws_an_order")

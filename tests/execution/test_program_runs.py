@@ -136,6 +136,7 @@ def test_a_run_that_nobody_needs_is_ended(meeting: Meeting) -> None:
         os.kill(other.pid, 0)
 
 
+@pytest.mark.heavy
 def test_a_run_without_an_end_beside_the_first_costs_no_report(meeting: Meeting, monkeypatch: pytest.MonkeyPatch) -> None:
     """The program waits for ever where the compiler chooses the other way."""
     monkeypatch.setattr("memplan.execution.program_runs.most_seconds", lambda first: first + 2)

@@ -348,7 +348,9 @@ def test_a_signal_that_is_ignored_ends_nothing(script: Script, tmp_path: Path) -
     assert (process.returncode, told.splitlines()[0][:16]) == (0, "Fits on Tesla T4")
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP], ids=lambda number: number.name)
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, signal.SIGINT, pytest.param(signal.SIGHUP, marks=pytest.mark.heavy)], ids=lambda number: number.name
+)
 def test_a_signal_to_memplan_alone_ends_the_program_and_what_was_seen_is_told(
     script: Script, tmp_path: Path, number: signal.Signals
 ) -> None:

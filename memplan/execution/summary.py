@@ -134,11 +134,12 @@ def reads_by_bytes(reads: Sequence[RecordedRead], blocks: Iterable[Block]) -> tu
 def _assumed_range(lower: Sequence[RunRecord], upper: RunRecord, outside_bytes: int) -> MemoryRange | None:
     """
     Return what the GPU uses from the lowest to the highest end of what was assumed, with what is outside the allocator; None where all take
-    the same.
+    the same. An end that ran out of memory has taken, by then, less than the other perhaps; it is not told as less.
     """
     if all(takes_as_much(upper, end) for end in lower):
         return None
-    low, high = (reserved + outside_bytes for reserved in (min(end.peak_reserved_bytes for end in lower), upper.peak_reserved_bytes))
+    taken = [end.peak_reserved_bytes + outside_bytes for end in lower]
+    low, high = min(taken), max(*taken, upper.peak_reserved_bytes + outside_bytes)
     return MemoryRange(low_bytes=low, expected_bytes=high, high_bytes=high)
 
 

@@ -32,7 +32,7 @@ from memplan.child.device_reads import ONE_CHOICE, Reads
 from memplan.child.followed_collectives import received
 from memplan.child.program_frames import frames_from
 from memplan.child.recorded_values import ValueWriter
-from memplan.child.shadows import Shadows
+from memplan.child.shadows import HOST, Shadows
 from memplan.child.tensor_types import has_memory
 from memplan.traces.read_basis import DRAWN, ONE_DRAW
 
@@ -113,7 +113,7 @@ class HostValues(TorchDispatchMode):
         self._variant = "none" if variant == "none" else "all"
         self._is_redrawn, self._num_drawn = variant == "redrawn", 0
         self._shadows = Shadows()
-        self._generator = torch.Generator().manual_seed(int(variant == "redrawn"))
+        self._generator = torch.Generator(HOST).manual_seed(int(variant == "redrawn"))
         self._awaited = threading.local()
         reads.known = self._next_awaited
         reads.known_dtype = lambda: getattr(self._awaited, "dtype", None)
@@ -253,14 +253,14 @@ class HostValues(TorchDispatchMode):
         assumption = self._shadows.assumption_of(devices)
         host_args, host_kwargs = tree_map(self._on_host, (args, kwargs))
         if "device" in host_kwargs:
-            host_kwargs["device"] = torch.device("cpu")
+            host_kwargs["device"] = HOST
         host_kwargs.pop("pin_memory", None)
         if host_kwargs.get("generator") is not None:
             host_kwargs["generator"] = self._generator
         try:
             with torch.random.fork_rng(devices=[], enabled=name in _RANDOM):
                 if name in _RANDOM:
-                    torch.default_generator.manual_seed(int(torch.randint(2**31, (), generator=self._generator)))
+                    torch.default_generator.manual_seed(int(torch.randint(2**31, (), generator=self._generator, device=HOST)))
                 found = func(*host_args, **host_kwargs)
             if name in _RANDOM:
                 assumption = self._drawn(name, host_args, found)
@@ -346,7 +346,7 @@ class HostValues(TorchDispatchMode):
         if is_all_of_it and value == 0:
             self._shadows.fill(made, 0)
         elif made.numel() <= MOST_COMPUTED or not made.is_floating_point():
-            self._shadows.learn(made, torch.full((), value, dtype=made.dtype).expand(made.shape), is_new=is_all_of_it)
+            self._shadows.learn(made, torch.full((), value, dtype=made.dtype, device=HOST).expand(made.shape), is_new=is_all_of_it)
         else:
             self._shadows.forget(made)
         return made
@@ -356,7 +356,7 @@ class HostValues(TorchDispatchMode):
         count = args[0].shape[0] if self._variant == "all" else min(1, args[0].shape[0])
         result = self._run(run, [count], _ALL_PASS[self._variant], repeats=True)
         if result.numel() == count:
-            self._shadows.learn(result, torch.arange(count), _ALL_PASS[self._variant], is_new=True)
+            self._shadows.learn(result, torch.arange(count, device=HOST), _ALL_PASS[self._variant], is_new=True)
         return result
 
     def _sparse(self, run: Callable[[], Any], name: str, sparse: Any) -> Any:
@@ -410,7 +410,7 @@ class HostValues(TorchDispatchMode):
         for mask in masks:
             count = round(Fraction(said.text) * mask.numel()) if "/" in said.text else min(mask.numel(), int(float(said.text)))
             if mask.is_cuda:
-                self._shadows.learn(mask, (torch.arange(mask.numel()) < count).view(mask.shape).to(mask.dtype), said.reason)
+                self._shadows.learn(mask, (torch.arange(mask.numel(), device=HOST) < count).view(mask.shape).to(mask.dtype), said.reason)
 
     def _apply_repeats(self, repeats: Any) -> None:
         """Repeat as often as the user said for this line: all together, or so many times for each element."""
@@ -419,10 +419,12 @@ class HostValues(TorchDispatchMode):
             return
         total = round(Fraction(said.text) * repeats.numel()) if "/" in said.text else int(float(said.text))
         each, more = divmod(total, repeats.numel())
-        self._shadows.learn(repeats, (each + (torch.arange(repeats.numel()) < more)).view(repeats.shape).to(repeats.dtype), said.reason)
+        self._shadows.learn(
+            repeats, (each + (torch.arange(repeats.numel(), device=HOST) < more)).view(repeats.shape).to(repeats.dtype), said.reason
+        )
 
     def _assume(self, mask: Any) -> None:
-        self._shadows.learn(mask, torch.full(mask.shape, self._variant == "all", dtype=mask.dtype), _ALL_PASS[self._variant])
+        self._shadows.learn(mask, torch.full(mask.shape, self._variant == "all", dtype=mask.dtype, device=HOST), _ALL_PASS[self._variant])
 
     def _unknown(self, func: Any, name: str, args: Any, kwargs: Any, result: Any) -> Any:
         """Forget what was changed; assume what floats choose."""
@@ -459,15 +461,15 @@ class HostValues(TorchDispatchMode):
         first = num_choices // 3 if num_choices >= A_VOCABULARY else 0  # so that what is generated does not end before its time
         if places.dim() == scores.dim():
             chosen = places.shape[dim]
-            order = torch.arange(chosen)
-            rows = torch.arange(places.numel() // max(1, chosen)).unsqueeze(1)
+            order = torch.arange(chosen, device=HOST)
+            rows = torch.arange(places.numel() // max(1, chosen), device=HOST).unsqueeze(1)
             wanted = order.expand(rows.shape[0], chosen) if self._variant == "none" or chosen == num_choices else rows * chosen + order
             wanted = wanted + first
             value = (
                 (wanted % max(1, num_choices)).view(*(size for at, size in enumerate(places.shape) if at != dim), chosen).movedim(-1, dim)
             )
         else:
-            rows = torch.arange(places.numel()).view(places.shape)
+            rows = torch.arange(places.numel(), device=HOST).view(places.shape)
             value = (first + (rows if self._variant == "all" else torch.zeros_like(rows))) % max(1, num_choices)
         self._shadows.learn(places, value, _SHARES[self._variant])
 

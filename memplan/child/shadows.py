@@ -17,6 +17,9 @@ from memplan.traces.read_basis import ONE_DRAW
 SWEEP_EVERY = 4096
 """Operations between two looks for shadows whose storage has gone."""
 
+HOST = torch.device("cpu")
+"""Where the values are: named with every tensor that is made for them, since a program may have made the GPU the default."""
+
 
 class Shadow:
     """What a storage of the device holds."""
@@ -31,7 +34,7 @@ class Shadow:
     def content(self) -> torch.UntypedStorage:
         """Return the bytes; one that is the same everywhere takes memory of the host only when somebody looks."""
         if self._content is None:
-            self._content = torch.full((self.num_bytes,), self._fill or 0, dtype=torch.uint8).untyped_storage()
+            self._content = torch.full((self.num_bytes,), self._fill or 0, dtype=torch.uint8, device=HOST).untyped_storage()
         return self._content
 
 
@@ -51,7 +54,9 @@ class Shadows:
         shadow = self.of(tensor)
         if shadow is None or shadow.num_bytes != tensor.untyped_storage().nbytes():
             return None
-        view = torch.empty(0, dtype=tensor.dtype).set_(shadow.content(), tensor.storage_offset(), tensor.shape, tensor.stride())
+        view = torch.empty(0, dtype=tensor.dtype, device=HOST).set_(
+            shadow.content(), tensor.storage_offset(), tensor.shape, tensor.stride()
+        )
         return torch._neg_view(view) if tensor.is_neg() else view
 
     def learn(self, tensor: Any, value: torch.Tensor, assumption: str | None = None, *, is_new: bool = False) -> None:

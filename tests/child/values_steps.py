@@ -71,6 +71,17 @@ def _lengths_of_a_loss(device):
     return functional.ctc_loss(logs, texts, lengths + 1, sizes.clamp(max=2), zero_infinity=True).numel()
 
 
+def _where_the_device_is_the_default(device):
+    """As programs say it that are older than `torch.set_default_device`."""
+    torch.set_default_tensor_type("torch.cuda.FloatTensor" if torch.device(device).type == "cuda" else "torch.FloatTensor")
+    try:
+        numbers = torch.Tensor([3, 0, 5, 1])
+        marked = torch.zeros(4).masked_fill_(numbers > 2, 7) + torch.arange(4)
+        return marked.sum().item(), numbers[numbers > 2].numel(), marked.long().repeat_interleave(marked.long()).numel()
+    finally:
+        torch.set_default_tensor_type("torch.FloatTensor")
+
+
 class Labels(torch.Tensor):
     """A class that sees every operation on it, as MONAI's and torchvision's do."""
 
@@ -131,6 +142,7 @@ READS = {
     "filled with what the device has": lambda device: int(_marked(torch.zeros(9, device=device).fill_(host(1).to(device)[0]))),
     "rows of a sparse gradient": _rows_of_a_gradient,
     "letters of a CTC loss": _lengths_of_a_loss,
+    "where the device is the default": _where_the_device_is_the_default,
     "padding a sequence": lambda device: nn.utils.rnn.pad_sequence([host(n).to(device) for n in (3, 5)]).ne(0).sum().item(),
 }
 """Each asks for a number that the host's integers decide."""

@@ -380,8 +380,8 @@ class HostValues(TorchDispatchMode):
         masks = [mask for mask in masks if mask is not None and (name == "nonzero" or mask.dtype in (torch.bool, torch.uint8))]
         self._apply_share(masks)
         for mask in masks:
-            if mask.is_cuda and self._shadows.value(mask) is None and mask.dtype in (torch.bool, torch.uint8):
-                self._assume(mask)
+            if mask.is_cuda and self._shadows.value(mask) is None:
+                self._assume(mask)  # floats too, whose nonzero is asked for: what is asked of them later agrees with that
         values = [self._shadows.value(mask) if mask.is_cuda else mask for mask in masks]
         counts = [None if value is None else int(torch.count_nonzero(value)) for value in values]
         assumption = self._shadows.assumption_of(mask for mask in masks if mask.is_cuda)
@@ -428,6 +428,7 @@ class HostValues(TorchDispatchMode):
 
     def _unknown(self, func: Any, name: str, args: Any, kwargs: Any, result: Any) -> Any:
         """Forget what was changed; assume what floats choose."""
+        gates = self._gates(name, args)
         for at, argument in enumerate(func._schema.arguments):
             if argument.alias_info is not None and argument.alias_info.is_write:
                 given = args[at] if at < len(args) else kwargs.get(argument.name)
@@ -436,7 +437,9 @@ class HostValues(TorchDispatchMode):
                         self._shadows.forget(tensor)
         outs = [value for value in tree_flatten(result)[0] if has_memory(value) and value.is_cuda]
         certain = _is_for_ordinary_numbers(name, args)
-        if certain is not None and outs:
+        if gates is not None and outs:
+            self._shadows.learn(outs[0], gates, _SHARES[self._variant], is_new=True)
+        elif certain is not None and outs:
             self._shadows.fill(outs[0], int(certain))
         elif name in _COMPARISONS and outs and outs[0].numel() > 1 and outs[0].dtype == torch.bool:
             self._shadows.fill(outs[0], int(self._variant == "all"), _ALL_PASS[self._variant])
@@ -447,6 +450,14 @@ class HostValues(TorchDispatchMode):
             if places is not None and has_memory(places) and places.dtype == torch.int64 and places.numel():
                 self._choose(name, places, args)
         return result
+
+    def _gates(self, name: str, args: Any) -> torch.Tensor | None:
+        """Return what a router's gates are, which are scattered to the choices it made: some number there, and elsewhere what was there."""
+        if name not in ("scatter", "scatter_") or not has_memory(args[3]) or args[0].numel() > MOST_COPIED:
+            return None
+        before, places = (self._value_of(tensor) for tensor in (args[0], args[2]))
+        is_chosen = self._shadows.assumption_of([args[2]]) == _SHARES[self._variant] if args[2].is_cuda else False
+        return before.scatter(args[1], places, 1) if is_chosen and before is not None and places is not None else None
 
     def _choose(self, name: str, places: Any, args: Any) -> None:
         """Say which were chosen: each equally often, or always the first."""

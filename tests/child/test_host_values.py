@@ -100,6 +100,15 @@ def test_experts_get_equal_shares_or_one_gets_all(run: Run, is_one_hot: int) -> 
     assert "one gets all" in seen.findings[0].message
 
 
+@pytest.mark.parametrize(("values", "most_rows"), [({}, 128), ({"is_scattered": 0, "experts": 4}, 256)])
+def test_two_questions_about_the_same_gates_agree(run: Run, values: dict[str, int], most_rows: int) -> None:
+    """Which are not zero, and how many are more than zero: two of eight for each of 64 tokens; else all of four, or none."""
+    seen = run("gated", **values)
+
+    assert (seen.verdict, seen.lower_bound_reasons) == ("fits", ())
+    assert seen.peak_allocated_bytes == pytest.approx((64 + most_rows) * MIB, abs=MIB + WORKSPACE)
+
+
 def test_where_a_model_decides_everything_passes_or_nothing(run: Run) -> None:
     """128 rows of 1 MiB, or none."""
     seen = run("passes_a_threshold")

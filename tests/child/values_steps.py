@@ -251,6 +251,23 @@ def routed(device, tokens=64, experts=4, chosen=2, is_one_hot=0):
     return step
 
 
+def gated(device, tokens=64, experts=8, chosen=2, is_scattered=1):
+    """Rows by the gates that are not zero, split by how many these are of each expert: 1 MiB a row. Else every positive score is a gate."""
+    gate = nn.Linear(16, experts, device=device)
+
+    def step():
+        scores = gate(torch.randn(tokens, 16, device=device))
+        best, indices = scores.topk(chosen)
+        gates = torch.zeros_like(scores).scatter(1, indices, best.softmax(1)) if is_scattered else scores.relu()
+        rows, experts_of = torch.nonzero(gates).t()
+        counts = (gates > 0).sum(0).tolist()
+        parts = torch.empty(tokens, MIB_OF_FLOATS, device=device)[rows[experts_of.argsort()]].split(counts)
+        assert len(parts) == experts
+        assert not is_scattered or sum(counts) in (0, tokens * chosen)  # none in a first run
+
+    return step
+
+
 def passes_a_threshold(device, rows=128):
     """Keeps the rows of which the model says that they are good: 1 MiB each."""
     model = nn.Linear(16, 1, device=device)

@@ -46,6 +46,9 @@ class Said(NamedTuple):
 ONE_CHOICE = "of one choice, an action or a token, the first"
 """Why a place is zero that a model chose, whichever the assumption about larger choices."""
 
+A_SEED = "the seed of a dropout, which decides nothing"
+"""What attention returns beside its result, and saves for the backward: to the host, where what is saved goes there."""
+
 MOST_NOTED = 20_000
 """Reads of which it is noted how many allocations came before."""
 
@@ -80,7 +83,7 @@ class Reads:
         self._sure: Callable[[int], bytes] | None = None
         self._is_known = False
         self._unknown: Counter[str] = Counter()
-        self._seen: dict[tuple[str, str], dict[str, Any]] = {}
+        self._seen: dict[tuple[str, str, str], dict[str, Any]] = {}
         self._given_for: dict[str, str] = {}
         """The line that each of the user's answers is for, which the read itself need not be on: that of a backward is elsewhere."""
         self._callback = _READER(not_compiled(self._read))
@@ -158,7 +161,7 @@ class Reads:
         if not self.is_counting:
             return
         read = self._seen.setdefault(
-            (where, answer.text),
+            (where, answer.text, answer.basis),  # a guess is not one of the harmless numbers that the line reads too
             {
                 "place": where,
                 "text": text,
@@ -198,7 +201,7 @@ class Reads:
         if assumption is not None and assumption.startswith(DRAWN):
             return Answer(content, shown, "drawn", assumption)
         if assumption is not None:
-            return Answer(content, shown, "ordinary" if assumption == ONE_CHOICE else "assumed", assumption)
+            return Answer(content, shown, "ordinary" if assumption in (ONE_CHOICE, A_SEED) else "assumed", assumption)
         return Answer(content, shown, "data", "computed on the host from the program's data")
 
     def _ending(self, where: str, answer: Answer) -> Answer:

@@ -28,7 +28,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 
-from memplan.child.device_reads import ONE_CHOICE, Reads
+from memplan.child.device_reads import A_SEED, ONE_CHOICE, Reads
 from memplan.child.followed_collectives import received
 from memplan.child.program_frames import frames_from
 from memplan.child.recorded_values import ValueWriter
@@ -84,6 +84,9 @@ _ALIKE: Mapping[str, int | None] = {
     "zeros_like": 0, "new_zeros": 0, "zero_": 0, "ones_like": 1, "new_ones": 1, "full_like": None, "new_full": None, "fill_": None,
 }  # fmt: skip
 """Operations whose result is one number everywhere, whatever their argument holds; None: that number is their last argument."""
+
+_SEEDS = {"philox_seed", "philox_offset", "rng_state", "unused"}
+"""Results of attention, as schemas name them: the state of its dropout."""
 
 _OF_LENGTHS = {"_ctc_loss", "_use_cudnn_ctc_loss", "_cudnn_ctc_loss", "_ctc_loss_backward"}
 """Operations on what a model computes that copy the lengths of the samples to the host."""
@@ -435,6 +438,9 @@ class HostValues(TorchDispatchMode):
                 for tensor in tree_flatten(given)[0]:
                     if has_memory(tensor) and tensor.is_cuda:
                         self._shadows.forget(tensor)
+        for returned, value in zip(func._schema.returns, result if isinstance(result, tuple) else (), strict=False):
+            if returned.name in _SEEDS and has_memory(value) and value.is_cuda:
+                self._shadows.fill(value, 0, A_SEED)
         outs = [value for value in tree_flatten(result)[0] if has_memory(value) and value.is_cuda]
         certain = _is_for_ordinary_numbers(name, args)
         if gates is not None and outs:

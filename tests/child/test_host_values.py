@@ -273,6 +273,20 @@ def test_numbers_that_a_model_computes_are_finite_ones(run: Run) -> None:
     assert run("drops_what_is_not_finite").verdict == "fits"
 
 
+def test_what_attention_saves_on_the_host_decides_nothing(run: Run) -> None:
+    """The state of its dropout is integers, and goes where the rest goes."""
+    seen = run("attends")
+
+    assert (seen.verdict, seen.lower_bound_reasons, {read.basis for read in seen.reads}) == ("fits", (), {"ordinary"})
+
+
+def test_a_guess_does_not_hide_behind_a_harmless_number_of_the_same_line(run: Run) -> None:
+    """Both read zero: the one is a loss, the other a size."""
+    seen = run("copies_two_numbers")
+
+    assert (seen.verdict, {read.basis for read in seen.reads}) == ("unknown", {"ordinary", "zero"})
+
+
 def test_what_is_saved_decides_nothing(run: Run) -> None:
     """A checkpoint has counts in it, which are read to be written."""
     pytest.importorskip("safetensors")

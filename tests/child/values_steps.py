@@ -512,6 +512,31 @@ def generates(device, tokens=300, vocabulary=2000):
     return step
 
 
+def attends(device):
+    """Attention that saves for its backward on the host, among it the state of its dropout."""
+    model = nn.Linear(64, 64, device=device, dtype=torch.bfloat16)
+
+    def step():
+        states = model(torch.randn(2, 4, 16, 64, device=device, dtype=torch.bfloat16))
+        with torch.autograd.graph.save_on_cpu(pin_memory=True):
+            attended = functional.scaled_dot_product_attention(states, states, states, is_causal=True)
+        attended.square().mean().backward()
+
+    return step
+
+
+def copies_two_numbers(device):
+    """In one line a loss and a whole number that comes from it, which both read zero, and the second as a size."""
+    model = nn.Linear(16, 8, device=device, dtype=torch.bfloat16)
+
+    def step():
+        loss = model(torch.ones(2, 16, device=device, dtype=torch.bfloat16)).sum()
+        copied = [number.detach().cpu() for number in (loss, loss.long())]
+        torch.empty(int(copied[1]), device=device)
+
+    return step
+
+
 def saves(device):
     """Gives its batch norm, in which there is a count, to safetensors."""
     from safetensors.torch import save

@@ -25,6 +25,7 @@ from fractions import Fraction
 from typing import Any, Literal
 
 import torch
+from torch._ops import HigherOrderOperator
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 
@@ -109,6 +110,8 @@ Awaited = bool | int | bytes
 class HostValues(TorchDispatchMode):
     """Follows the tensors of the device whose values are known."""
 
+    supports_higher_order_operators = True
+
     def __init__(self, reads: Reads, writer: ValueWriter, variant: Variant) -> None:
         super().__init__()
         self._reads = reads
@@ -180,6 +183,8 @@ class HostValues(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if isinstance(func, HigherOrderOperator):
+            return self._with_functions(func, args, kwargs)
         self._shadows.sweep()
         flat = [value for value in tree_flatten((args, kwargs))[0] if has_memory(value)]
         devices = [tensor for tensor in flat if tensor.is_cuda]
@@ -195,6 +200,15 @@ class HostValues(TorchDispatchMode):
         if func.is_view:
             return self._lifted(func(*args, **kwargs)) if func.overloadpacket.__name__ == "lift_fresh" else func(*args, **kwargs)
         return self._follow(func, func.overloadpacket.__name__, args, kwargs, devices)
+
+    def _with_functions(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Run an operator that takes functions or kernels, as flex_attention does: what it does within is not followed."""
+        result = func(*args, **kwargs)
+        if "mutation" in func.name():
+            for tensor in tree_flatten((args, kwargs))[0]:
+                if has_memory(tensor) and tensor.is_cuda:
+                    self._shadows.forget(tensor)
+        return result
 
     def _in_parts(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Run *func* by the operations that it consists of, which autograd, off in inference mode, would have called one by one."""

@@ -280,6 +280,13 @@ def test_what_attention_saves_on_the_host_decides_nothing(run: Run) -> None:
     assert (seen.verdict, seen.lower_bound_reasons, {read.basis for read in seen.reads}) == ("fits", (), {"ordinary"})
 
 
+def test_operators_that_take_functions_are_no_reason_to_lose_the_values(run: Run) -> None:
+    """50 of 128 places are of the second text, as the host knows, beside flex_attention."""
+    seen = run("attends_by_a_rule")
+
+    assert (seen.verdict, {(read.basis, read.answer) for read in seen.reads}) == ("fits", {("data", "50")})
+
+
 def test_a_guess_does_not_hide_behind_a_harmless_number_of_the_same_line(run: Run) -> None:
     """Both read zero: the one is a loss, the other a size."""
     seen = run("copies_two_numbers")

@@ -33,7 +33,7 @@ from memplan.child.device_reads import A_SEED, ONE_CHOICE, Reads
 from memplan.child.followed_collectives import received
 from memplan.child.program_frames import frames_from
 from memplan.child.recorded_values import ValueWriter
-from memplan.child.shadows import HOST, Shadows
+from memplan.child.shadows import HOST, Shadows, parts_of
 from memplan.child.tensor_types import has_memory
 from memplan.traces.read_basis import DRAWN, ONE_DRAW
 
@@ -197,7 +197,7 @@ class HostValues(TorchDispatchMode):
                 return found
         if not devices and not is_made and func.overloadpacket.__name__ not in ("copy_", "_to_copy"):
             return func(*args, **kwargs)
-        if func.is_view:
+        if func.is_view or func.overloadpacket.__name__ == "set_":  # shadows are of storages, whichever tensor lies in them
             return self._lifted(func(*args, **kwargs)) if func.overloadpacket.__name__ == "lift_fresh" else func(*args, **kwargs)
         return self._follow(func, func.overloadpacket.__name__, args, kwargs, devices)
 
@@ -333,15 +333,16 @@ class HostValues(TorchDispatchMode):
     def _copied(self, run: Callable[[], Any], name: str, args: Any) -> Any:
         source = args[1] if name == "copy_" else args[0]
         value = self._shadows.value(source) if source.is_cuda else source if _is_followed(source) else None
-        awaited = [] if value is None or not source.is_cuda else [_bytes_of(value)]
+        awaited = [] if value is None or not source.is_cuda else [_bytes_of(part) for part in parts_of(value)]
         result = self._run(run, awaited, self._shadows.assumption_of([source] if source.is_cuda else []), dtype=source.dtype)
         if value is None:
             if result.is_cuda:
                 self._shadows.forget(result)
         elif result.is_cuda:
             assumption = self._shadows.assumption_of([source]) if source.is_cuda else None
-            self._shadows.learn(result, value.detach().to(result.dtype).expand(result.shape), assumption)
-        elif source.is_cuda:
+            copied = value.detach().to(result.dtype)
+            self._shadows.learn(result, copied if copied.is_sparse else copied.expand(result.shape), assumption)
+        elif source.is_cuda and not source.is_sparse:
             result.copy_(value)  # whatever its strides
         return result
 
@@ -567,9 +568,10 @@ def _encoded(value: Awaited, size: int) -> bytes | None:
 
 def _is_followed(source: Any) -> bool:
     """Say whether what is copied to the device is worth following: anything but weights and images."""
+    parts = parts_of(source)
     if source.is_floating_point() or source.is_complex():
-        return not isinstance(source, torch.nn.Parameter) and source.numel() <= MOST_COPIED
-    return source.layout is torch.strided
+        return bool(parts) and not isinstance(source, torch.nn.Parameter) and parts[-1].numel() <= MOST_COPIED
+    return bool(parts)
 
 
 def _is_device(device: Any) -> bool:

@@ -83,6 +83,24 @@ def _where_the_device_is_the_default(device):
         torch.set_default_tensor_type("torch.FloatTensor")
 
 
+def _loaded(device):
+    file = io.BytesIO()
+    torch.save(host(50), file)
+    file.seek(0)
+    return (torch.load(file, map_location=device) > 50).sum().item()
+
+
+def _replaced(device):
+    labels = torch.zeros(1, dtype=torch.int64, device=device)
+    labels.data = host(50).to(device)
+    return labels[labels > 50].numel()
+
+
+def _sparse(device):
+    edges = torch.sparse_coo_tensor(host(2, 20, high=9), torch.ones(20), (9, 9)).coalesce()
+    return (edges.to(device).to_dense() > 0).sum().item(), edges.to(device).cpu().to_dense().sum().item()
+
+
 class Labels(torch.Tensor):
     """A class that sees every operation on it, as MONAI's and torchvision's do."""
 
@@ -144,6 +162,9 @@ READS = {
     "rows of a sparse gradient": _rows_of_a_gradient,
     "letters of a CTC loss": _lengths_of_a_loss,
     "where the device is the default": _where_the_device_is_the_default,
+    "loaded to the device": _loaded,
+    "put in the place of other data": _replaced,
+    "a sparse tensor": _sparse,
     "padding a sequence": lambda device: nn.utils.rnn.pad_sequence([host(n).to(device) for n in (3, 5)]).ne(0).sum().item(),
 }
 """Each asks for a number that the host's integers decide."""

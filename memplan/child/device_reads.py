@@ -101,6 +101,11 @@ class Reads:
         if device is not None:
             device(_READER(0))
 
+    def keep_last_copy(self) -> None:
+        """Have the device keep what is copied to it last, up to data of 128 MiB, for `copied_back`."""
+        if _device() is not None:
+            ctypes.CDLL(None).memplan_keep_last_copy()
+
     def begin_step(self) -> None:
         """Count anew how often a line asks for what nobody knows."""
         self._unknown.clear()
@@ -111,6 +116,10 @@ class Reads:
 
     def copied_back(self, tensor: torch.Tensor) -> torch.Tensor | None:
         """Return what was copied to *tensor* just now; None where the device does not know it any more."""
+        if tensor.nbytes > DECIDES and tensor.is_contiguous() and _device() is not None:
+            last = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
+            place, to = ctypes.c_void_p(tensor.data_ptr()), ctypes.c_void_p(last.data_ptr())
+            return last if ctypes.CDLL(None).memplan_last_copy(place, to, ctypes.c_size_t(tensor.nbytes)) else None
         self._is_known = True
         try:
             content = tensor.cpu()

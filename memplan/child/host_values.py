@@ -121,6 +121,7 @@ class HostValues(TorchDispatchMode):
         self._shadows = Shadows()
         self._generator = torch.Generator(HOST).manual_seed(int(variant == "redrawn"))
         self._awaited = threading.local()
+        reads.keep_last_copy()
         reads.known = self._next_awaited
         reads.known_dtype = lambda: getattr(self._awaited, "dtype", None)
         reads.on_answer = self._note
@@ -348,7 +349,7 @@ class HostValues(TorchDispatchMode):
 
     def _lifted(self, made: Any) -> Any:
         """Keep what `torch.tensor(numbers, device="cuda")`, or a list as an index, has copied to the device without an operation."""
-        if self._shadows.of(made) is None:
+        if self._shadows.of(made) is None and made.numel() <= MOST_COPIED:
             content = self._reads.copied_back(made)
             if content is not None:
                 self._shadows.learn(made, content)

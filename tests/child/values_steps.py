@@ -165,6 +165,7 @@ READS = {
     "loaded to the device": _loaded,
     "put in the place of other data": _replaced,
     "a sparse tensor": _sparse,
+    "a long list": lambda device: int((torch.tensor([0, 1] * 10_000).to(device) + torch.tensor([0, 1] * 10_000, device=device)).sum()),
     "padding a sequence": lambda device: nn.utils.rnn.pad_sequence([host(n).to(device) for n in (3, 5)]).ne(0).sum().item(),
 }
 """Each asks for a number that the host's integers decide."""

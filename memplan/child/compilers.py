@@ -10,6 +10,7 @@ What Inductor and Triton ask of a device that computes nothing, and what they do
   configurations that Triton's autotuner would try, and of the layouts of flex attention, the first that works is tried, with all that this
   allocates. Where a configuration may
   decide an allocation (the program has set an allocator for scratch memory, or a hook of its own), all are tried.
+- **Caches.** Those that the program names itself are as empty as the rehearsal's own (`cold_caches.py`).
 
 Names that a version of Triton or PyTorch does not have are left alone: then there is more to compile, and the memory is the same.
 """
@@ -29,6 +30,7 @@ from typing import Any
 import torch
 
 from memplan.child.after_import import change_when_imported
+from memplan.child.cold_caches import INDUCTOR_MODULES, make_inductor_cold, make_triton_cold
 from memplan.child.device_reads import Reads, is_simulated
 from memplan.child.host_values import HostValues
 from memplan.child.program_frames import frames_from, place_in
@@ -60,6 +62,7 @@ class Compilers:
         if not is_simulated():
             return
         torch.cuda.Event.elapsed_time = self._noting_choice(torch.cuda.Event.elapsed_time)  # type: ignore[method-assign,assignment]
+        change_when_imported(dict.fromkeys(INDUCTOR_MODULES, make_inductor_cold) | {"triton.runtime.cache": make_triton_cold})
         change_when_imported({
             "torch._inductor.config": _compile_here,
             "torch._inductor.select_algorithm": _try_one_layout,

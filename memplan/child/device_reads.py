@@ -27,7 +27,7 @@ from memplan.child.ordinary_answers import FORMATS, Answer, Reading, check_that_
 from memplan.child.program_frames import frames_from, is_file, named, program_frame
 from memplan.child.recorded_values import RecordedValues
 from memplan.child.source_lines import line_at, line_of, statement_of
-from memplan.traces.read_basis import USERS
+from memplan.traces.read_basis import DRAWN, USERS
 
 DECIDES = 65_536
 """Copies above this many bytes are data that goes to the host, not values that decide something, as long as nobody knows them."""
@@ -45,6 +45,9 @@ class Said(NamedTuple):
 
 ONE_CHOICE = "of one choice, an action or a token, the first"
 """Why a place is zero that a model chose, whichever the assumption about larger choices."""
+
+A_SEED = "the seed of a dropout, which decides nothing"
+"""What attention returns beside its result, and saves for the backward: to the host, where what is saved goes there."""
 
 MOST_NOTED = 20_000
 """Reads of which it is noted how many allocations came before."""
@@ -80,7 +83,7 @@ class Reads:
         self._sure: Callable[[int], bytes] | None = None
         self._is_known = False
         self._unknown: Counter[str] = Counter()
-        self._seen: dict[tuple[str, str], dict[str, Any]] = {}
+        self._seen: dict[tuple[str, str, str], dict[str, Any]] = {}
         self._given_for: dict[str, str] = {}
         """The line that each of the user's answers is for, which the read itself need not be on: that of a backward is elsewhere."""
         self._callback = _READER(not_compiled(self._read))
@@ -98,6 +101,11 @@ class Reads:
         if device is not None:
             device(_READER(0))
 
+    def keep_last_copy(self) -> None:
+        """Have the device keep what is copied to it last, up to data of 128 MiB, for `copied_back`."""
+        if _device() is not None:
+            ctypes.CDLL(None).memplan_keep_last_copy()
+
     def begin_step(self) -> None:
         """Count anew how often a line asks for what nobody knows."""
         self._unknown.clear()
@@ -108,6 +116,10 @@ class Reads:
 
     def copied_back(self, tensor: torch.Tensor) -> torch.Tensor | None:
         """Return what was copied to *tensor* just now; None where the device does not know it any more."""
+        if tensor.nbytes > DECIDES and tensor.is_contiguous() and _device() is not None:
+            last = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
+            place, to = ctypes.c_void_p(tensor.data_ptr()), ctypes.c_void_p(last.data_ptr())
+            return last if ctypes.CDLL(None).memplan_last_copy(place, to, ctypes.c_size_t(tensor.nbytes)) else None
         self._is_known = True
         try:
             content = tensor.cpu()
@@ -146,9 +158,11 @@ class Reads:
         if answer is not None and answer.basis == "assumed":
             ordinary = ordinary_answer(reading)  # a check that passes, or a number that is logged, is no choice of the model
             answer = ordinary if ordinary is not None and ordinary.basis in ("rule", "ordinary") else answer
-        elif answer is not None and answer.basis == "data" and reading.is_yes_or_no:
+        elif answer is not None and answer.basis in ("data", "drawn") and reading.is_yes_or_no:
             check = check_that_passes(reading)  # decides nothing, known or not
             answer = check if check is not None and check.content == answer.content else answer
+        if answer is not None and answer.basis == "drawn" and reading.is_only_told:
+            answer = answer._replace(basis="ordinary")
         answer = answer or default_answer(reading)
         if answer.basis == "zero" and reading.is_yes_or_no:
             answer = self._ending(where, answer)
@@ -156,7 +170,7 @@ class Reads:
         if not self.is_counting:
             return
         read = self._seen.setdefault(
-            (where, answer.text),
+            (where, answer.text, answer.basis),  # a guess is not one of the harmless numbers that the line reads too
             {
                 "place": where,
                 "text": text,
@@ -193,8 +207,10 @@ class Reads:
             said = self.answers.get(assumption.removeprefix(USERS))
             return Answer(content, said[0] if said else _shown(content), "answer", assumption)
         shown = _shown(content, getattr(_reading, "dtype", None))
+        if assumption is not None and assumption.startswith(DRAWN):
+            return Answer(content, shown, "drawn", assumption)
         if assumption is not None:
-            return Answer(content, shown, "ordinary" if assumption == ONE_CHOICE else "assumed", assumption)
+            return Answer(content, shown, "ordinary" if assumption in (ONE_CHOICE, A_SEED) else "assumed", assumption)
         return Answer(content, shown, "data", "computed on the host from the program's data")
 
     def _ending(self, where: str, answer: Answer) -> Answer:

@@ -7,7 +7,8 @@ what a read gets is noted by line and turn (`recorded_values.py`). The memory pa
 keeps arguments alive for longer, and so changes what is allocated.
 
 What a model computes from its weights has no value. Where such numbers choose (a router, a threshold), an assumption stands in: in one
-variant everything passes and experts get equal shares; in the other nothing passes and one expert gets all.
+variant everything passes and experts get equal shares; in the other nothing passes and one expert gets all. What a program draws at random
+on the device is drawn on the host, and is no data: another run draws otherwise.
 """
 
 from __future__ import annotations
@@ -24,18 +25,26 @@ from fractions import Fraction
 from typing import Any, Literal
 
 import torch
+from torch._ops import HigherOrderOperator
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 
-from memplan.child.device_reads import ONE_CHOICE, Reads
+from memplan.child.device_reads import A_SEED, ONE_CHOICE, Reads
 from memplan.child.followed_collectives import received
 from memplan.child.program_frames import frames_from
 from memplan.child.recorded_values import ValueWriter
-from memplan.child.shadows import Shadows
+from memplan.child.shadows import HOST, Shadows, parts_of
 from memplan.child.tensor_types import has_memory
+from memplan.traces.read_basis import DRAWN, ONE_DRAW
 
-Variant = Literal["all", "none"]
-"""What passes where floats decide."""
+Variant = Literal["all", "none", "redrawn"]
+"""What passes where floats decide; redrawn: all, and what is drawn at random on the device is drawn otherwise."""
+
+FEW_DRAWN = 8
+"""Random numbers that are drawn at once, up to which both ends of their range are likely in a long training: one that decides a branch."""
+
+OTHER_END_EVERY = 8
+"""Each so many of such draws is at the other end: a loop may wait for it."""
 
 MOST_COPIED = 2**24
 """Elements of a float tensor from the host that is followed: ground truth and times, not images and weights."""
@@ -46,8 +55,8 @@ MOST_COMPUTED = 2**20
 A_VOCABULARY = 1000
 """Choices from which on what is chosen is a token of a text or the like, of which the first and the last often mean that it ends."""
 
-_ALL_PASS: Mapping[Variant, str] = {"all": "everything passes", "none": "nothing passes"}
-_SHARES: Mapping[Variant, str] = {"all": "each of the choices gets an equal share", "none": "the first choices get all"}
+_ALL_PASS: Mapping[str, str] = {"all": "everything passes", "none": "nothing passes"}
+_SHARES: Mapping[str, str] = {"all": "each of the choices gets an equal share", "none": "the first choices get all"}
 
 _COMPARISONS = {
     "eq", "ne", "lt", "le", "gt", "ge", "isclose", "logical_not", "logical_and", "logical_or", "logical_xor", "bitwise_not", "bitwise_and",
@@ -77,6 +86,9 @@ _ALIKE: Mapping[str, int | None] = {
 }  # fmt: skip
 """Operations whose result is one number everywhere, whatever their argument holds; None: that number is their last argument."""
 
+_SEEDS = {"philox_seed", "philox_offset", "rng_state", "unused"}
+"""Results of attention, as schemas name them: the state of its dropout."""
+
 _OF_LENGTHS = {"_ctc_loss", "_use_cudnn_ctc_loss", "_cudnn_ctc_loss", "_ctc_loss_backward"}
 """Operations on what a model computes that copy the lengths of the samples to the host."""
 
@@ -98,14 +110,18 @@ Awaited = bool | int | bytes
 class HostValues(TorchDispatchMode):
     """Follows the tensors of the device whose values are known."""
 
+    supports_higher_order_operators = True
+
     def __init__(self, reads: Reads, writer: ValueWriter, variant: Variant) -> None:
         super().__init__()
         self._reads = reads
         self._writer = writer
-        self._variant = variant
+        self._variant = "none" if variant == "none" else "all"
+        self._is_redrawn, self._num_drawn = variant == "redrawn", 0
         self._shadows = Shadows()
-        self._generator = torch.Generator().manual_seed(0)
+        self._generator = torch.Generator(HOST).manual_seed(int(variant == "redrawn"))
         self._awaited = threading.local()
+        reads.keep_last_copy()
         reads.known = self._next_awaited
         reads.known_dtype = lambda: getattr(self._awaited, "dtype", None)
         reads.on_answer = self._note
@@ -168,6 +184,8 @@ class HostValues(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if isinstance(func, HigherOrderOperator):
+            return self._with_functions(func, args, kwargs)
         self._shadows.sweep()
         flat = [value for value in tree_flatten((args, kwargs))[0] if has_memory(value)]
         devices = [tensor for tensor in flat if tensor.is_cuda]
@@ -180,9 +198,18 @@ class HostValues(TorchDispatchMode):
                 return found
         if not devices and not is_made and func.overloadpacket.__name__ not in ("copy_", "_to_copy"):
             return func(*args, **kwargs)
-        if func.is_view:
+        if func.is_view or func.overloadpacket.__name__ == "set_":  # shadows are of storages, whichever tensor lies in them
             return self._lifted(func(*args, **kwargs)) if func.overloadpacket.__name__ == "lift_fresh" else func(*args, **kwargs)
         return self._follow(func, func.overloadpacket.__name__, args, kwargs, devices)
+
+    def _with_functions(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Run an operator that takes functions or kernels, as flex_attention does: what it does within is not followed."""
+        result = func(*args, **kwargs)
+        if "mutation" in func.name():
+            for tensor in tree_flatten((args, kwargs))[0]:
+                if has_memory(tensor) and tensor.is_cuda:
+                    self._shadows.forget(tensor)
+        return result
 
     def _in_parts(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Run *func* by the operations that it consists of, which autograd, off in inference mode, would have called one by one."""
@@ -244,15 +271,17 @@ class HostValues(TorchDispatchMode):
         assumption = self._shadows.assumption_of(devices)
         host_args, host_kwargs = tree_map(self._on_host, (args, kwargs))
         if "device" in host_kwargs:
-            host_kwargs["device"] = torch.device("cpu")
+            host_kwargs["device"] = HOST
         host_kwargs.pop("pin_memory", None)
         if host_kwargs.get("generator") is not None:
             host_kwargs["generator"] = self._generator
         try:
             with torch.random.fork_rng(devices=[], enabled=name in _RANDOM):
                 if name in _RANDOM:
-                    torch.default_generator.manual_seed(int(torch.randint(2**31, (), generator=self._generator)))
+                    torch.default_generator.manual_seed(int(torch.randint(2**31, (), generator=self._generator, device=HOST)))
                 found = func(*host_args, **host_kwargs)
+            if name in _RANDOM:
+                assumption = self._drawn(name, host_args, found)
         except (RuntimeError, NotImplementedError, TypeError, ValueError):  # no kernel of the host does this
             return self._unknown(func, name, args, kwargs, func(*args, **kwargs))
         awaited, repeats = _awaited_by(name, host_args, found)
@@ -261,6 +290,16 @@ class HostValues(TorchDispatchMode):
             if has_memory(tensor) and tensor.is_cuda and isinstance(value, torch.Tensor):
                 self._learn_unless_given(tensor, value, assumption, devices)
         return result
+
+    def _drawn(self, name: str, host_args: Any, found: torch.Tensor) -> str:
+        """Return what the numbers stand on that were drawn: few are put to an end of their range, and of many this is one draw."""
+        ends = _ends_of(name, host_args, found.dtype) if found.numel() <= FEW_DRAWN else None
+        if ends is None:
+            return ONE_DRAW
+        self._num_drawn += 1
+        is_highest = self._is_redrawn == (self._num_drawn % OTHER_END_EVERY == 0)
+        found.fill_(ends[is_highest])
+        return f"{DRAWN}: the {'highest' if is_highest else 'lowest'} that can be"
 
     def _learn_unless_given(self, tensor: Any, value: torch.Tensor, assumption: str | None, given: list[Any]) -> None:
         """Keep what was returned; an argument that was changed in place is returned too, and its shadow has been changed already."""
@@ -295,21 +334,22 @@ class HostValues(TorchDispatchMode):
     def _copied(self, run: Callable[[], Any], name: str, args: Any) -> Any:
         source = args[1] if name == "copy_" else args[0]
         value = self._shadows.value(source) if source.is_cuda else source if _is_followed(source) else None
-        awaited = [] if value is None or not source.is_cuda else [_bytes_of(value)]
+        awaited = [] if value is None or not source.is_cuda else [_bytes_of(part) for part in parts_of(value)]
         result = self._run(run, awaited, self._shadows.assumption_of([source] if source.is_cuda else []), dtype=source.dtype)
         if value is None:
             if result.is_cuda:
                 self._shadows.forget(result)
         elif result.is_cuda:
             assumption = self._shadows.assumption_of([source]) if source.is_cuda else None
-            self._shadows.learn(result, value.detach().to(result.dtype).expand(result.shape), assumption)
-        elif source.is_cuda:
+            copied = value.detach().to(result.dtype)
+            self._shadows.learn(result, copied if copied.is_sparse else copied.expand(result.shape), assumption)
+        elif source.is_cuda and not source.is_sparse:
             result.copy_(value)  # whatever its strides
         return result
 
     def _lifted(self, made: Any) -> Any:
         """Keep what `torch.tensor(numbers, device="cuda")`, or a list as an index, has copied to the device without an operation."""
-        if self._shadows.of(made) is None:
+        if self._shadows.of(made) is None and made.numel() <= MOST_COPIED:
             content = self._reads.copied_back(made)
             if content is not None:
                 self._shadows.learn(made, content)
@@ -325,7 +365,7 @@ class HostValues(TorchDispatchMode):
         if is_all_of_it and value == 0:
             self._shadows.fill(made, 0)
         elif made.numel() <= MOST_COMPUTED or not made.is_floating_point():
-            self._shadows.learn(made, torch.full((), value, dtype=made.dtype).expand(made.shape), is_new=is_all_of_it)
+            self._shadows.learn(made, torch.full((), value, dtype=made.dtype, device=HOST).expand(made.shape), is_new=is_all_of_it)
         else:
             self._shadows.forget(made)
         return made
@@ -335,7 +375,7 @@ class HostValues(TorchDispatchMode):
         count = args[0].shape[0] if self._variant == "all" else min(1, args[0].shape[0])
         result = self._run(run, [count], _ALL_PASS[self._variant], repeats=True)
         if result.numel() == count:
-            self._shadows.learn(result, torch.arange(count), _ALL_PASS[self._variant], is_new=True)
+            self._shadows.learn(result, torch.arange(count, device=HOST), _ALL_PASS[self._variant], is_new=True)
         return result
 
     def _sparse(self, run: Callable[[], Any], name: str, sparse: Any) -> Any:
@@ -359,8 +399,8 @@ class HostValues(TorchDispatchMode):
         masks = [mask for mask in masks if mask is not None and (name == "nonzero" or mask.dtype in (torch.bool, torch.uint8))]
         self._apply_share(masks)
         for mask in masks:
-            if mask.is_cuda and self._shadows.value(mask) is None and mask.dtype in (torch.bool, torch.uint8):
-                self._assume(mask)
+            if mask.is_cuda and self._shadows.value(mask) is None:
+                self._assume(mask)  # floats too, whose nonzero is asked for: what is asked of them later agrees with that
         values = [self._shadows.value(mask) if mask.is_cuda else mask for mask in masks]
         counts = [None if value is None else int(torch.count_nonzero(value)) for value in values]
         assumption = self._shadows.assumption_of(mask for mask in masks if mask.is_cuda)
@@ -389,7 +429,7 @@ class HostValues(TorchDispatchMode):
         for mask in masks:
             count = round(Fraction(said.text) * mask.numel()) if "/" in said.text else min(mask.numel(), int(float(said.text)))
             if mask.is_cuda:
-                self._shadows.learn(mask, (torch.arange(mask.numel()) < count).view(mask.shape).to(mask.dtype), said.reason)
+                self._shadows.learn(mask, (torch.arange(mask.numel(), device=HOST) < count).view(mask.shape).to(mask.dtype), said.reason)
 
     def _apply_repeats(self, repeats: Any) -> None:
         """Repeat as often as the user said for this line: all together, or so many times for each element."""
@@ -398,22 +438,30 @@ class HostValues(TorchDispatchMode):
             return
         total = round(Fraction(said.text) * repeats.numel()) if "/" in said.text else int(float(said.text))
         each, more = divmod(total, repeats.numel())
-        self._shadows.learn(repeats, (each + (torch.arange(repeats.numel()) < more)).view(repeats.shape).to(repeats.dtype), said.reason)
+        self._shadows.learn(
+            repeats, (each + (torch.arange(repeats.numel(), device=HOST) < more)).view(repeats.shape).to(repeats.dtype), said.reason
+        )
 
     def _assume(self, mask: Any) -> None:
-        self._shadows.learn(mask, torch.full(mask.shape, self._variant == "all", dtype=mask.dtype), _ALL_PASS[self._variant])
+        self._shadows.learn(mask, torch.full(mask.shape, self._variant == "all", dtype=mask.dtype, device=HOST), _ALL_PASS[self._variant])
 
     def _unknown(self, func: Any, name: str, args: Any, kwargs: Any, result: Any) -> Any:
         """Forget what was changed; assume what floats choose."""
+        gates = self._gates(name, args)
         for at, argument in enumerate(func._schema.arguments):
             if argument.alias_info is not None and argument.alias_info.is_write:
                 given = args[at] if at < len(args) else kwargs.get(argument.name)
                 for tensor in tree_flatten(given)[0]:
                     if has_memory(tensor) and tensor.is_cuda:
                         self._shadows.forget(tensor)
+        for returned, value in zip(func._schema.returns, result if isinstance(result, tuple) else (), strict=False):
+            if returned.name in _SEEDS and has_memory(value) and value.is_cuda:
+                self._shadows.fill(value, 0, A_SEED)
         outs = [value for value in tree_flatten(result)[0] if has_memory(value) and value.is_cuda]
         certain = _is_for_ordinary_numbers(name, args)
-        if certain is not None and outs:
+        if gates is not None and outs:
+            self._shadows.learn(outs[0], gates, _SHARES[self._variant], is_new=True)
+        elif certain is not None and outs:
             self._shadows.fill(outs[0], int(certain))
         elif name in _COMPARISONS and outs and outs[0].numel() > 1 and outs[0].dtype == torch.bool:
             self._shadows.fill(outs[0], int(self._variant == "all"), _ALL_PASS[self._variant])
@@ -424,6 +472,14 @@ class HostValues(TorchDispatchMode):
             if places is not None and has_memory(places) and places.dtype == torch.int64 and places.numel():
                 self._choose(name, places, args)
         return result
+
+    def _gates(self, name: str, args: Any) -> torch.Tensor | None:
+        """Return what a router's gates are, which are scattered to the choices it made: some number there, and elsewhere what was there."""
+        if name not in ("scatter", "scatter_") or not has_memory(args[3]) or args[0].numel() > MOST_COPIED:
+            return None
+        before, places = (self._value_of(tensor) for tensor in (args[0], args[2]))
+        is_chosen = self._shadows.assumption_of([args[2]]) == _SHARES[self._variant] if args[2].is_cuda else False
+        return before.scatter(args[1], places, 1) if is_chosen and before is not None and places is not None else None
 
     def _choose(self, name: str, places: Any, args: Any) -> None:
         """Say which were chosen: each equally often, or always the first."""
@@ -438,15 +494,15 @@ class HostValues(TorchDispatchMode):
         first = num_choices // 3 if num_choices >= A_VOCABULARY else 0  # so that what is generated does not end before its time
         if places.dim() == scores.dim():
             chosen = places.shape[dim]
-            order = torch.arange(chosen)
-            rows = torch.arange(places.numel() // max(1, chosen)).unsqueeze(1)
+            order = torch.arange(chosen, device=HOST)
+            rows = torch.arange(places.numel() // max(1, chosen), device=HOST).unsqueeze(1)
             wanted = order.expand(rows.shape[0], chosen) if self._variant == "none" or chosen == num_choices else rows * chosen + order
             wanted = wanted + first
             value = (
                 (wanted % max(1, num_choices)).view(*(size for at, size in enumerate(places.shape) if at != dim), chosen).movedim(-1, dim)
             )
         else:
-            rows = torch.arange(places.numel()).view(places.shape)
+            rows = torch.arange(places.numel(), device=HOST).view(places.shape)
             value = (first + (rows if self._variant == "all" else torch.zeros_like(rows))) % max(1, num_choices)
         self._shadows.learn(places, value, _SHARES[self._variant])
 
@@ -464,6 +520,22 @@ def _is_for_ordinary_numbers(name: str, args: Any) -> bool | None:
         return name == "ne" or (name == "lt" and right > 0) or (name == "gt" and right < 0)
     is_same = has_memory(left) and has_memory(right) and left.is_set_to(right)
     return name == "eq" if is_same and name in ("eq", "ne") else None
+
+
+def _ends_of(name: str, args: Any, dtype: torch.dtype) -> tuple[float, float] | None:
+    """Return the lowest and the highest number that operation *name* draws; None where it has no ends, or none that are known here."""
+    numbers = [value for value in args if isinstance(value, (int, float)) and not isinstance(value, bool)]
+    if name in ("randint", "randint_like", "random_") and numbers and None not in args:
+        low, high = (0, *numbers)[-2:]
+        return low, high - 1
+    if name in ("rand", "rand_like", "uniform_"):
+        low, high = numbers if len(numbers) == 2 else (*numbers, 1.0) if numbers else (0.0, 1.0)
+        return low, high - (high - low) * torch.finfo(dtype).eps / 2  # the end itself is not drawn
+    if name in ("bernoulli", "bernoulli_") and numbers and 0 < numbers[0] < 1:
+        return 0, 1
+    if name == "bernoulli" and not numbers and bool(((args[0] > 0) & (args[0] < 1)).all()):
+        return 0, 1
+    return None
 
 
 def _awaited_by(name: str, host_args: Any, found: Any) -> tuple[list[Awaited], bool]:
@@ -497,9 +569,10 @@ def _encoded(value: Awaited, size: int) -> bytes | None:
 
 def _is_followed(source: Any) -> bool:
     """Say whether what is copied to the device is worth following: anything but weights and images."""
+    parts = parts_of(source)
     if source.is_floating_point() or source.is_complex():
-        return not isinstance(source, torch.nn.Parameter) and source.numel() <= MOST_COPIED
-    return source.layout is torch.strided
+        return bool(parts) and not isinstance(source, torch.nn.Parameter) and parts[-1].numel() <= MOST_COPIED
+    return bool(parts)
 
 
 def _is_device(device: Any) -> bool:

@@ -29,6 +29,6 @@ def vote_as_this_rank(module: Any) -> None:
     @functools.wraps(result)
     def known(self: Any, *arguments: Any, **keywords: Any) -> Any:
         agreed = result(self, *arguments, **keywords)
-        return agreed.copy_(torch.full(agreed.shape, min(votes.values()), dtype=agreed.dtype))
+        return agreed.copy_(torch.full(agreed.shape, min(votes.values()), dtype=agreed.dtype, device="cpu"))
 
     stage._warmup_forward_vote, stage._warmup_backward_result = noted, known

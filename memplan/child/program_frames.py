@@ -12,6 +12,8 @@ from types import FrameType
 
 import torch
 
+from memplan.child.cold_caches import INDUCTOR
+
 TORCH = str(Path(torch.__file__).parent)
 _OWN = str(Path(__file__).parent)
 _TENSOR = str(Path(torch._tensor.__file__))
@@ -19,8 +21,9 @@ _PASSED_THROUGH = ("__torch_function__", "__torch_dispatch__")
 
 
 def is_own(filename: str) -> bool:
-    """Say whether a source file is PyTorch's or memplan's recorder, or none at all: not what a user looks for."""
-    return filename.startswith((TORCH + os.sep, _OWN + os.sep, "<"))
+    """Say whether a source file is PyTorch's, or written by Inductor, or memplan's recorder, or none at all: not what a user looks for."""
+    written = os.environ.get(INDUCTOR)
+    return filename.startswith((TORCH + os.sep, _OWN + os.sep, "<")) or (bool(written) and filename.startswith(f"{written}{os.sep}"))
 
 
 def frames_from(frame: FrameType | None) -> list[FrameType]:

@@ -18,7 +18,7 @@ import traceback
 import weakref
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.utils.checkpoint
@@ -28,7 +28,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 from memplan.child.batches import Batches
 from memplan.child.compilers import Compilers
 from memplan.child.device_reads import Reads
-from memplan.child.host_values import HostValues
+from memplan.child.host_values import HostValues, Variant
 from memplan.child.not_compiled import not_compiled, not_followed
 from memplan.child.one_rank import world
 from memplan.child.program_frames import is_own, place_in
@@ -124,7 +124,7 @@ class Recorder:
         """
         Read values from the file at *path*; with a *variant*, find them and write them there when the program ends.
 
-        While they are sought nothing is compiled, so that each operation can be followed. What is drawn at random is the same each time.
+        While they are sought nothing is compiled, so that each operation can be followed. The host draws the same numbers each time.
         """
         if not path:
             return
@@ -138,7 +138,7 @@ class Recorder:
         if "torch._dynamo" in sys.modules:
             torch._dynamo.config.disable = True
         self._values_path = Path(path)
-        self._values = HostValues(self.reads, self._values_written, "all" if variant == "all" else "none")
+        self._values = HostValues(self.reads, self._values_written, cast("Variant", variant))
         self._values.__enter__()
         self._values.follow_threads()
 
@@ -407,7 +407,7 @@ class Recorder:
         self.notes["parameters"] |= {(address, count) for address in weights}
         for module in modules:
             self._check_checkpointing(module)
-        self._note_weights(modules, count)  # a program without an optimizer ends no step
+        self._note_weights(modules, optimizers, count)  # a program without an optimizer ends no step
         if self._flagged and not self._checkpoints and not compiled:
             modules_on = f"{self._flagged} module{'s' if self._flagged > 1 else ''}"
             self.checkpointing_off.add(f"the switch is on in {modules_on}, and not one region was checkpointed")
@@ -432,7 +432,7 @@ class Recorder:
         """Note where parameters, buffers and the optimizers' states lie now."""
         count = self._num_allocs()
         modules, optimizers, tensors = objects_of(torch.nn.Module, torch.optim.Optimizer, torch.Tensor)
-        self._note_weights(modules, count)
+        self._note_weights(modules, optimizers, count)
         loose = [tensor for tensor in tensors if isinstance(tensor, torch.nn.Parameter)]
         self.notes["parameters"] |= {(address, count) for address in addresses([*trained_by(optimizers), *loose])}
         self.notes["optimizer_state"] |= {(address, count) for address in addresses(states_of(optimizers))}
@@ -442,8 +442,10 @@ class Recorder:
         missed = self._gradients_missed - self._gradients_seen
         self.without_gradient = (names_of(missed, modules) or {f"{len(missed)} parameters"}) if missed else set()
 
-    def _note_weights(self, modules: list[Any], count: int) -> None:
-        weights = addresses(tensor for module in modules for tensor in (*module.parameters(False), *module.buffers(False)))
+    def _note_weights(self, modules: list[Any], optimizers: list[Any], count: int) -> None:
+        """Note parameters and buffers; of a step that is compiled, the module that it became has the optimizer's state as buffers."""
+        buffers = addresses(tensor for module in modules for tensor in module.buffers(False)) - addresses(states_of(optimizers))
+        weights = addresses(tensor for module in modules for tensor in module.parameters(False)) | buffers
         self.notes["parameters"] |= {(address, count) for address in weights}
 
     def _note_copies(

@@ -39,6 +39,9 @@ SETTLE_SECONDS = 0.1
 """A thread of autograd that still lets go of its last backward when Python has ended would abort the process; where kernels take no time,
 a program that ends with a backward gets there before it."""
 
+GRACE_SECONDS = 2.0
+"""What other threads get to end in, when one has run the steps that were asked for."""
+
 _TOLD_EVERY_SECONDS = 1.0
 
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -66,6 +69,7 @@ class Script:
         self._path = results
         self._process = os.getpid()
         self._is_written = self._is_done = self._has_exited = False
+        self._writing = threading.RLock()
         self._leave = os._exit
         self._error: BaseException | None = None
 
@@ -86,7 +90,7 @@ class Script:
         os.register_at_fork(after_in_child=self._forked)
         os._exit = self._writing_first(os._exit)  # forked children of multiprocessing leave by it, and scripts whose threads hang
         sys.exit = self._noting_error(sys.exit)
-        if threading.current_thread() is threading.main_thread():
+        if threading.current_thread() is threading.main_thread():  # where hook/sitecustomize.py was not loaded
             for number in (signal.SIGTERM, signal.SIGHUP):
                 if signal.getsignal(number) is signal.SIG_DFL:
                     signal.signal(number, self._terminated)
@@ -141,6 +145,7 @@ class Script:
         if self._most_steps and self._num_ended >= self._most_steps and self._is_enough():
             self._is_done = True
             self.write()
+            self._leave_soon()
             raise SystemExit(0)  # as `sys.exit` does; a thread ends by it in silence, which it would not by a class of our own
         self._recorder.begin_step(self._num_ended + 1)
 
@@ -161,6 +166,19 @@ class Script:
             for stream in (sys.stdout, sys.stderr):
                 stream.flush()
             self._leave(0)
+
+    def _leave_soon(self) -> None:
+        """End the process where other threads would not: the end of its steps ends one thread, and others may wait for more of them."""
+        own = threading.current_thread()
+
+        def leave() -> None:
+            if own is threading.main_thread():
+                own.join()
+            time.sleep(GRACE_SECONDS)
+            if any(not thread.daemon and thread.is_alive() for thread in threading.enumerate()):
+                self._leave_if_done()
+
+        threading.Thread(target=leave, daemon=True).start()
 
     # the end
 
@@ -205,9 +223,11 @@ class Script:
     def write(self) -> None:
         """Write what was seen, once, where CUDA was used: a worker that only loads data has nothing to say."""
         with _signals_put_off():
-            if os.getpid() == self._process and self._recorder.is_on and not self._is_written:
-                self._is_written = True
-                self._write()
+            if os.getpid() == self._process and self._recorder.is_on:
+                with self._writing:  # another thread may be at it, and is not to be ended before it is done
+                    if not self._is_written:
+                        self._is_written = True
+                        self._write()
 
     def _write(self) -> None:
         never_stepped = [f"{type(one).__name__} with {len(_parameters(one))} parameters" for one in self._waiting()]
@@ -274,6 +294,12 @@ def _command() -> list[str]:
 
 
 _begun: list[Script] = []
+
+
+def write() -> None:
+    """Write what was seen of this process so far, where it is recorded."""
+    for script in _begun:
+        script.write()
 
 
 def first_environment() -> dict[str, str]:

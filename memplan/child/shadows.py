@@ -12,8 +12,13 @@ from typing import Any
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from memplan.traces.read_basis import ONE_DRAW
+
 SWEEP_EVERY = 4096
 """Operations between two looks for shadows whose storage has gone."""
+
+HOST = torch.device("cpu")
+"""Where the values are: named with every tensor that is made for them, since a program may have made the GPU the default."""
 
 
 class Shadow:
@@ -29,7 +34,7 @@ class Shadow:
     def content(self) -> torch.UntypedStorage:
         """Return the bytes; one that is the same everywhere takes memory of the host only when somebody looks."""
         if self._content is None:
-            self._content = torch.full((self.num_bytes,), self._fill or 0, dtype=torch.uint8).untyped_storage()
+            self._content = torch.full((self.num_bytes,), self._fill or 0, dtype=torch.uint8, device=HOST).untyped_storage()
         return self._content
 
 
@@ -41,19 +46,30 @@ class Shadows:
         self._num_operations = 0
 
     def of(self, tensor: Any) -> Shadow | None:
-        """Return the shadow of the storage that *tensor* lies in; None where its content is not known."""
-        return self._kept.get(tensor.untyped_storage()._cdata) if tensor.layout is torch.strided else None
+        """Return the shadow of the storage that *tensor* (of a sparse one: its places) lies in; None where its content is not known."""
+        parts = parts_of(tensor)
+        return self._kept.get(parts[0].untyped_storage()._cdata) if parts else None
 
     def value(self, tensor: Any) -> torch.Tensor | None:
         """Return the values of *tensor*, a view of what is kept; None where they are not known."""
+        if tensor.layout is torch.sparse_coo:
+            places, values = map(self.value, parts_of(tensor))
+            if places is None or values is None:
+                return None
+            return torch.sparse_coo_tensor(places, values, tensor.shape, is_coalesced=tensor.is_coalesced(), check_invariants=False)
         shadow = self.of(tensor)
         if shadow is None or shadow.num_bytes != tensor.untyped_storage().nbytes():
             return None
-        view = torch.empty(0, dtype=tensor.dtype).set_(shadow.content(), tensor.storage_offset(), tensor.shape, tensor.stride())
+        view = torch.empty(0, dtype=tensor.dtype, device=HOST).set_(
+            shadow.content(), tensor.storage_offset(), tensor.shape, tensor.stride()
+        )
         return torch._neg_view(view) if tensor.is_neg() else view
 
     def learn(self, tensor: Any, value: torch.Tensor, assumption: str | None = None, *, is_new: bool = False) -> None:
         """Keep that *tensor* has the content *value*; where it *is_new*, nothing else lies in its storage."""
+        if tensor.layout is torch.sparse_coo and value.layout is torch.sparse_coo:
+            for part, known in zip(parts_of(tensor), parts_of(value), strict=True):
+                self.learn(part, known, assumption, is_new=is_new)
         if tensor.layout is not torch.strided or tuple(tensor.shape) != tuple(value.shape):
             return
         known = self.value(tensor)
@@ -78,8 +94,8 @@ class Shadows:
 
     def forget(self, tensor: Any) -> None:
         """Keep that nobody knows what *tensor* holds now."""
-        if tensor.layout is torch.strided:
-            self._kept.pop(tensor.untyped_storage()._cdata, None)
+        for part in parts_of(tensor):
+            self._kept.pop(part.untyped_storage()._cdata, None)
 
     def sweep(self) -> None:
         """Let go, from time to time, of shadows whose storage has gone; to be called with each operation."""
@@ -92,4 +108,12 @@ class Shadows:
     def assumption_of(self, tensors: Iterable[Any]) -> str | None:
         """Return the assumption that what *tensors* hold stands on; None where it stands on none."""
         shadows = (self.of(tensor) for tensor in tensors)
-        return next((shadow.assumption for shadow in shadows if shadow is not None and shadow.assumption is not None), None)
+        found = [shadow.assumption for shadow in shadows if shadow is not None and shadow.assumption is not None]
+        return max(found, key=lambda assumption: assumption == ONE_DRAW, default=None)  # the one that has no ends
+
+
+def parts_of(tensor: Any) -> list[Any]:
+    """Return the tensors with a storage that *tensor* consists of: itself, or the places and the values of a sparse one."""
+    if tensor.layout is torch.sparse_coo:
+        return [tensor._indices(), tensor._values()]
+    return [tensor] if tensor.layout is torch.strided else []

@@ -18,6 +18,8 @@ LEAST_BYTES = 2**20
 class TypeRecorder(TorchDispatchMode):
     """Notes the type of every tensor of the device, as [address, allocations so far, type, bytes, place]."""
 
+    supports_higher_order_operators = True
+
     def __init__(self, num_allocations: Callable[[], int]) -> None:
         super().__init__()
         self._num_allocations = num_allocations

@@ -1,4 +1,4 @@
-"""What a person sees while rehearsals run, on a terminal only: one line that changes, or a line from time to time."""
+"""What a person sees while rehearsals run: each further run of a program; on a terminal a line that changes, or one from time to time."""
 
 from __future__ import annotations
 
@@ -42,6 +42,13 @@ def program_progress() -> Iterator[OnProgress | None]:
 
     with _changing_line() as rewrite:
         yield show
+
+
+def show_next_run(how: str) -> None:
+    """Say with what a program is run again, wherever standard error goes: its own output has been that of the first run."""
+    wiped = f"\r{'':{WIDTH}}\r" if sys.stderr.isatty() else ""
+    sys.stderr.write(f"{wiped}memplan: running the program again with {how}\n")
+    sys.stderr.flush()
 
 
 @contextmanager

@@ -270,7 +270,7 @@ def _rehearse_script(
     allow_writes: bool,
     output: _Output,
 ) -> int:
-    from memplan.cli.progress import program_progress
+    from memplan.cli.progress import program_progress, show_next_run
     from memplan.execution.read_answers import read_answers
     from memplan.execution.rehearse_ranks import rehearse_ranks
     from memplan.execution.rehearse_script import rehearse_script
@@ -291,6 +291,7 @@ def _rehearse_script(
                 most_walked_batches=most_walked_batches,
                 keep_warm=keep_warm,
                 on_progress=on_progress,
+                on_next_run=show_next_run,
                 ranks=ranks,
             )
     except NothingSeenError as error:

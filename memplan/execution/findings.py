@@ -12,8 +12,9 @@ from typing import Literal
 
 from memplan.execution.device_log import NO_LOG, DeviceLog
 from memplan.execution.rehearsal import DeviceRead, Finding
-from memplan.execution.run_record import Batch, RunRecord
+from memplan.execution.run_record import Batch, RecordedRead, RunRecord
 from memplan.traces.kept import StepEnd, step_ends
+from memplan.traces.read_basis import ONE_DRAW
 from memplan.traces.trace import ALLOC, Note, allocation_of, allocations_by_address
 from memplan.units import KIB, format_bytes
 
@@ -32,8 +33,11 @@ LEAST_STEPS = 3
 SHOWN = 3
 """Names and places that a sentence holds."""
 
-Cause = Literal["values", "numbers", "times"]
-"""Of what two ends are run: sizes that a model computes, numbers that a program compares, or times by which a compiler chooses."""
+Cause = Literal["values", "draws", "numbers", "times"]
+"""
+Of what two ends are run: sizes that a model computes, numbers that are drawn at random on the device, numbers that a program compares, or
+times by which a compiler chooses.
+"""
 
 _WIDE = ("float64", "float32", "complex128")
 _SHORT = ("float16", "bfloat16")
@@ -57,11 +61,11 @@ def find(
         *_without_gradient(record.without_gradient),
         *_wide_tensors(record),
         *_growth(record),
-        *_never_stepped(record.never_stepped),
         *_nothing_walked(record),
         *_batch_shapes(record),
         *_workspaces(log),
         *_assumptions(record, others.get("values")),
+        *_draws(record, others.get("draws")),
         *_comparisons(record, others.get("numbers")),
         *_choices(record, others.get("times")),
         *_reads(record.reads),
@@ -96,14 +100,6 @@ def _without_gradient(names: Sequence[str]) -> Iterator[Finding]:
         message=f"{count} got no gradient in any step: {_listed(names)}; freeze what is not trained, or look for a part that the loss does "
         "not reach",
     )
-
-
-def _never_stepped(optimizers: Sequence[str]) -> Iterator[Finding]:
-    if optimizers:
-        yield Finding(
-            kind="never_stepped",
-            message=f"{_listed(optimizers)} never stepped in the steps that were run: its state is not counted, nor what leads to its step",
-        )
 
 
 def _nothing_walked(record: RunRecord) -> Iterator[Finding]:
@@ -222,7 +218,7 @@ def _keeps_more(before: StepEnd, after: StepEnd) -> bool:
 
 def _is_decided_by_data(record: RunRecord) -> bool:
     """Say whether a line of the program reads one size after another."""
-    places = [read.place for read in record.reads if read.basis == "data"]
+    places = [read.place for read in record.reads if read.basis in ("data", "drawn")]
     return len(places) > len(set(places))
 
 
@@ -267,12 +263,38 @@ def _assumptions(record: RunRecord, other: RunRecord | None) -> Iterator[Finding
     )
 
 
+def open_draws(record: RunRecord, other: RunRecord | None) -> list[RecordedRead]:
+    """Return the reads of random numbers of the device with which the program may take more than it did in any run."""
+    drawn = [read for read in record.reads if read.basis == "drawn"]
+    if other is None:
+        return drawn
+    return [] if takes_as_much(record, other) else [read for read in drawn if read.reason == ONE_DRAW]
+
+
+def _draws(record: RunRecord, other: RunRecord | None) -> Iterator[Finding]:
+    drawn = [read for read in record.reads if read.basis == "drawn"]
+    if not drawn or record.failure is not None or (other is not None and takes_as_much(record, other)):
+        return
+    if other is None:
+        ends = "one draw was run, and the program failed with another, or did not end"
+    elif open_draws(record, other):
+        ends = "two draws were run, and the larger is reported; another may take more"
+    else:
+        ends = "the highest and the lowest that can be drawn were run, and the larger is reported"
+    yield Finding(
+        kind="drawn_values",
+        message=f"numbers that are drawn at random on the GPU decide sizes at {_places(drawn)}: {ends}; if you know better: {_EXAMPLE}",
+    )
+
+
 def _comparisons(record: RunRecord, other: RunRecord | None) -> Iterator[Finding]:
     compared = [read for read in record.reads if read.basis == "compared"]
     if not compared or record.failure is not None or (other is not None and takes_as_much(record, other)):
         return
     ends = (
-        "1.0 was read, and the program failed with 0.0" if other is None else "it was run with 1.0 and with 0.0, and the larger is reported"
+        "1.0 was read, and the program failed with 0.0, or did not end"
+        if other is None
+        else "it was run with 1.0 and with 0.0, and the larger is reported"
     )
     yield Finding(
         kind="device_values",
@@ -285,7 +307,7 @@ def _choices(record: RunRecord, other: RunRecord | None) -> Iterator[Finding]:
         return
     files = _listed(sorted({f"{choice.by} at {shown_place(choice.place)}" for choice in record.chosen_by_time}))
     ends = (
-        "one end was run (as a GPU of this kind would mostly choose), and the program failed at the other"
+        "one end was run (as a GPU of this kind would mostly choose), and the program failed at the other, or did not end"
         if other is None
         else "two ends were run (as a GPU of this kind would mostly choose, and the other way round), and the larger is reported"
     )
@@ -341,12 +363,18 @@ def _places(reads: Sequence[DeviceRead]) -> str:
 
 
 def lower_bound_reasons(
-    reads: Sequence[DeviceRead], log: DeviceLog, *, values_failure: str | None = None, never_stepped: Sequence[str] = ()
+    reads: Sequence[DeviceRead],
+    log: DeviceLog,
+    *,
+    values_failure: str | None = None,
+    never_stepped: Sequence[str] = (),
+    drawn: Sequence[DeviceRead] = (),
 ) -> Iterator[str]:
     """
     Yield why the step may take more than was seen.
 
-    *values_failure*: why its values were not found, where a run for that failed; *never_stepped*: optimizers that have what to train.
+    *values_failure*: why its values were not found, where a run for that failed; *never_stepped*: optimizers that have what to train;
+    *drawn*: random numbers with which it may.
     """
     guessed = guessed_places(reads)
     if values_failure is not None and any(read.basis in ("zero", "rounded") for read in reads):
@@ -354,7 +382,9 @@ def lower_bound_reasons(
     if guessed is not None:
         yield f"sizes were guessed as zero at {guessed}"
     if never_stepped:
-        yield f"{_listed(never_stepped)} never stepped"
+        yield f"{_listed(never_stepped)} never stepped, so its state is not counted, nor what leads to its step"
+    if drawn:
+        yield f"numbers that are drawn at random on the GPU decide sizes at {_places(drawn)}"
     loops = [read for read in reads if decides(read) and read.answer == "false" and read.text.startswith("while ")]
     if loops:
         yield f"loops were guessed to end at once at {_places(loops)}"

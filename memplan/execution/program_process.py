@@ -29,6 +29,9 @@ _SI_KERNEL = 0x80  # siginfo's si_code of Ctrl-C (sigaction(2)): the terminal se
 class NotEndedError(UsageError):
     """A program did not end in the time that it was given."""
 
+    after: signal.Signals | None = None
+    """The signal that was to end it, where one was."""
+
 
 class ProgramProcess(Protocol):
     """A process that was started, as `subprocess.Popen` has it."""
@@ -71,7 +74,9 @@ def wait_for(
             left = _LOOKS_EVERY_SECONDS if deadline is None else min(_LOOKS_EVERY_SECONDS, deadline - time.monotonic())
             if left <= 0:
                 after = f"after {asked.name}" if asked else f"within {timeout_seconds:g} seconds"
-                raise NotEndedError(f"the program did not end {after}", hint="end it after some steps: `steps=3`")
+                error = NotEndedError(f"the program did not end {after}", hint="end it after some steps: `steps=3`")
+                error.after = asked
+                raise error
             on_wait()
             found = signal.sigtimedwait(awaited, left)
             if found is None or found.si_signo == signal.SIGCHLD:

@@ -76,6 +76,9 @@ class ProgramProgress(NamedTuple):
 
 OnProgress = Callable[[ProgramProgress], None]
 
+OnNextRun = Callable[[str], None]
+"""Called when the program is run again, with what."""
+
 
 class Asked(NamedTuple):
     """What is run, and how."""
@@ -96,6 +99,7 @@ class Asked(NamedTuple):
     allow_writes: bool
     keep_warm: bool
     on_progress: OnProgress | None
+    on_next_run: OnNextRun | None = None
     ranks: Ranks = ONE_RANK
     """Of which one is run."""
     sent: Path | None = None
@@ -177,6 +181,8 @@ class ProgramRuns(Closing):
         Raises NothingSeenError for a program that did not use the GPU, UsageError for one that takes longer than it is given, StoppedError
         where a signal was to end the program in an earlier run.
         """
+        if values_file is not None and self._stopped_by is None and self._asked.on_next_run is not None:
+            self._asked.on_next_run(str(values_file))
         found = self._run_somehow(values_file)
         if self._stopped_by is not None and values_file is not None:
             raise StoppedError(f"{self._stopped_by.name} ended it")
@@ -289,17 +295,22 @@ class ProgramRuns(Closing):
         return self._seen(begun, is_told=is_told)
 
     def _wait(self, begun: _Begun, *, is_with_values: bool) -> None:
-        """Wait for its end. Raises EndlessError for a run with values that takes far longer than the first did."""
+        """
+        Wait for its end. Raises EndlessError for a run with values that takes far longer than the first did, or than any is given: what
+        was seen before it is told all the same.
+        """
         limit = self._asked.timeout_seconds
         most = most_seconds(self._first_seconds) if is_with_values else math.inf
-        is_ours = limit is None or most < limit
         seconds = min(most, math.inf if limit is None else limit)
         try:
             self._stopped_by = wait_for(begun.process, seconds if math.isfinite(seconds) else None, on_wait=lambda: self._look_at(begun))
         except NotEndedError as error:
-            if not is_ours:
+            self._stopped_by = error.after
+            if error.after is not None:
+                return  # what it writes when it is ended is told
+            if not is_with_values:
                 raise
-            raise EndlessError(f"it took more than {most:.0f} seconds, and the first run {self._first_seconds:.0f}") from error
+            raise EndlessError(f"it took more than {seconds:.0f} seconds, and the first run {self._first_seconds:.0f}") from error
 
     def _look_at(self, begun: _Begun) -> None:
         """Tell how far it is; begin the run with the other times, where it is the first, chooses by time, and both have room."""

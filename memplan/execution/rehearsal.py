@@ -112,8 +112,8 @@ class Finding(Description):
 
     kind: Literal[
         "checkpointing_without_effect", "parameters_without_gradient", "wide_tensors", "growth", "library_workspaces", "device_values",
-        "guessed_sizes", "unrecorded_peak", "never_stepped", "not_served", "batch_shapes",
-        "chosen_by_time", "nothing_walked",
+        "guessed_sizes", "unrecorded_peak", "not_served", "batch_shapes",
+        "chosen_by_time", "nothing_walked", "drawn_values",
     ]  # fmt: skip
     """Which kind of finding."""
 

@@ -13,11 +13,12 @@ from typing import Any
 
 from memplan.execution.device_log import read_device_log
 from memplan.execution.held_back import Writes
+from memplan.execution.program_process import NotEndedError
 from memplan.execution.rehearsal import Rehearsal
 from memplan.execution.runner import DEFAULT_TIMEOUT_SECONDS, Closing, Runner
 from memplan.execution.step_source import StepSource
 from memplan.execution.summary import Run, rehearsal_of
-from memplan.execution.values_pass import NO_VALUES, ValuesFile, settle, with_ample_memory
+from memplan.execution.values_pass import NO_VALUES, EndlessError, ValuesFile, settle, with_ample_memory
 from memplan.hardware.gpu import GpuSpec
 from memplan.hardware.torch_install import find_torch
 from memplan.memory.cuda_context import CONTEXT_BYTES, assumed_range
@@ -95,7 +96,12 @@ class Rehearser(Closing):
         def run_whole(values_file: ValuesFile | None) -> Run:
             nonlocal has_run_out
             is_told = values_file is None or values_file.variant is None
-            found = run(values_file, with_workspaces=library_workspaces, checks_tensor_types=checks_tensor_types and is_told)
+            try:
+                found = run(values_file, with_workspaces=library_workspaces, checks_tensor_types=checks_tensor_types and is_told)
+            except NotEndedError as error:
+                if values_file is None:
+                    raise
+                raise EndlessError(f"it took more than {timeout_seconds:g} seconds") from error
             has_run_out = has_run_out or found.record.out_of_memory is not None
             return found
 

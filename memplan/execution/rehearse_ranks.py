@@ -57,7 +57,8 @@ def rehearse_ranks(words: Sequence[str], *, ranks: Ranks, which: Which, **option
     with tempfile.TemporaryDirectory(prefix="memplan-ranks-") as folder:
         sent = Path(folder, "sent")
         sent.mkdir()
-        own = {name: value for name, value in options.items() if name not in ("on_progress", "output_to_stderr", "keep_warm")}
+        of_one = ("on_progress", "on_next_run", "output_to_stderr", "keep_warm")
+        own = {name: value for name, value in options.items() if name not in of_one}
 
         def run(rank: int) -> Rehearsal:
             asked = {**own, "ranks": ranks._replace(rank=rank), "sent": sent, "is_heard": False}

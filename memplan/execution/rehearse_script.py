@@ -8,7 +8,7 @@ from typing import Any
 
 from memplan.errors import MissingError
 from memplan.execution.command import Command, command_from
-from memplan.execution.program_runs import Asked, OnProgress, ProgramRuns
+from memplan.execution.program_runs import Asked, OnNextRun, OnProgress, ProgramRuns
 from memplan.execution.ranks import ONE_RANK, Ranks
 from memplan.execution.rehearsal import Rehearsal
 from memplan.execution.summary import rehearsal_of
@@ -34,6 +34,7 @@ def rehearse_script(
     most_walked_batches: int = 0,
     keep_warm: bool = False,
     on_progress: OnProgress | None = None,
+    on_next_run: OnNextRun | None = None,
     ranks: Ranks = ONE_RANK,
     sent: Path | None = None,
     is_heard: bool = True,
@@ -43,11 +44,11 @@ def rehearse_script(
 
     *words* begin with a script, ``-m`` or a program. The program's output goes where this process's does (*output_to_stderr*: all of it to
     standard error). *steps* ends it after that many steps. What it writes is held back, unless *allow_writes*. Of several processes, the
-    one that trains is reported. *most_walked_batches*: look at so many batches of each DataLoader, and begin with the largest;
-    0: as they come. *keep_warm*: leave a process behind that spares the next rehearsal in this folder the imports. *on_progress* is called
-    from time to time with how far the program is. *ranks*: how many GPUs train together, and which rank is run; the others need not be
-    there. *sent*: a folder for the objects that one rank sends another, in rehearsals of their own. *is_heard*: the program's output
-    goes anywhere.
+    one that trains is reported. *most_walked_batches*: look at so many batches of each DataLoader, and begin with the largest; 0: as they
+    come. *keep_warm*: leave a process behind that spares the next rehearsal in this folder the imports. *on_progress* is called from time
+    to time with how far the program is, *on_next_run* with what it runs again, unheard. *ranks*: how many GPUs train together, and which
+    rank is run; the others need not be there. *sent*: a folder for the objects that one rank sends another, in rehearsals of their own.
+    *is_heard*: the program's output goes anywhere.
 
     Raises NothingSeenError for a program that did not use the GPU, or ended before it could report; UsageError for one that is not there or
     takes longer; MissingError when this machine cannot rehearse it.
@@ -69,6 +70,7 @@ def rehearse_script(
         allow_writes=allow_writes,
         keep_warm=keep_warm,
         on_progress=on_progress,
+        on_next_run=on_next_run,
         ranks=ranks,
         sent=sent,
         is_heard=is_heard,

@@ -21,6 +21,7 @@ from typing_extensions import Self
 from memplan.errors import DoesNotFitError, NotRehearsedError, UsageError
 from memplan.execution.findings import sizes_hint
 from memplan.execution.process import Process, TookTooLongError
+from memplan.execution.program_process import NotEndedError
 from memplan.execution.run_record import RunRecord, read_record
 from memplan.execution.step_source import StepSource, TypedText
 from memplan.standin.launch import caches_in
@@ -106,7 +107,7 @@ class Runner:
         once); *environment* are variables for this run alone. *values_file*: a file of values to read or to write
         (`values_pass.py`). *until*: a file that the run waits for at its end, while it holds its memory.
 
-        Raises UsageError, with everything ended, after *timeout_seconds*.
+        Raises NotEndedError, with everything ended, after *timeout_seconds*.
         """
         self.result.unlink(missing_ok=True)
         request = {
@@ -127,7 +128,7 @@ class Runner:
         try:
             return process.ask(request, timeout_seconds=timeout_seconds)
         except TookTooLongError as error:
-            raise UsageError(
+            raise NotEndedError(
                 f"the program did not end within {timeout_seconds:g} seconds; {said(process)}",
                 hint="give it longer: `timeout_seconds=3600`",
             ) from error

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from memplan.execution.device_log import NO_LOG, DeviceLog
-from memplan.execution.findings import Cause, find, lower_bound_reasons, takes_as_much
+from memplan.execution.findings import Cause, find, lower_bound_reasons, open_draws, takes_as_much
 from memplan.execution.ranks import ONE_RANK, Ranks
 from memplan.execution.rehearsal import DeviceRead, OutOfMemory, ProgramFailure, Rehearsal
 from memplan.execution.run_record import RecordedRead, RunRecord
@@ -94,7 +94,13 @@ def rehearsal_of(
         exit_code=exit_code,
         failure=_failure(record, exit_code),
         lower_bound_reasons=(
-            *lower_bound_reasons(record.reads, run.log, values_failure=values_failure, never_stepped=record.never_stepped),
+            *lower_bound_reasons(
+                record.reads,
+                run.log,
+                values_failure=values_failure,
+                never_stepped=record.never_stepped,
+                drawn=open_draws(record, others["draws"].record if "draws" in others else None),
+            ),
             *([_CUT] * is_cut),
         ),
         assumed_range=_assumed_range([other.record for other in others.values()], record, outside_bytes),
@@ -129,11 +135,12 @@ def reads_by_bytes(reads: Sequence[RecordedRead], blocks: Iterable[Block]) -> tu
 def _assumed_range(lower: Sequence[RunRecord], upper: RunRecord, outside_bytes: int) -> MemoryRange | None:
     """
     Return what the GPU uses from the lowest to the highest end of what was assumed, with what is outside the allocator; None where all take
-    the same.
+    the same. An end that ran out of memory has taken, by then, less than the other perhaps; it is not told as less.
     """
     if all(takes_as_much(upper, end) for end in lower):
         return None
-    low, high = (reserved + outside_bytes for reserved in (min(end.peak_reserved_bytes for end in lower), upper.peak_reserved_bytes))
+    taken = [end.peak_reserved_bytes + outside_bytes for end in lower]
+    low, high = min(taken), max(*taken, upper.peak_reserved_bytes + outside_bytes)
     return MemoryRange(low_bytes=low, expected_bytes=high, high_bytes=high)
 
 

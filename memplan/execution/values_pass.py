@@ -8,7 +8,8 @@ Most programs only count what they log (hits, tokens). Then the run with the val
 undisturbed: that one is told, and none need follow.
 
 Some things have no value, and there both ends of an assumption are run and the larger one is told: numbers that a model computes and that
-decide sizes, those that the program compares and branches by, and times by which a compiler chooses (`child/compilers.py`).
+decide sizes, those that are drawn at random on the device, those that the program compares and branches by, and times by which a compiler
+chooses (`child/compilers.py`).
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from memplan.execution.findings import Cause, decides
 from memplan.execution.run_record import RunRecord
 from memplan.execution.summary import Run
 from memplan.hardware.gpu import GpuSpec
+from memplan.traces.read_basis import Basis
 from memplan.traces.trace import Phase
 
 
@@ -30,7 +32,7 @@ class ValuesFile(NamedTuple):
     """A file of values, as child/recorded_values.py has it."""
 
     path: Path | None
-    variant: Literal["all", "none"] | None = None
+    variant: Literal["all", "none", "redrawn"] | None = None
     """What to assume while it is written; None: it is read."""
     times: Literal["", "inverse"] = ""
     """What compilers are told of times: what the work would take, or the inverse of it, so that they choose the other way."""
@@ -40,6 +42,21 @@ class ValuesFile(NamedTuple):
     def request(self) -> dict[str, str]:
         """Return it as the child takes it."""
         return {"values_file": str(self.path or ""), "values_variant": self.variant or "", "times": self.times, "numbers": self.numbers}
+
+    def __str__(self) -> str:
+        """Return with what a program runs that is told this, as the end of a sentence."""
+        if self.times:
+            return "the other choices, where a compiler chooses by what takes less time"
+        if self.numbers:
+            return "0.0 instead of 1.0, where it compares a number that nothing computes"
+        if self.variant is None:
+            return "the values that were found"
+        then = {
+            "all": "everything passing where the model decides",
+            "none": "nothing passing where the model decides",
+            "redrawn": "other numbers where they are drawn at random",
+        }
+        return f"integers and masks computed on the host, and {then[self.variant]}"
 
 
 NO_VALUES = ValuesFile(None)
@@ -99,12 +116,13 @@ def _with_data(
     found = _with_values(run, ValuesFile(folder / "values-all", "all"), first)
     if _has_failed(found.run.record) and not _has_failed(first.record):
         return Settled(first, failure=found.failure or _failure_of(found.run.record))
-    if not any(read.basis == "assumed" for read in found.run.record.reads):
-        return found
-    other = _with_values(run, ValuesFile(folder / "values-none", "none"), first)
-    if other.values is None or _has_failed(other.run.record):
-        return found
-    return found.beside("values", other)
+    ends: tuple[tuple[Basis, Cause, Literal["none", "redrawn"]], ...] = (("drawn", "draws", "redrawn"), ("assumed", "values", "none"))
+    for basis, cause, variant in ends:
+        if any(read.basis == basis for read in found.run.record.reads):
+            other = _with_values(run, ValuesFile(folder / f"values-{variant}", variant), first)
+            if other.values is not None and not _has_failed(other.run.record):
+                found = found.beside(cause, other)
+    return found
 
 
 def _with_both_numbers(run: Callable[[ValuesFile | None], Run], found: Settled) -> Settled:
@@ -113,11 +131,8 @@ def _with_both_numbers(run: Callable[[ValuesFile | None], Run], found: Settled) 
     if not any(read.basis == "compared" for read in record.reads) or record.failure is not None or record.out_of_memory is not None:
         return found  # what ran out of memory is told whatever the other way takes
     told = (found.values or NO_VALUES)._replace(numbers="zero")
-    try:
-        other = run(told)
-    except (NothingSeenError, EndlessError):
-        return found
-    if _has_failed(other.record):
+    other = _other_end(run, told)
+    if other is None:
         return found
     settled = found.beside("numbers", Settled(other, values=told))
     return settled if settled.run is other else found._replace(run=_as_ordinary(found.run))
@@ -134,8 +149,17 @@ def _with_both_times(run: Callable[[ValuesFile | None], Run], found: Settled) ->
     if not found.run.record.chosen_by_time or found.run.record.failure is not None:
         return found
     told = (found.values or NO_VALUES)._replace(times="inverse")
-    other = run(told)
-    return found if _has_failed(other.record) else found.beside("times", Settled(other, values=told))
+    other = _other_end(run, told)
+    return found if other is None else found.beside("times", Settled(other, values=told))
+
+
+def _other_end(run: Callable[[ValuesFile | None], Run], told: ValuesFile) -> Run | None:
+    """Return the program as it runs with the other end of an assumption; None where it fails there, or comes to no end."""
+    try:
+        other = run(told)
+    except (NothingSeenError, EndlessError):
+        return None
+    return None if _has_failed(other.record) else other
 
 
 class EndlessError(Exception):

@@ -111,8 +111,13 @@ class WarmProcess(NamedTuple):
             "ignored": ignored_signals(),
         }
         connection = self._ask({"run": asked}, streams)
-        begun = None if connection is None else _answer(connection)
-        return None if connection is None or begun is None else WarmProgram(connection, begun["pid"])
+        if connection is None:
+            return None
+        begun = _answer(connection)
+        if begun is None:
+            connection.close()
+            return None
+        return WarmProgram(connection, begun["pid"])
 
     def has_imported_with(self, variables: Mapping[str, str]) -> bool:
         """Say whether the program set the same *variables* when it showed what it imports: a package may read one at its import."""

@@ -74,7 +74,9 @@ def _read_values(rehearsal: Rehearsal, *, shows_all: bool) -> Iterator[str]:
     """Yield the reads with memory behind them, and how their answers are known; those that were guessed are warnings as well."""
     least = rehearsal.peak_allocated_bytes * _LEAST_SHARE
     shown = [
-        read for read in rehearsal.reads if shows_all or (read.following_bytes >= least and read.basis in ("data", "answer", "assumed"))
+        read
+        for read in rehearsal.reads
+        if shows_all or (read.following_bytes >= least and read.basis in ("data", "answer", "assumed", "drawn"))
     ]
     for read in shown if shows_all else shown[:_MOST_READS]:
         behind = f"{format_bytes(read.following_bytes)} behind it; " if read.following_bytes else ""
@@ -109,6 +111,8 @@ def _assumed(rehearsal: Rehearsal) -> Iterator[str]:
     """Yield what was assumed."""
     if any(read.basis == "assumed" for read in rehearsal.reads):
         yield "numbers that the model computes"
+    if any(finding.kind == "drawn_values" for finding in rehearsal.findings):
+        yield "numbers that are drawn at random"
     if any(read.basis == "compared" for read in rehearsal.reads):
         yield "numbers that the program compares"
     if any(finding.kind == "chosen_by_time" for finding in rehearsal.findings):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -63,7 +64,8 @@ def own_caches(folder: Path) -> dict[str, str]:
     names = {"TRITON_CACHE_DIR": "triton", "TORCHINDUCTOR_CACHE_DIR": "inductor", "PYTORCH_KERNEL_CACHE_PATH": "kernels"}
     for name in names.values():
         (folder / name).mkdir(parents=True, exist_ok=True)  # PyTorch warns of a cache for kernels that is not there
-    return {variable: str(folder / name) for variable, name in names.items()}
+    named = {variable: str(folder / name) for variable, name in names.items()}
+    return named | {"MEMPLAN_CACHES": json.dumps(named)}  # for a program that names others (child/cold_caches.py)
 
 
 def gpu_description(gpu: GpuSpec, context_bytes: int) -> str:

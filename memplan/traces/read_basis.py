@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from typing import Literal
 
-Basis = Literal["data", "answer", "assumed", "rule", "padding", "rounded", "compared", "ordinary", "zero"]
+Basis = Literal["data", "answer", "assumed", "drawn", "rule", "padding", "rounded", "compared", "ordinary", "zero"]
 """
-The program's own data; the user; an assumption about what a model computes; what holds in an ordinary training; the worse of two cases (a
+The program's own data; the user; an assumption about what a model computes; what is drawn at random on the
+device; what holds in an ordinary training; the worse of two cases (a
 mask has padding); all of what a float may be a share of; one of two numbers, with which the program may branch otherwise; a number that a
 program only looks at; or nothing.
 """
+
+DRAWN = "drawn at random on the GPU"
+"""What the reason begins with of what was drawn there: an end of its range, or one draw."""
+
+ONE_DRAW = f"{DRAWN}: one draw, and others differ"
 
 USERS = "your answer for "
 """What the reason of a user's answer begins with; the place follows, as it was given."""

@@ -24,7 +24,7 @@ except ImportError:
 
 def build(device: str, program: str = "padding", rows: int = ODD) -> Callable[[], None]:
     """Return the step of that name."""
-    programs = (padding, constants, timing, tuned, dropout, later_triton, asks, whole, flex)
+    programs = (padding, constants, timing, tuned, dropout, later_triton, asks, whole, flex, updates)
     return {found.__name__: found for found in programs}[program](device, rows)
 
 
@@ -169,6 +169,20 @@ def whole(device: str, rows: int) -> Callable[[], None]:
     def step() -> None:
         run(torch.randn(rows, 8, device=device))
         _check_followed()
+
+    return step
+
+
+def updates(device: str, rows: int) -> Callable[[], None]:
+    """A step whose optimizer alone is compiled."""
+    model = nn.Linear(512, 512, bias=False).to(device)
+    optimizer = torch.optim.Adam(model.parameters())
+    update = torch.compile(optimizer.step, backend="aot_eager")
+
+    def step() -> None:
+        model(torch.randn(rows, 512, device=device)).sum().backward()
+        update()
+        optimizer.zero_grad()
 
     return step
 

@@ -83,6 +83,13 @@ def test_dynamo_does_not_follow_the_recorder(run: Run, program: str) -> None:
     assert run(program).verdict == "fits"
 
 
+def test_the_state_of_a_compiled_optimizer_is_its_state(run: Run) -> None:
+    """The module that its step becomes has it as buffers: two moments and a count for a weight of 1 MiB."""
+    breakdown = run("updates").breakdown
+
+    assert (breakdown.parameters_bytes, breakdown.optimizer_state_bytes) == (MIB, 2 * MIB + 512)
+
+
 def test_the_masks_that_a_compiled_forward_keeps_are_no_batch(run: Run) -> None:
     """A dropout's mask has a byte for each element; the batch is 64 indices of 8 bytes."""
     assert run("dropout").breakdown.batch_data_bytes == 512

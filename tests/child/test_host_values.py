@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from memplan.execution.rehearsal import Rehearsal
+from memplan.hardware.catalog import find_gpu
+from memplan.reports.rehearsal_view import view_rehearsal
 from tests.conftest import RehearserOf
 
 STEPS = Path(__file__).with_name("values_steps.py")
@@ -98,6 +100,15 @@ def test_experts_get_equal_shares_or_one_gets_all(run: Run, is_one_hot: int) -> 
     assert "one gets all" in seen.findings[0].message
 
 
+@pytest.mark.parametrize(("values", "most_rows"), [({}, 128), ({"is_scattered": 0, "experts": 4}, 256)])
+def test_two_questions_about_the_same_gates_agree(run: Run, values: dict[str, int], most_rows: int) -> None:
+    """Which are not zero, and how many are more than zero: two of eight for each of 64 tokens; else all of four, or none."""
+    seen = run("gated", **values)
+
+    assert (seen.verdict, seen.lower_bound_reasons) == ("fits", ())
+    assert seen.peak_allocated_bytes == pytest.approx((64 + most_rows) * MIB, abs=MIB + WORKSPACE)
+
+
 def test_where_a_model_decides_everything_passes_or_nothing(run: Run) -> None:
     """128 rows of 1 MiB, or none."""
     seen = run("passes_a_threshold")
@@ -115,6 +126,49 @@ def test_labels_that_a_thread_moves_are_followed(run: Run, is_of_pool: int) -> N
     assert {(read.basis, read.answer) for read in seen.reads} == {("data", "16")}
     assert 64 * MIB + 2 * 16 * MIB <= seen.peak_allocated_bytes < 64 * MIB + 2 * 16 * MIB + MIB + WORKSPACE
     assert seen.assumed_range is None
+
+
+@pytest.mark.parametrize(("program", "low_mib"), [("draws_a_size", 1), ("draws_a_branch", 0)])
+def test_one_number_that_the_device_draws_goes_both_ways(run: Run, program: str, low_mib: int) -> None:
+    """It is no data: the most that can be drawn is told, 64 MiB, with the least beside it."""
+    seen = run(program)
+
+    assert seen.verdict == "fits"
+    assert seen.peak_allocated_bytes == pytest.approx(64 * MIB, abs=MIB / 8)
+    assert seen.assumed_range is not None
+    assert seen.assumed_range.high_bytes - seen.assumed_range.low_bytes == pytest.approx((64 - low_mib) * MIB, abs=2 * MIB)
+    assert {read.basis for read in seen.reads} == {"drawn"}
+    (finding,) = seen.findings
+    assert finding.message.startswith("numbers that are drawn at random on the GPU decide sizes at ")
+
+
+def test_many_numbers_that_the_device_draws_leave_a_lower_bound(run: Run) -> None:
+    """An eighth of 4096 rows, give or take what chance does: two draws differ, and a third may take more."""
+    seen = run("draws_a_mask")
+
+    assert seen.verdict == "unknown"
+    assert seen.lower_bound_reasons[0].startswith("numbers that are drawn at random on the GPU decide sizes at ")
+    rows = (seen.peak_allocated_bytes - 64 * MIB) / (MIB / 64)
+    assert rows == pytest.approx(512, abs=100)
+    told = view_rehearsal(seen, find_gpu("a100-80")).reads
+    assert all("drawn at random on the GPU: one draw, and others differ" in line for line in told)
+
+
+@pytest.mark.heavy
+def test_a_run_with_values_that_does_not_end_costs_no_report(rehearser_of: RehearserOf) -> None:
+    """The first run ends at once; with values the loop waits for numbers that the model never computes."""
+    seen = rehearser_of(f"{STEPS}:build").rehearse(gpu="t4", values={"program": "waits"}, steps=1, timeout_seconds=10)
+
+    assert seen.verdict == "unknown"
+    assert seen.lower_bound_reasons[0].endswith("failed: it took more than 10 seconds")
+
+
+def test_what_is_drawn_and_decides_no_size_is_no_finding(run: Run) -> None:
+    """Which rows are taken is drawn, and not how many; a number that is printed is no choice."""
+    seen = run("draws_an_order")
+
+    assert (seen.verdict, seen.findings, seen.assumed_range) == ("fits", (), None)
+    assert "drawn" in {read.basis for read in seen.reads}
 
 
 def test_what_a_model_decides_and_no_size_hangs_on_is_no_finding(run: Run) -> None:
@@ -217,6 +271,27 @@ def test_what_is_generated_is_as_long_as_it_may_be(run: Run) -> None:
 def test_numbers_that_a_model_computes_are_finite_ones(run: Run) -> None:
     """Which PyTorch asks by comparing them with themselves and with infinity."""
     assert run("drops_what_is_not_finite").verdict == "fits"
+
+
+def test_what_attention_saves_on_the_host_decides_nothing(run: Run) -> None:
+    """The state of its dropout is integers, and goes where the rest goes."""
+    seen = run("attends")
+
+    assert (seen.verdict, seen.lower_bound_reasons, {read.basis for read in seen.reads}) == ("fits", (), {"ordinary"})
+
+
+def test_operators_that_take_functions_are_no_reason_to_lose_the_values(run: Run) -> None:
+    """50 of 128 places are of the second text, as the host knows, beside flex_attention."""
+    seen = run("attends_by_a_rule")
+
+    assert (seen.verdict, {(read.basis, read.answer) for read in seen.reads}) == ("fits", {("data", "50")})
+
+
+def test_a_guess_does_not_hide_behind_a_harmless_number_of_the_same_line(run: Run) -> None:
+    """Both read zero: the one is a loss, the other a size."""
+    seen = run("copies_two_numbers")
+
+    assert (seen.verdict, {read.basis for read in seen.reads}) == ("unknown", {"ordinary", "zero"})
 
 
 def test_what_is_saved_decides_nothing(run: Run) -> None:

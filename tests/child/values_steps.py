@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 MIB_OF_FLOATS = 2**18
 
@@ -69,6 +70,35 @@ def _lengths_of_a_loss(device):
     texts, lengths, sizes = (host(*shape, low=1, high=8).to(device) for shape in ((4, 8), (4,), (4,)))
     logs = nn.Linear(4, 20, device=device)(torch.ones(9, 4, 4, device=device)).log_softmax(-1)
     return functional.ctc_loss(logs, texts, lengths + 1, sizes.clamp(max=2), zero_infinity=True).numel()
+
+
+def _where_the_device_is_the_default(device):
+    """As programs say it that are older than `torch.set_default_device`."""
+    torch.set_default_tensor_type("torch.cuda.FloatTensor" if torch.device(device).type == "cuda" else "torch.FloatTensor")
+    try:
+        numbers = torch.Tensor([3, 0, 5, 1])
+        marked = torch.zeros(4).masked_fill_(numbers > 2, 7) + torch.arange(4)
+        return marked.sum().item(), numbers[numbers > 2].numel(), marked.long().repeat_interleave(marked.long()).numel()
+    finally:
+        torch.set_default_tensor_type("torch.FloatTensor")
+
+
+def _loaded(device):
+    file = io.BytesIO()
+    torch.save(host(50), file)
+    file.seek(0)
+    return (torch.load(file, map_location=device) > 50).sum().item()
+
+
+def _replaced(device):
+    labels = torch.zeros(1, dtype=torch.int64, device=device)
+    labels.data = host(50).to(device)
+    return labels[labels > 50].numel()
+
+
+def _sparse(device):
+    edges = torch.sparse_coo_tensor(host(2, 20, high=9), torch.ones(20), (9, 9)).coalesce()
+    return (edges.to(device).to_dense() > 0).sum().item(), edges.to(device).cpu().to_dense().sum().item()
 
 
 class Labels(torch.Tensor):
@@ -131,6 +161,11 @@ READS = {
     "filled with what the device has": lambda device: int(_marked(torch.zeros(9, device=device).fill_(host(1).to(device)[0]))),
     "rows of a sparse gradient": _rows_of_a_gradient,
     "letters of a CTC loss": _lengths_of_a_loss,
+    "where the device is the default": _where_the_device_is_the_default,
+    "loaded to the device": _loaded,
+    "put in the place of other data": _replaced,
+    "a sparse tensor": _sparse,
+    "a long list": lambda device: int((torch.tensor([0, 1] * 10_000).to(device) + torch.tensor([0, 1] * 10_000, device=device)).sum()),
     "padding a sequence": lambda device: nn.utils.rnn.pad_sequence([host(n).to(device) for n in (3, 5)]).ne(0).sum().item(),
 }
 """Each asks for a number that the host's integers decide."""
@@ -235,6 +270,23 @@ def routed(device, tokens=64, experts=4, chosen=2, is_one_hot=0):
             rows, places = torch.where(functional.one_hot(indices, experts)[..., expert] if is_one_hot else indices == expert)
             kept.append((scores[rows, places, None] * weight).sum() if expert == 0 else scores[rows, places].sum())
         torch.stack(kept).sum().backward()
+
+    return step
+
+
+def gated(device, tokens=64, experts=8, chosen=2, is_scattered=1):
+    """Rows by the gates that are not zero, split by how many these are of each expert: 1 MiB a row. Else every positive score is a gate."""
+    gate = nn.Linear(16, experts, device=device)
+
+    def step():
+        scores = gate(torch.randn(tokens, 16, device=device))
+        best, indices = scores.topk(chosen)
+        gates = torch.zeros_like(scores).scatter(1, indices, best.softmax(1)) if is_scattered else scores.relu()
+        rows, experts_of = torch.nonzero(gates).t()
+        counts = (gates > 0).sum(0).tolist()
+        parts = torch.empty(tokens, MIB_OF_FLOATS, device=device)[rows[experts_of.argsort()]].split(counts)
+        assert len(parts) == experts
+        assert not is_scattered or sum(counts) in (0, tokens * chosen)  # none in a first run
 
     return step
 
@@ -483,6 +535,46 @@ def generates(device, tokens=300, vocabulary=2000):
     return step
 
 
+def attends(device):
+    """Attention that saves for its backward on the host, among it the state of its dropout."""
+    model = nn.Linear(64, 64, device=device, dtype=torch.bfloat16)
+
+    def step():
+        states = model(torch.randn(2, 4, 16, 64, device=device, dtype=torch.bfloat16))
+        with torch.autograd.graph.save_on_cpu(pin_memory=True):
+            attended = functional.scaled_dot_product_attention(states, states, states, is_causal=True)
+        attended.square().mean().backward()
+
+    return step
+
+
+def attends_by_a_rule(device):
+    """Attention by a function of its own, among the texts of a batch; keeps 1 MiB for each place that counts."""
+    model = nn.Linear(16, 16, device=device)
+
+    def step():
+        texts = (torch.arange(128) // 50).to(device)
+        mask = create_block_mask(lambda batch, head, i, j: texts[i] == texts[j], 1, 1, 128, 128, device=device)  # noqa: ARG005
+        states = model(torch.randn(1, 4, 128, 16, device=device))
+        attended = flex_attention(states, states, states, block_mask=mask)
+        torch.empty(int((texts == 1).sum()), MIB_OF_FLOATS, device=device)
+        attended.square().mean().backward()
+
+    return step
+
+
+def copies_two_numbers(device):
+    """In one line a loss and a whole number that comes from it, which both read zero, and the second as a size."""
+    model = nn.Linear(16, 8, device=device, dtype=torch.bfloat16)
+
+    def step():
+        loss = model(torch.ones(2, 16, device=device, dtype=torch.bfloat16)).sum()
+        copied = [number.detach().cpu() for number in (loss, loss.long())]
+        torch.empty(int(copied[1]), device=device)
+
+    return step
+
+
 def saves(device):
     """Gives its batch norm, in which there is a count, to safetensors."""
     from safetensors.torch import save
@@ -509,5 +601,62 @@ def drops_what_is_not_finite(device):
         right = (losses > 0).float().mean()  # by assumption
         torch.empty(int(right[~torch.isnan(right)].numel()), device=device)
         assert right[~torch.isnan(right)].numel() == 1
+
+    return step
+
+
+def draws_a_size(device, most=64):
+    """Keeps as many MiB as one number says that is drawn on the device."""
+
+    def step():
+        size = int(torch.randint(1, most + 1, (1,), device=device).item())
+        torch.empty(size, MIB_OF_FLOATS, device=device)
+
+    return step
+
+
+def draws_a_branch(device):
+    """Takes 64 MiB in one of five steps; and waits for a draw that it likes."""
+
+    def step():
+        while torch.rand((), device=device) < 0.5:
+            pass
+        if torch.rand(1, device=device) > 0.8:
+            torch.empty(64, MIB_OF_FLOATS, device=device)
+
+    return step
+
+
+def draws_a_mask(device):
+    """Takes 16 KiB for each of 4096 places that is drawn, one of eight."""
+
+    def step():
+        chosen = torch.rand(4096, device=device) < 0.125
+        torch.empty(4096, MIB_OF_FLOATS // 64, device=device)[chosen]
+
+    return step
+
+
+def draws_an_order(device, room=300):
+    """Takes some of the rows whose label is even, whichever, and tells a number that it drew."""
+
+    def step():
+        even = (host(1000) % 2 == 0).to(device).nonzero().flatten()
+        is_chosen = torch.zeros(1000, dtype=torch.bool, device=device)
+        is_chosen[even[torch.randperm(len(even), device=device)[:room]]] = True
+        torch.empty(1000, MIB_OF_FLOATS // 64, device=device)[is_chosen.nonzero()]
+        print(torch.rand(1, device=device).item())
+
+    return step
+
+
+def waits(device):
+    """Goes on as long as all that its model computes is positive."""
+    model = nn.Linear(16, 16, device=device)
+
+    def step():
+        torch.empty(int((host(8) > 50).to(device).sum()), device=device)
+        while (model(torch.ones(4, 16, device=device)) > 0).all():
+            pass
 
     return step

@@ -64,5 +64,19 @@ def test_a_terminal_shows_how_far_a_program_is_whose_runs_are_not_heard(torch_bu
     assert result.stdout.count("trained") == 1
     assert "run 2, for the values that decide sizes (" in shown
     assert "MiB reserved at the peak so far" in shown
-    assert shown.partition("run 2,")[0].strip() == ""
+    assert shown.partition("run 2,")[0].strip().startswith("memplan: running the program again with integers and masks")
     assert shown.rpartition("so far")[2].split("\r")[1].strip() == ""
+
+
+def test_each_further_run_of_a_program_is_told(torch_build: TorchBuild, tmp_path: Path) -> None:
+    """Its own output is that of the first run; the report is of the last."""
+    (tmp_path / "train.py").write_text(MASKED.replace("time.sleep(0.25)", ""))
+    command = [sys.executable, "-m", "memplan", "rehearse", "--gpu", "t4", "--format", "json", "--", "train.py"]
+
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True, timeout=120)
+
+    assert result.stderr.splitlines() == [
+        "trained",
+        "memplan: running the program again with integers and masks computed on the host, and everything passing where the model decides",
+        "memplan: running the program again with the values that were found",
+    ]

@@ -136,6 +136,17 @@ def test_a_run_that_nobody_needs_is_ended(meeting: Meeting) -> None:
         os.kill(other.pid, 0)
 
 
+@pytest.mark.heavy
+def test_a_run_without_an_end_beside_the_first_costs_no_report(meeting: Meeting, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The program waits for ever where the compiler chooses the other way."""
+    monkeypatch.setattr("memplan.execution.program_runs.most_seconds", lambda first: first + 2)
+
+    seen = meeting.rehearse("import time; time.sleep(50 if is_large else 0)")
+
+    assert seen.verdict == "fits"
+    assert [finding.message.rpartition("; ")[2][:15] for finding in seen.findings] == ["one end was run"]
+
+
 def test_programs_that_may_write_run_one_after_the_other(meeting: Meeting) -> None:
     """Both would write the same files."""
     seen = meeting.rehearse(size=1, allow_writes=True)
@@ -168,3 +179,41 @@ def test_what_is_compiled_is_kept_in_folders_of_the_run(
     folders = {Path(path).parents[1] for path, *_ in told}
     assert [folder.name.startswith("memplan-rehearsal-") for folder in folders] == [True]
     assert not any(folder.exists() for folder in folders)
+
+
+NAMES_CACHES = """
+import os
+warm, new = os.path.abspath("warm"), os.path.abspath("new")
+os.environ["TORCHINDUCTOR_CACHE_DIR"] = os.environ["TRITON_CACHE_DIR"] = warm
+import torch, triton
+from torch._inductor.runtime.cache_dir_utils import cache_dir
+from triton.runtime.cache import get_cache_manager
+
+def folders():
+    return cache_dir(), os.path.dirname(get_cache_manager("ab").cache_dir)
+
+torch.ones(1, device="cuda")
+first = folders()
+assert first == folders()
+os.environ["TORCHINDUCTOR_CACHE_DIR"] = os.environ["TRITON_CACHE_DIR"] = new
+for folder in (*first, *folders()):
+    print(folder in (warm, new), "compiled" in os.listdir(folder))
+print(len({*first, *folders()}))
+"""
+"""It says where compiled code is kept: in a folder that has some, and later in one that is not there yet."""
+
+
+def test_caches_that_a_program_names_are_cold_too(
+    torch_build: TorchBuild, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Each of them is another folder, of the rehearsal's own, whatever is in the one that was named."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "warm").mkdir()
+    (tmp_path / "warm" / "compiled").touch()
+    (tmp_path / "train.py").write_text(NAMES_CACHES)
+
+    rehearsal = rehearse_script(["train.py"], gpu=find_gpu("t4"), timeout_seconds=60, allow_writes=True)
+
+    assert rehearsal.exit_code == 0
+    assert capfd.readouterr().out == "False False\n" * 4 + "4\n"
+    assert not (tmp_path / "new").exists()

@@ -148,8 +148,8 @@ def test_a_program_that_fails_leaves_its_last_words(rehearser_of: RehearserOf, f
 
 def test_a_program_that_hangs_is_ended(torch_build: TorchBuild) -> None:
     """After the time that it was given."""
-    with pytest.raises(UsageError, match="did not end within 15 seconds"):
-        rehearse(f"{STEPS}:hangs", gpu=find_gpu("t4"), timeout_seconds=15)
+    with pytest.raises(UsageError, match="did not end within 6 seconds"):
+        rehearse(f"{STEPS}:hangs", gpu=find_gpu("t4"), timeout_seconds=6)
 
 
 def test_what_is_not_served_is_named_and_gives_no_number(rehearser_of: RehearserOf) -> None:

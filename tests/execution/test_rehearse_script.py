@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -202,6 +203,14 @@ def test_a_torch_that_only_a_thread_imports_is_recorded(script: Script, tmp_path
     assert capfd.readouterr() == ("joined\n", "")
 
 
+def test_steps_that_a_thread_runs_end_the_program_too(script: Script, tmp_path: Path) -> None:
+    """The main thread waits for something that does not come any more."""
+    (tmp_path / "trained.py").write_text(TRAINING)
+    waits = IMPORTED_BY_A_THREAD.replace("thread.join()", "import time\ntime.sleep(100)")
+
+    assert len(seen(script(waits, steps=2, timeout_seconds=60)).steps) == 2
+
+
 @pytest.mark.parametrize("output_format", ["text", "json"])
 def test_nothing_seen_is_exit_code_3_with_a_reason(torch_build: TorchBuild, tmp_path: Path, output_format: str) -> None:
     """In JSON the verdict is null: neither "fits" nor an empty output that reads as success."""
@@ -281,6 +290,21 @@ def test_a_launcher_with_one_process_on_nccl(script: Script, tmp_path: Path) -> 
     assert rehearsal.peak_allocated_bytes >= 16 * MIB
 
 
+@pytest.mark.heavy
+@pytest.mark.skipif(shutil.which("uv") is None, reason="uv is not installed")
+def test_a_program_that_uv_runs_is_the_one_told_of(script: Script, tmp_path: Path) -> None:
+    """With the environment of its project, which uv finds by itself."""
+    (tmp_path / "train.py").write_text(TRAINING)
+    (tmp_path / "pyproject.toml").write_text('[project]\nname = "trained"\nversion = "0"\nrequires-python = ">=3.10"\n')
+    (tmp_path / ".venv").symlink_to(sys.prefix)
+    words = ["uv", "run", "--no-sync", "--offline", "train.py"]
+
+    rehearsal = seen(rehearse_script(words, gpu=find_gpu("t4"), timeout_seconds=200))
+
+    assert (rehearsal.verdict, len(rehearsal.steps)) == ("fits", 3)
+    assert rehearsal.process == f"{tmp_path / '.venv/bin/python'} train.py"
+
+
 def test_several_processes_on_nccl_are_refused(script: Script, tmp_path: Path) -> None:
     """By name; there is no figure."""
     (tmp_path / "train.py").write_text(DISTRIBUTED)
@@ -324,12 +348,32 @@ def test_a_signal_that_is_ignored_ends_nothing(script: Script, tmp_path: Path) -
     assert (process.returncode, told.splitlines()[0][:16]) == (0, "Fits on Tesla T4")
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP], ids=lambda number: number.name)
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, signal.SIGINT, pytest.param(signal.SIGHUP, marks=pytest.mark.heavy)], ids=lambda number: number.name
+)
 def test_a_signal_to_memplan_alone_ends_the_program_and_what_was_seen_is_told(
     script: Script, tmp_path: Path, number: signal.Signals
 ) -> None:
     """As a batch system sends it; the exit code is that of the signal."""
     (tmp_path / "train.py").write_text(WAITS)
+    command = [sys.executable, "-m", "memplan", "rehearse", "--gpu", "t4", "--", "train.py"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True, preexec_fn=heard)  # noqa: PLW1509
+    assert process.stdout is not None
+    assert process.stdout.readline() == "trained\n"
+
+    process.send_signal(number)
+    told, _ = process.communicate(timeout=60)
+
+    assert told.startswith("Fits on Tesla T4: ")
+    assert "3 steps" in told
+    assert process.returncode == 128 + number
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.heavy)], ids=lambda number: number.name)
+def test_what_a_thread_did_is_told_when_a_signal_ends_the_program(script: Script, tmp_path: Path, number: signal.Signals) -> None:
+    """The main thread never loaded torch. Ctrl-C ends that one alone, as ever; the rest of the program goes when its time is over."""
+    (tmp_path / "trained.py").write_text(WAITS)
+    (tmp_path / "train.py").write_text(IMPORTED_BY_A_THREAD)
     command = [sys.executable, "-m", "memplan", "rehearse", "--gpu", "t4", "--", "train.py"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True, preexec_fn=heard)  # noqa: PLW1509
     assert process.stdout is not None
@@ -565,7 +609,7 @@ def test_a_script_is_ended_after_the_steps_of_its_optimizers(
 
     assert [int(line) for line in capfd.readouterr().out.split()] == printed
     assert len(rehearsal.steps) == {UNUSED: 102, SELDOM: 6}.get(text, 2)
-    assert ("never_stepped" in [finding.kind for finding in rehearsal.findings]) == (text is UNUSED)
+    assert any("never stepped" in reason for reason in rehearsal.lower_bound_reasons) == (text is UNUSED)
     if text is ADVERSARIAL:
         assert rehearsal.breakdown.optimizer_state_bytes == 16 * MIB
     if text is SELDOM:
@@ -1242,8 +1286,12 @@ def test_a_number_by_which_the_best_is_kept_is_no_reason_to_run_again(script: Sc
 
 
 def test_an_optimizer_that_never_stepped_leaves_a_lower_bound(script: Script) -> None:
-    """Its state is not there: 8 MiB of moments would be."""
+    """Its state is not there: 8 MiB of moments would be. That is told once."""
     rehearsal = seen(script(TRAINING.replace("update.step()", "pass")))
 
     assert rehearsal.verdict == "unknown"
-    assert rehearsal.lower_bound_reasons == ("AdamW with 4 parameters never stepped",)
+    (reason,) = rehearsal.lower_bound_reasons
+    assert reason == "AdamW with 4 parameters never stepped, so its state is not counted, nor what leads to its step"
+    assert [warning for warning in view_rehearsal(rehearsal, find_gpu("t4")).warnings if "stepped" in warning] == [
+        f"it may take more: {reason}"
+    ]

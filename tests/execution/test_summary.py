@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from memplan.execution.rehearsal import StepPeaks
-from memplan.execution.run_record import RecordedRead, RunRecord
+from memplan.execution.run_record import AllocationFailure, RecordedRead, RunRecord
 from memplan.execution.summary import Run, reads_by_bytes, rehearsal_of
 from memplan.memory.cuda_context import assumed_range
 from memplan.traces.trace import Block, Note
@@ -74,3 +74,17 @@ def test_one_step_of_an_optimizer_with_state_is_a_lower_bound(num_steps: int, no
     ended = rehearsal_of(Run(record.model_copy(update={"was_cut": False})), context=assumed_range(0), exit_code=-15)
 
     assert (cut.verdict, ended.verdict, whole.verdict) == (verdict, verdict, "fits")
+
+
+@pytest.mark.parametrize(("peaks", "low", "high"), [((300, 200), 200, 300), ((200, 300), 300, 300)])
+def test_an_end_that_ran_out_of_memory_is_told_as_no_less_than_the_other(peaks: tuple[int, int], low: int, high: int) -> None:
+    """It had not come as far: what it asked for in vain is in no figure of its record."""
+    failed = AllocationFailure(message="out of memory", requested_bytes=500, free_bytes=400, step=1, phase="forward", place=None)
+    upper, lower = (RunRecord(torch="2.13", gpu_name="a GPU", peak_allocated_bytes=peak, peak_reserved_bytes=peak) for peak in peaks)
+    run, other = Run(upper.model_copy(update={"out_of_memory": failed})), Run(lower)
+
+    found = rehearsal_of(run, others={"values": other}, context=assumed_range(0))
+
+    assert found.assumed_range is not None
+    assert (found.assumed_range.low_bytes, found.assumed_range.high_bytes) == (low, high)
+    assert found.verdict == "does_not_fit"

@@ -12,7 +12,7 @@ from memplan.execution.device_log import NO_LOG
 from memplan.execution.findings import lower_bound_reasons
 from memplan.execution.run_record import AllocationFailure, ChosenByTime, Failure, RecordedRead, RunRecord
 from memplan.execution.summary import Run
-from memplan.execution.values_pass import Settled, ValuesFile, settle
+from memplan.execution.values_pass import EndlessError, Settled, ValuesFile, settle
 from memplan.traces.trace import CountedMark, EventColumns
 
 CHOICE = ChosenByTime(by="_inductor/fx_passes/pad_mm.py", place="train.py:3")
@@ -141,6 +141,24 @@ def test_an_end_at_which_the_program_fails_is_not_told(tmp_path: Path) -> None:
     """The other one stands alone."""
     failure = {"kind": "error", "message": "", "place": None, "phase": "step 1"}
     found, _ = settled(run_of(100, chosen_by_time=(CHOICE,)), run_of(200, failure=failure), tmp_path)
+
+    assert found.run.record.peak_reserved_bytes == 100
+    assert not found.others
+
+
+@pytest.mark.parametrize(
+    "error", [EndlessError("it took more than 60 seconds"), NothingSeenError("SIGKILL ended it", program_exit_code=-9)]
+)
+def test_an_end_that_is_not_reached_costs_no_report(tmp_path: Path, error: Exception) -> None:
+    """The other one stands alone, whatever keeps the program from its end with other times, or other numbers."""
+    compared = RecordedRead.model_validate({"place": "a.py:1", "text": "", "count": 1, "answer": "1.0", "reason": "", "basis": "compared"})
+
+    def run(told: ValuesFile | None) -> Run:
+        if told is not None:
+            raise error
+        return run_of(100, chosen_by_time=(CHOICE,), reads=(compared,))
+
+    found = settle(run, folder=tmp_path, answers=None)
 
     assert found.run.record.peak_reserved_bytes == 100
     assert not found.others

@@ -213,3 +213,29 @@ running = [threading.Thread(target=work, args=(number,)) for number in range(1, 
 assert wrong == []
 """,
     )
+
+
+def test_the_last_large_copy_is_kept_for_a_recorder_until_a_kernel_runs(torch_build: TorchBuild) -> None:
+    """128 KiB, whole: not a part of it, not what was overwritten in part, and nothing before somebody wants it. Reads do not see it."""
+    on_device(
+        torch_build,
+        """
+size = 1 << 17
+p, data = malloc(size), bytes(range(256)) * (size // 256)
+def last(at, size=size):
+    out = (c_int * (size // 4))()
+    return bytes(out) if cuda.memplan_last_copy(c_void_p(at), out, c_size_t(size)) else None
+write(p, data)
+assert last(p) is None
+cuda.memplan_keep_last_copy()
+write(p, data)
+assert last(p) == data
+assert (last(p, size - 4), last(p + 4)) == (None, None)
+assert read(p, 4) == bytes(4)
+write(p + 5, b"other")
+assert last(p) is None
+write(p, data)
+kernel()
+assert last(p) is None
+""",
+    )

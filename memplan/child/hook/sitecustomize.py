@@ -6,7 +6,9 @@ The script itself is run by Python as ever. A sitecustomize that this one hides 
 
 import importlib.util
 import os
+import signal
 import sys
+from contextlib import suppress
 from importlib.abc import MetaPathFinder
 from importlib.machinery import PathFinder
 from typing import Any
@@ -62,7 +64,29 @@ def _file_of_ours(name: str) -> Any:
     return module
 
 
+def _report_before_signals() -> None:
+    """
+    Have what was seen written before a signal ends this process.
+
+    Only the main thread can ask for that, and it need not be the one that imports torch. In an interpreter beside the main one, none can.
+    """
+    with suppress(ValueError):
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) is signal.SIG_DFL:
+                signal.signal(number, _write_and_end)
+
+
+def _write_and_end(number: int, frame: Any) -> None:
+    del frame
+    script = sys.modules.get("memplan.child.script")
+    if script is not None:
+        script.write()
+    signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)
+
+
 if "MEMPLAN_RESULTS" in os.environ:
+    _report_before_signals()
     if "MEMPLAN_WORLD" in os.environ:
         _file_of_ours("one_rank").take_rank()
     _file_of_ours("held_back").hold_back()

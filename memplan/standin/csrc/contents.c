@@ -8,6 +8,7 @@
 
 #define MOST_PIECES 256
 #define MOST_BYTES ((size_t)1 << 16) /* of a piece; what is larger is data, and not kept */
+#define MOST_LAST ((size_t)1 << 27)  /* of the last copy that is larger than that */
 
 /* A piece of memory whose bytes are known. No two overlap: what comes later takes its place from those that were there. */
 typedef struct {
@@ -21,6 +22,10 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static Piece pieces[MOST_PIECES];
 static int num_pieces;
 
+/* The last copy that is too large for a piece, where a recorder wants it: a list of data. Reads do not see it. */
+static Piece last;
+static int keeps_last;
+
 /* The part of a piece that lies in a range; 0 bytes when none does. */
 static Piece part_of(const Piece *piece, uintptr_t address, size_t bytes) {
     uintptr_t from = piece->address > address ? piece->address : address;
@@ -29,7 +34,12 @@ static Piece part_of(const Piece *piece, uintptr_t address, size_t bytes) {
     return (Piece){from, end - from, piece->content ? piece->content + (from - piece->address) : NULL, piece->value};
 }
 /* The functions up to the next line are called with the lock held. */
+static void forget_last(void) {
+    free(last.content);
+    last = (Piece){0};
+}
 static void forget_all(void) {
+    forget_last();
     while (num_pieces) free(pieces[--num_pieces].content);
 }
 static void add(Piece piece) { /* its content is copied, and its place is free */
@@ -43,6 +53,7 @@ static void add(Piece piece) { /* its content is copied, and its place is free *
     pieces[num_pieces++] = piece;
 }
 static void forget(uintptr_t address, size_t bytes) {
+    if (part_of(&last, address, bytes).bytes) forget_last();
     for (int i = num_pieces; i-- > 0;) {
         if (i >= num_pieces) continue; /* `add` has forgotten all */
         Piece whole = pieces[i];
@@ -69,13 +80,13 @@ static size_t read_known(unsigned char *to, uintptr_t from, size_t bytes) { /* h
 
 void kernel_ran(void) {
     device_works(LAUNCH_NS);
-    if (!num_pieces) return;
+    if (!num_pieces && !last.content) return;
     pthread_mutex_lock(&lock);
     forget_all();
     pthread_mutex_unlock(&lock);
 }
 void card_memory_lost(uintptr_t address, size_t bytes) {
-    if (!num_pieces) return;
+    if (!num_pieces && !last.content) return;
     pthread_mutex_lock(&lock);
     forget(address, bytes);
     pthread_mutex_unlock(&lock);
@@ -103,6 +114,22 @@ void unknown_read(void *to, size_t bytes) {
     if (bytes && reader && !is_own_check(to, bytes)) reader(to, bytes); /* without the lock: it may run Python, and wait for other threads */
 }
 
+void memplan_keep_last_copy(void) { keeps_last = 1; }
+int memplan_last_copy(const void *address, void *out, size_t bytes) { /* was it all of these bytes? */
+    pthread_mutex_lock(&lock);
+    int is_last = last.content && last.address == (uintptr_t)address && last.bytes == bytes;
+    if (is_last) memcpy(out, last.content, bytes);
+    pthread_mutex_unlock(&lock);
+    return is_last;
+}
+
+static void keep_last(const Copy *copy) { /* with the lock held */
+    if (!keeps_last || copy->height != 1 || copy->width <= MOST_BYTES || copy->width > MOST_LAST) return;
+    forget_last();
+    last = (Piece){(uintptr_t)copy->to, copy->width, malloc(copy->width), 0};
+    if (!last.content) abort();
+    memcpy(last.content, copy->from, copy->width);
+}
 static void keep(const Copy *copy) {
     pthread_mutex_lock(&lock);
     for (size_t row = 0; row < copy->height; row++) {
@@ -110,6 +137,7 @@ static void keep(const Copy *copy) {
         forget(to, copy->width);
         add((Piece){to, copy->width, (unsigned char *)copy->from + row * copy->from_pitch});
     }
+    keep_last(copy);
     pthread_mutex_unlock(&lock);
 }
 static void move(const Copy *copy) {

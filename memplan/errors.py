@@ -4,6 +4,7 @@
     ├── DoesNotFitError   1   the plan needs more memory than the GPU has
     ├── UsageError        2   an option or a name that makes no sense
     │   ├── NotRehearsedError  2  a workload whose step cannot be built or run, so that only formulas can tell of it
+    │   │   └── SizeRefusedError   2  a program that does not run with one size, for another reason than memory
     │   ├── NotEstimatedError  2  a workload that there are no formulas for, so that only a rehearsal can tell of it
     │   └── ConfigError   2   something is wrong in a file: it names file, line and value
     │       └── EditRefusedError  2   a value that could not be changed without guessing; nothing was written
@@ -50,6 +51,18 @@ class UsageError(MemplanError):
 
 class NotRehearsedError(UsageError):
     """A workload that no step could be built for, or whose step fails for another reason than memory."""
+
+
+class SizeRefusedError(NotRehearsedError):
+    """
+    A program that fails with one size of its batch, for another reason than memory; it may run with others.
+
+    *is_limit*: it takes no more samples than with a smaller size.
+    """
+
+    def __init__(self, message: str, *, hint: str | None = None, is_limit: bool = False) -> None:
+        super().__init__(message, hint=hint)
+        self.is_limit = is_limit
 
 
 class NotEstimatedError(UsageError):

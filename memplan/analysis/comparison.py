@@ -1,4 +1,4 @@
-"""The recommended settings of one workload for many GPUs, side by side."""
+"""The recommended settings of one program for many GPUs, side by side."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from memplan.planner.fitting import stages_of
 from memplan.planner.pins import Pins
 from memplan.planner.plan import StageValues
 from memplan.planner.planning import values_of
-from memplan.workload.workload import Workload
+from memplan.workload.program import Program
 
 
 class ComparedStage(Description):
     """One stage on one GPU."""
 
     name: str
-    """The stage's name; the workload's where it has no stages."""
+    """The stage's name; the program's where it has no stages."""
 
     planned: StageValues
     """As planned; where nothing fits, the smallest try."""
@@ -56,11 +56,11 @@ class ComparedGpu(Description):
 
 
 def compare(
-    workload: Workload, gpus: Sequence[GpuSpec], estimator: Estimator, *, pins: Pins = NO_PINS, **options: Unpack[DecisionOptions]
+    program: Program, gpus: Sequence[GpuSpec], estimator: Estimator, *, pins: Pins = NO_PINS, **options: Unpack[DecisionOptions]
 ) -> Iterator[ComparedGpu]:
-    """Yield what is decided for *workload* on each of *gpus*, in their order; *options* are those of `decide`."""
+    """Yield what is decided for *program* on each of *gpus*, in their order; *options* are those of `decide`."""
     for gpu in gpus:
-        decision = decide(workload, gpu, estimator, pins=pins, **options)
+        decision = decide(program, gpu, estimator, pins=pins, **options)
         planned = decision.after or smallest_try(decision, pins)
         used = [estimator(planned, gpu, stage).device_used for stage in stages_of(planned)]
         yield ComparedGpu(

@@ -14,6 +14,7 @@ from memplan.planner.fitting import heaviest_stage
 from memplan.planner.negatives import with_negatives
 from memplan.planner.plan import Plan
 from memplan.workload.model import encoder_of
+from memplan.workload.program import Program
 from memplan.workload.stage import Stage
 from memplan.workload.workload import Workload
 
@@ -78,61 +79,62 @@ class _Varied(NamedTuple):
     planned: int
     low: int
     high: int
-    of_value: Callable[[int], tuple[Workload, Stage | None]]
+    of_value: Callable[[int], tuple[Program, Stage | None]]
 
 
 def curves_of(plan: Plan, estimator: Estimator, variables: Sequence[Variable] = ()) -> tuple[Curve, ...]:
     """
-    Return the curves of *plan* along *variables*, as far as the workload has them.
+    Return the curves of *plan* along *variables*, as far as the program has them.
 
     None: along the micro-batch, the negatives, and the positives where they cost memory.
     """
-    workload, _, stage = heaviest_step(plan, estimator)
-    found = _variables(plan, workload, stage, estimator)
+    program, _, stage = heaviest_step(plan, estimator)
+    found = _variables(plan, program, stage, estimator)
     chosen = variables or [name for name in found if name != "sequence_length"]
-    name = stage.name if stage is not None else workload.name
+    name = stage.name if stage is not None else program.name
     return tuple(_curve(plan, estimator, variable, name, found[variable]) for variable in chosen if variable in found)
 
 
-def _variables(plan: Plan, workload: Workload, stage: Stage | None, estimator: Estimator) -> dict[Variable, _Varied]:
-    """Return the variables that *workload* has in *stage*."""
-    micro, length = workload.training.micro_batch_size, workload.training.sequence_length
+def _variables(plan: Plan, program: Program, stage: Stage | None, estimator: Estimator) -> dict[Variable, _Varied]:
+    """Return the variables that *program* has in *stage*."""
+    micro = program.training.micro_batch_size
     found: dict[Variable, _Varied] = {
         "micro_batch_size": _Varied(
             micro,
             1,
-            _end_of_micro_batches(plan, workload, stage, estimator),
-            lambda size: (workload.with_training(micro_batch_size=size), stage),
+            _end_of_micro_batches(plan, program, stage, estimator),
+            lambda size: (program.with_training(micro_batch_size=size), stage),
         )
     }
-    contrastive = workload.contrastive
+    contrastive = program.contrastive
     if stage is not None and contrastive is not None:
-        limit = stage.max_n_negatives or max(other.n_negatives for other in workload.stages)
+        limit = stage.max_n_negatives or max(other.n_negatives for other in program.stages)
         most = max(int(limit * BEYOND), stage.n_negatives)
         if most:
-            found["n_negatives"] = _Varied(stage.n_negatives, 0, most, lambda count: (workload, with_negatives(stage, count)))
+            found["n_negatives"] = _Varied(stage.n_negatives, 0, most, lambda count: (program, with_negatives(stage, count)))
         if contrastive.sampling != "pair":
             most = max(2, int(stage.n_positives * BEYOND))
             found["n_positives"] = _Varied(
-                stage.n_positives, 1, most, lambda count: (workload, stage.model_copy(update={"n_positives": count}))
+                stage.n_positives, 1, most, lambda count: (program, stage.model_copy(update={"n_positives": count}))
             )
-    if encoder_of(workload.model) is not None:
+    if isinstance(program, Workload) and encoder_of(program.model) is not None:
+        length = program.training.sequence_length
         found["sequence_length"] = _Varied(
-            length, max(1, length // 8), length, lambda tokens: (workload.with_training(sequence_length=tokens), stage)
+            length, max(1, length // 8), length, lambda tokens: (program.with_training(sequence_length=tokens), stage)
         )
     return found
 
 
-def heaviest_step(plan: Plan, estimator: Estimator) -> tuple[Workload, GpuSpec, Stage | None]:
-    """Return the workload as planned (the smallest try where nothing fits), the GPU, and the stage that takes most."""
+def heaviest_step(plan: Plan, estimator: Estimator) -> tuple[Program, GpuSpec, Stage | None]:
+    """Return the program as planned (the smallest try where nothing fits), the GPU, and the stage that takes most."""
     return plan.tried, plan.gpu, heaviest_stage(plan.tried, plan.gpu, estimator)
 
 
-def _end_of_micro_batches(plan: Plan, workload: Workload, stage: Stage | None, estimator: Estimator) -> int:
+def _end_of_micro_batches(plan: Plan, program: Program, stage: Stage | None, estimator: Estimator) -> int:
     """Return a micro-batch with which the GPU would be full, by the quick estimate: a curve should show where it ends."""
-    planned = size = workload.training.micro_batch_size
+    planned = size = program.training.micro_batch_size
     while size < MOST_MICRO_BATCH:
-        quick = estimator.quick_estimate(workload.with_training(micro_batch_size=size), plan.gpu, stage)
+        quick = estimator.quick_estimate(program.with_training(micro_batch_size=size), plan.gpu, stage)
         if quick is None:  # nothing is known of sizes beyond the plan's
             return max(2, 2 * planned)
         if quick.expected_bytes > plan.gpu.total_memory_bytes:
@@ -153,7 +155,7 @@ def _curve(plan: Plan, estimator: Estimator, variable: Variable, stage_name: str
     if isinstance(estimator, ReplayingEstimator):
         found = estimator.interpolate(varied.of_value, values, plan.gpu)
     else:
-        each = [estimator(workload, plan.gpu, stage).device_used for workload, stage in map(varied.of_value, values)]
+        each = [estimator(program, plan.gpu, stage).device_used for program, stage in map(varied.of_value, values)]
         found = [Interpolated(used, "analytic") for used in each]
     points = tuple(
         CurvePoint(

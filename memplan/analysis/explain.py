@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from memplan.analysis.levers import in_training_mode
+from memplan.errors import SizeRefusedError
 from memplan.estimators.analytic.activations import attention_kernel
 from memplan.estimators.base import Estimator
 from memplan.memory.estimate import MemoryEstimate
@@ -12,8 +13,10 @@ from memplan.planner.decision import Decision, decide
 from memplan.planner.fitting import heaviest_stage, is_tight, stages_of
 from memplan.planner.pins import Pins
 from memplan.planner.plan import Plan, StagePlan
+from memplan.programs.user_program import UserProgram
 from memplan.units import format_bytes
 from memplan.workload.model import HuggingFaceModel, encoder_of
+from memplan.workload.program import Program
 from memplan.workload.stage import Stage
 from memplan.workload.training import Training
 from memplan.workload.workload import Workload
@@ -22,16 +25,18 @@ from memplan.workload.workload import Workload
 def explain_plan(plan: Plan, decision: Decision, pins: Pins, estimator: Estimator) -> tuple[str, ...]:
     """Return why *plan*, which fits, is as *decision* has it."""
     assert decision.largest is not None
-    return tuple(_reasons(plan, decision.pinned, decision.largest, pins, estimator))
+    return tuple(_reasons(plan, decision, decision.largest, pins, estimator))
 
 
-def _reasons(plan: Plan, pinned: Workload, largest: int, pins: Pins, estimator: Estimator) -> Iterator[str]:
+def _reasons(plan: Plan, decision: Decision, largest: int, pins: Pins, estimator: Estimator) -> Iterator[str]:
     training = plan.after.training
     micro, steps = training.micro_batch_size, training.gradient_accumulation_steps
     if pins.pins("micro_batch_size"):
         yield f"micro-batch {micro}: {plan.rule}. {_cost_of_pin(plan, estimator)}"
+    elif decision.fills_gpu and micro == largest:
+        yield f"micro-batch {micro}: the largest that fits; {_why_not_more(plan, decision, largest, estimator)}"
     else:
-        yield f"micro-batch {micro}: {plan.rule}; {_why_not_more(plan, pinned, largest, estimator)}"
+        yield f"micro-batch {micro}: {plan.rule}; {_why_not_more(plan, decision, largest, estimator)}"
     yield from _costs_of_pins(plan, pins, estimator)
     if steps > 1:
         ranks = plan.after.parallelism.data_parallel_size
@@ -94,6 +99,8 @@ def _costs_of_pins(plan: Plan, pins: Pins, estimator: Estimator) -> Iterator[str
         stage_name, _, field = name.rpartition(".")
         if field in ("micro_batch_size", "gradient_accumulation_steps", "target_effective_batch_size", "max_n_negatives"):
             continue
+        if isinstance(plan.before, UserProgram) and plan.before.values.get(field, value) == value:
+            continue  # what it would be otherwise is not known
         reverted = _reverted(plan.after, plan.before, stage_name, field)
         costs = [
             estimator(plan.after, plan.gpu, new).device_used.high_bytes - estimator(reverted, plan.gpu, old).device_used.high_bytes
@@ -105,7 +112,7 @@ def _costs_of_pins(plan: Plan, pins: Pins, estimator: Estimator) -> Iterator[str
         yield f"{name}={value} is pinned: it takes {verdict} what is configured"
 
 
-def _reverted(after: Workload, before: Workload, stage_name: str, field: str) -> Workload:
+def _reverted(after: Program, before: Program, stage_name: str, field: str) -> Program:
     """Return *after* with *field* as it is in *before*: in the stage of that name, or wherever the field stands."""
     if field in Stage.model_fields:
         stages = (
@@ -113,6 +120,8 @@ def _reverted(after: Workload, before: Workload, stage_name: str, field: str) ->
             for new, old in zip(after.stages, before.stages, strict=True)
         )
         return after.model_copy(update={"stages": tuple(stages)})
+    if isinstance(before, UserProgram) and field in before.values:
+        return after.model_copy(update={"values": before.values})
     if field in Training.model_fields:
         return after.with_training(**{field: getattr(before.training, field)})
     part = {"optimizer": "optimizer", "is_in_eval_mode": "model"}.get(field, "parallelism")
@@ -123,26 +132,36 @@ def _cost_of_pin(plan: Plan, estimator: Estimator) -> str:
     """Say what a pinned micro-batch leaves, and what a sample takes, so that a pin has a price."""
     tightest = _tightest(plan)
     more = plan.after.with_training(micro_batch_size=plan.after.training.micro_batch_size + 1)
-    used = estimator(more, plan.gpu, _stage_of(plan.after, tightest)).device_used
-    cost_bytes = used.high_bytes - tightest.estimate.device_used.high_bytes
     left_bytes = plan.budget_bytes - tightest.estimate.device_used.high_bytes
+    try:
+        used = estimator(more, plan.gpu, _stage_of(plan.after, tightest)).device_used
+    except SizeRefusedError:
+        return f"It leaves {format_bytes(left_bytes)} of the budget"
+    cost_bytes = used.high_bytes - tightest.estimate.device_used.high_bytes
     return f"It leaves {format_bytes(left_bytes)} of the budget; a further sample would take up to {format_bytes(cost_bytes)}"
 
 
-def _why_not_more(plan: Plan, pinned: Workload, largest: int, estimator: Estimator) -> str:
+def _why_not_more(plan: Plan, decision: Decision, largest: int, estimator: Estimator) -> str:
+    pinned = decision.pinned
     most = -(-plan.target_effective_batch_size // plan.after.parallelism.data_parallel_size)
-    if largest >= most:
+    if largest >= most and not decision.fills_gpu:
         return f"the whole target of {plan.target_effective_batch_size} fits at once"
-    over = pinned.with_training(micro_batch_size=largest + 1, gradient_accumulation_steps=2)
+    next_size = largest + decision.unit
+    steps = 2 if pinned.varies("gradient_accumulation_steps") else pinned.training.gradient_accumulation_steps
+    steps = 1 if decision.fills_gpu else steps
+    over = pinned.with_training(micro_batch_size=next_size, gradient_accumulation_steps=steps)
     worst = heaviest_stage(over, plan.gpu, estimator)
-    excess_bytes = plan.budget.missing_bytes(estimator(over, plan.gpu, worst).device_used)
+    try:
+        excess_bytes = plan.budget.missing_bytes(estimator(over, plan.gpu, worst).device_used)
+    except SizeRefusedError as error:
+        return error.message if error.is_limit else f"{next_size} is refused: {error.message}"
     if not excess_bytes:
         return f"{largest} would fit, and no larger one was tried"
     where = f" in {worst.name}" if worst is not None else ""
     if is_tight(over, plan.gpu, worst, estimator, plan.budget):
         where += ", and would run only by releasing cached memory in every step (tight)"
     fitting = "" if largest == plan.after.training.micro_batch_size else f"{largest} would fit, "
-    return f"{fitting}{largest + 1} would be {format_bytes(excess_bytes)} over the budget{where}"
+    return f"{fitting}{next_size} would be {format_bytes(excess_bytes)} over the budget{where}"
 
 
 def _tightest(plan: Plan) -> StagePlan:
@@ -150,8 +169,8 @@ def _tightest(plan: Plan) -> StagePlan:
     return max(plan.stages, key=lambda stage: stage.estimate.device_used.high_bytes)
 
 
-def _stage_of(workload: Workload, stage: StagePlan) -> Stage | None:
-    return next((candidate for candidate in workload.stages if candidate.name == stage.name), None)
+def _stage_of(program: Program, stage: StagePlan) -> Stage | None:
+    return next((candidate for candidate in program.stages if candidate.name == stage.name), None)
 
 
 def explain_misfit(plan: Plan) -> tuple[str, ...]:
@@ -195,7 +214,7 @@ def warn(plan: Plan, estimator: Estimator) -> tuple[str, ...]:
 
 
 def _balanced_experts(plan: Plan) -> Iterator[str]:
-    if isinstance(plan.after.model, HuggingFaceModel) and plan.after.model.is_mixture_of_experts:
+    if isinstance(plan.after, Workload) and isinstance(plan.after.model, HuggingFaceModel) and plan.after.model.is_mixture_of_experts:
         yield (
             "the experts are taken to be balanced, each with its share of the tokens: where a router sends most tokens to a few of them, a "
             "step takes more for a moment"
@@ -203,6 +222,8 @@ def _balanced_experts(plan: Plan) -> Iterator[str]:
 
 
 def _checkpointing_without_effect(plan: Plan, estimator: Estimator) -> Iterator[str]:
+    if not isinstance(plan.after, Workload):
+        return
     encoder = encoder_of(plan.after.model)
     if encoder is None or not encoder.is_in_eval_mode or not plan.after.training.activation_checkpointing:
         return
@@ -218,8 +239,8 @@ def _checkpointing_without_effect(plan: Plan, estimator: Estimator) -> Iterator[
     )
 
 
-def _would_allow(plan: Plan, repaired: Workload, estimator: Estimator) -> str:
-    """Say which micro-batch the repaired workload would allow, where that is a larger one."""
+def _would_allow(plan: Plan, repaired: Program, estimator: Estimator) -> str:
+    """Say which micro-batch the repaired program would allow, where that is a larger one."""
     margin = plan.budget.margin
     choice = decide(repaired, plan.gpu, estimator, target=plan.target_effective_batch_size, margin=margin).choice
     if choice is None or choice.micro_batch_size <= plan.after.training.micro_batch_size:
@@ -264,6 +285,8 @@ def _accumulation_adds_no_negatives(plan: Plan) -> Iterator[str]:
 
 
 def _slow_types(plan: Plan) -> Iterator[str]:
+    if not isinstance(plan.after, Workload):
+        return
     encoder = encoder_of(plan.after.model)
     precision = plan.after.training.precision
     capability = plan.gpu.compute_capability
@@ -282,7 +305,7 @@ def _busy_gpu(plan: Plan) -> Iterator[str]:
 
 def _ddp(plan: Plan) -> Iterator[str]:
     ranks = plan.after.parallelism.data_parallel_size
-    if ranks > 1:
+    if ranks > 1 and isinstance(plan.after, Workload):
         yield f"{ranks} GPUs: DDP's gradient buckets are counted, NCCL's buffers (0.5 to 0.7 GiB seen on A100 with NVLink) are not"
 
 

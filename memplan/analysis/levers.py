@@ -1,4 +1,4 @@
-"""Levers: changes to a workload, each found out about by itself: what it takes with it, and the batch that it allows."""
+"""Levers: changes to a program, each found out about by itself: what it takes with it, and the batch that it allows."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from memplan.planner.search import largest_fitting
 from memplan.units import format_bytes
 from memplan.workload.model import ContrastiveEncoderModel, Lora, TransformerModel, encoder_of
 from memplan.workload.optimizer import Optimizer
+from memplan.workload.program import Program
 from memplan.workload.workload import Workload
 
 ALLOCATOR_SETTINGS = ("expandable_segments:True", "max_split_size_mb:256", "roundup_power2_divisions:8")
@@ -35,7 +36,7 @@ class Candidate(NamedTuple):
     """A change that is to be tried."""
 
     change: str
-    workload: Workload
+    program: Program
     settings: str | None = None
     """Other allocator settings, which need no other rehearsal."""
     is_trade: bool = False
@@ -43,24 +44,24 @@ class Candidate(NamedTuple):
 
 
 def find_levers(
-    workload: Workload, *, gpu: GpuSpec, budget: MemoryBudget, estimator: Estimator, most: int, fits: bool = False
+    program: Program, *, gpu: GpuSpec, budget: MemoryBudget, estimator: Estimator, most: int, fits: bool = False
 ) -> tuple[Lever, ...]:
     """
-    Return the changes that would save memory, the largest saving first; of a workload that *fits* also what it may be worth to pay for;
+    Return the changes that would save memory, the largest saving first; of a program that *fits* also what it may be worth to pay for;
     of one that does not, last, a GPU that would do.
 
     *most* is the largest micro-batch that is of use.
     """
     found = []
-    for candidate in _candidates(workload, gpu=gpu, budget=budget, estimator=estimator, fits=fits):
-        lever = _tried(candidate, workload, gpu=gpu, budget=budget, estimator=estimator, most=most)
+    for candidate in _candidates(program, gpu=gpu, budget=budget, estimator=estimator, fits=fits):
+        lever = _tried(candidate, program, gpu=gpu, budget=budget, estimator=estimator, most=most)
         if candidate.is_trade or lever.saving_bytes > LEAST_SHARE * (lever.device_used_bytes + lever.saving_bytes):
             found.append(lever)
     found.sort(key=lambda lever: -lever.saving_bytes)
-    return (*found, *(() if fits else _larger_gpu(workload, budget=budget, estimator=estimator)))
+    return (*found, *(() if fits else _larger_gpu(program, budget=budget, estimator=estimator)))
 
 
-def _tried(candidate: Candidate, before: Workload, *, gpu: GpuSpec, budget: MemoryBudget, estimator: Estimator, most: int) -> Lever:
+def _tried(candidate: Candidate, before: Program, *, gpu: GpuSpec, budget: MemoryBudget, estimator: Estimator, most: int) -> Lever:
     """Return what *candidate* takes and allows; by formulas where it cannot be rehearsed (a package that it needs is missing)."""
     by = estimator
     if candidate.settings is not None:
@@ -80,27 +81,43 @@ def _tried(candidate: Candidate, before: Workload, *, gpu: GpuSpec, budget: Memo
     return lever.model_copy(update={"saving_bytes": saving_bytes, "device_used_bytes": max(0, usual.expected_bytes - saving_bytes)})
 
 
-def _heaviest(workload: Workload, gpu: GpuSpec, estimator: Estimator) -> MemoryEstimate:
+def _heaviest(program: Program, gpu: GpuSpec, estimator: Estimator) -> MemoryEstimate:
     """Return what the heaviest stage takes."""
-    return estimator(workload, gpu, heaviest_stage(workload, gpu, estimator))
+    return estimator(program, gpu, heaviest_stage(program, gpu, estimator))
 
 
 def _measured(candidate: Candidate, gpu: GpuSpec, budget: MemoryBudget, estimator: Estimator, *, most: int) -> Lever:
     """Return what *estimator* says of *candidate*, without a saving."""
-    workload = candidate.workload
-    used = _heaviest(workload, gpu, estimator)
+    program = candidate.program
+    used = _heaviest(program, gpu, estimator)
     return Lever(
         change=candidate.change,
         method=used.method,
         device_used_bytes=used.device_used.expected_bytes,
         saving_bytes=0,
-        fits=budget.fits(used.device_used) and all_stages_fit(workload, gpu, estimator, budget),
-        micro_batch_size=largest_micro_batch(lambda size: workload.with_training(micro_batch_size=size), gpu, estimator, budget, most=most),
+        fits=budget.fits(used.device_used) and all_stages_fit(program, gpu, estimator, budget),
+        micro_batch_size=largest_micro_batch(
+            lambda size: program.with_training(micro_batch_size=size), gpu, estimator, budget, most=most
+        ).size,
     )
 
 
-def _candidates(workload: Workload, *, gpu: GpuSpec, budget: MemoryBudget, estimator: Estimator, fits: bool) -> Iterator[Candidate]:
-    """Yield each change in words, and the workload with it."""
+def _candidates(program: Program, *, gpu: GpuSpec, budget: MemoryBudget, estimator: Estimator, fits: bool) -> Iterator[Candidate]:
+    """Yield each change in words, and the program with it."""
+    training = program.training
+    if isinstance(program, Workload):
+        yield from _of_workload(program, gpu, fits=fits)
+    if training.micro_batch_size > 1 and not fits:
+        yield Candidate("use a micro-batch of 1", program.with_training(micro_batch_size=1))
+    if isinstance(estimator, ReplayingEstimator) and not training.allocator_settings:
+        for settings in ALLOCATOR_SETTINGS:
+            yield Candidate(f"run with PYTORCH_ALLOC_CONF={settings}", program, settings)
+    yield from _fewer_negatives(program, gpu=gpu, budget=budget, estimator=estimator, fits=fits)
+    yield from _fewer_positives(program)
+
+
+def _of_workload(workload: Workload, gpu: GpuSpec, *, fits: bool) -> Iterator[Candidate]:
+    """Yield the changes of what only a workload tells of itself: its model, its optimizer, its precision."""
     training = workload.training
     encoder = encoder_of(workload.model)
     if encoder is not None and not training.activation_checkpointing and not encoder.is_in_eval_mode:
@@ -120,17 +137,10 @@ def _candidates(workload: Workload, *, gpu: GpuSpec, budget: MemoryBudget, estim
     if encoder is not None and training.sequence_length > 1:
         half = training.sequence_length // 2
         yield Candidate(f"halve the sequence length to {half}", workload.with_training(sequence_length=half))
-    if training.micro_batch_size > 1 and not fits:
-        yield Candidate("use a micro-batch of 1", workload.with_training(micro_batch_size=1))
     if workload.contrastive is not None and workload.contrastive.cached_loss_mini_batch_size is None:
         cached = workload.contrastive.model_copy(update={"cached_loss_mini_batch_size": CACHED_ITEMS})
         change = f"use a cached contrastive loss (GradCache) with {CACHED_ITEMS} items at a time"
         yield Candidate(change, workload.model_copy(update={"contrastive": cached}))
-    if isinstance(estimator, ReplayingEstimator) and not training.allocator_settings:
-        for settings in ALLOCATOR_SETTINGS:
-            yield Candidate(f"run with PYTORCH_ALLOC_CONF={settings}", workload, settings)
-    yield from _fewer_negatives(workload, gpu=gpu, budget=budget, estimator=estimator, fits=fits)
-    yield from _fewer_positives(workload)
 
 
 def _optimizers(workload: Workload) -> Iterator[Candidate]:
@@ -152,49 +162,49 @@ def _precisions(workload: Workload, gpu: GpuSpec) -> Iterator[tuple[str, str]]:
         yield "keep weights, gradients and optimizer state in bf16", "bf16"
 
 
-def _fewer_negatives(workload: Workload, *, gpu: GpuSpec, budget: MemoryBudget, estimator: Estimator, fits: bool) -> Iterator[Candidate]:
+def _fewer_negatives(program: Program, *, gpu: GpuSpec, budget: MemoryBudget, estimator: Estimator, fits: bool) -> Iterator[Candidate]:
     """Yield the most negatives with which the heaviest stage fits, one where even that is too much; half of them where all fit."""
-    most = max((stage.n_negatives for stage in workload.stages), default=0)
+    most = max((stage.n_negatives for stage in program.stages), default=0)
     if most < 2:
         return
 
     def fits_with(count: int) -> bool:
-        fewer = _with_at_most(workload, count)
+        fewer = _with_at_most(program, count)
         return budget.fits(_heaviest(fewer, gpu, estimator).device_used)
 
     def seems_to_fit(count: int) -> bool:
-        return all_stages_seem_to_fit(_with_at_most(workload, count), gpu, estimator, budget)
+        return all_stages_seem_to_fit(_with_at_most(program, count), gpu, estimator, budget)
 
     count = most // 2
     if not fits:
         count = largest_fitting(fits_with, low=1, high=most - 1, guess=seems_to_fit) or 1
-    yield Candidate(f"at most {count} negatives in every stage instead of {most}", _with_at_most(workload, count))
+    yield Candidate(f"at most {count} negatives in every stage instead of {most}", _with_at_most(program, count))
 
 
-def _with_at_most(workload: Workload, count: int) -> Workload:
-    stages = tuple(with_negatives(stage, min(count, stage.n_negatives)) for stage in workload.stages)
-    return workload.model_copy(update={"stages": stages})
+def _with_at_most(program: Program, count: int) -> Program:
+    stages = tuple(with_negatives(stage, min(count, stage.n_negatives)) for stage in program.stages)
+    return program.model_copy(update={"stages": stages})
 
 
-def _fewer_positives(workload: Workload) -> Iterator[Candidate]:
+def _fewer_positives(program: Program) -> Iterator[Candidate]:
     """Yield half the positives where they are encoded with their anchor: with pairs they cost nothing."""
-    most = max((stage.n_positives for stage in workload.stages), default=1)
-    if workload.contrastive is None or workload.contrastive.sampling == "pair" or most < 2:
+    most = max((stage.n_positives for stage in program.stages), default=1)
+    if program.contrastive is None or program.contrastive.sampling == "pair" or most < 2:
         return
-    stages = tuple(stage.model_copy(update={"n_positives": min(most // 2, stage.n_positives)}) for stage in workload.stages)
-    yield Candidate(f"at most {most // 2} positives in every stage instead of {most}", workload.model_copy(update={"stages": stages}))
+    stages = tuple(stage.model_copy(update={"n_positives": min(most // 2, stage.n_positives)}) for stage in program.stages)
+    yield Candidate(f"at most {most // 2} positives in every stage instead of {most}", program.model_copy(update={"stages": stages}))
 
 
-def _larger_gpu(workload: Workload, *, budget: MemoryBudget, estimator: Estimator) -> Iterator[Lever]:
+def _larger_gpu(program: Program, *, budget: MemoryBudget, estimator: Estimator) -> Iterator[Lever]:
     """Yield the smallest whole GPU of the catalogue on which every stage fits; those that are far too small are not tried."""
     whole = (card.spec for card in catalog_gpus() if not card.is_mig and not card.spec.unified_memory)
     larger = (spec for spec in whole if spec.total_memory_bytes > budget.total_bytes)
     for spec in sorted(larger, key=lambda spec: spec.total_memory_bytes):
         card_budget = MemoryBudget(total_bytes=spec.total_memory_bytes, margin=budget.margin)
-        if not all_stages_seem_to_fit(workload, spec, estimator, card_budget):
+        if not all_stages_seem_to_fit(program, spec, estimator, card_budget):
             continue
-        if all_stages_fit(workload, spec, estimator, card_budget):
-            used = estimator(workload, spec, heaviest_stage(workload, spec, estimator))
+        if all_stages_fit(program, spec, estimator, card_budget):
+            used = estimator(program, spec, heaviest_stage(program, spec, estimator))
             change = f"use a GPU like {spec.name} ({format_bytes(spec.total_memory_bytes)})"
             yield Lever(change=change, method=used.method, device_used_bytes=used.device_used.expected_bytes, saving_bytes=0, fits=True)
             return

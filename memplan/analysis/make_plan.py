@@ -11,12 +11,13 @@ from memplan.hardware.gpu import GpuSpec
 from memplan.planner.decision import NO_PINS, DecisionOptions, most_useful
 from memplan.planner.pins import Pins
 from memplan.planner.plan import Lever, Plan
-from memplan.planner.planning import plan_by_guide, plan_workload
+from memplan.planner.planning import plan_by_guide, plan_program
+from memplan.workload.program import Program
 from memplan.workload.workload import Workload
 
 
 def make_plan(
-    workload: Workload,
+    program: Program,
     gpu: GpuSpec,
     estimator: Estimator,
     *,
@@ -26,11 +27,11 @@ def make_plan(
     **options: Unpack[DecisionOptions],
 ) -> Plan:
     """
-    Return the plan of *workload* for *gpu*, with its reasons and warnings, and with what would help where nothing fits.
+    Return the plan of *program* for *gpu*, with its reasons and warnings, and with what would help where nothing fits.
 
-    *with_levers*: also of a plan that fits, what changes would do. The rest is as for `plan_workload`.
+    *with_levers*: also of a plan that fits, what changes would do. The rest is as for `plan_program`.
     """
-    plan, decision = plan_workload(workload, gpu, estimator, pins=pins, with_room=with_room, **options)
+    plan, decision = plan_program(program, gpu, estimator, pins=pins, with_room=with_room, **options)
     reasons = explain_plan(plan, decision, pins, estimator) if plan.fits else explain_misfit(plan)
     warnings = warn(plan.model_copy(update={"after": plan.tried}), estimator)
     levers: tuple[Lever, ...] = ()

@@ -11,8 +11,8 @@ from memplan.execution.measurement import Measurement, contradiction
 from memplan.hardware.gpu import GpuSpec
 from memplan.memory.estimate import MemoryEstimate
 from memplan.planner.plan import Plan
+from memplan.workload.program import Program
 from memplan.workload.stage import Stage
-from memplan.workload.workload import Workload
 
 
 class StageProfile(Description):
@@ -52,15 +52,15 @@ class Profile(Description):
         return next((f"{' and '.join(stage.stages)}: {stage.contradiction}" for stage in self.stages if stage.contradiction), None)
 
 
-def profile_of(plan: Plan, measure: Callable[[Workload, GpuSpec, Stage | None], Measurement]) -> tuple[StageProfile, ...]:
+def profile_of(plan: Plan, measure: Callable[[Program, GpuSpec, Stage | None], Measurement]) -> tuple[StageProfile, ...]:
     """Return the steps of *plan* as *measure* runs them, each that differs once; where nothing fits, those of its smallest try."""
-    workload, found = plan.tried, []
+    program, found = plan.tried, []
     alike: dict[object, list[int]] = {}
-    for number, stage in enumerate(workload.stages or (None,)):
-        alike.setdefault(_likeness(workload, stage), []).append(number)
+    for number, stage in enumerate(program.stages or (None,)):
+        alike.setdefault(_likeness(program, stage), []).append(number)
     for numbers in alike.values():
-        stage = workload.stages[numbers[0]] if workload.stages else None
-        measured = measure(workload, plan.gpu, stage)
+        stage = program.stages[numbers[0]] if program.stages else None
+        measured = measure(program, plan.gpu, stage)
         planned = plan.stages[numbers[0]]
         found.append(
             StageProfile(
@@ -73,11 +73,11 @@ def profile_of(plan: Plan, measure: Callable[[Workload, GpuSpec, Stage | None], 
     return tuple(found)
 
 
-def _likeness(workload: Workload, stage: Stage | None) -> object:
+def _likeness(program: Program, stage: Stage | None) -> object:
     """Return what of *stage* decides its step: what it encodes, in contrastive training."""
-    if stage is None or workload.contrastive is None:
+    if stage is None or program.contrastive is None:
         return None
-    return workload.contrastive.encode_calls(stage, micro_batch_size=workload.training.micro_batch_size)
+    return program.contrastive.encode_calls(stage, micro_batch_size=program.training.micro_batch_size)
 
 
 def largest_of_ranks(ranks: Sequence[Iterable[StageProfile]]) -> tuple[StageProfile, ...]:

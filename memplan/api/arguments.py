@@ -5,7 +5,7 @@ A type checker sees the signatures; who runs without one gets an error that name
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,7 +20,14 @@ _Margin = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
 _Count = Annotated[int, Field(ge=1)]
 
 _TYPES: dict[str, tuple[Any, str]] = {
-    "source": (str | Path | Workload | None, "a path or a Workload"),
+    "source": (
+        str | Path | Workload | Sequence[str] | Callable[..., Any] | None,
+        "a path, a Workload, a function, or the words of a command",
+    ),
+    "fields": (Sequence[str], 'texts, as "micro_batch_size=conf/config.yaml:data.batch_size"'),
+    "short": (Sequence[str], 'texts, as "conf/config.yaml:trainer.limit_val_batches=0"'),
+    "num_gpus": (_Count | None, "a whole number from 1 on"),
+    "num_nodes": (_Count | None, "a whole number from 1 on"),
     "path": (str | Path, "a path"),
     "gpu": (str | GpuSpec | None, 'the name of a GPU, as "rtx4090", or a GpuSpec'),
     "gpu_memory": (str | int | float | None, 'a size, as 24 or "23.5GiB"'),

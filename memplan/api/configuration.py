@@ -1,21 +1,29 @@
-"""From what the user typed to the workload to plan: a tree that a layout knows, a workload file, a model's config.json, or the built-in."""
+"""
+From what the user typed to the program to plan.
+
+A tree that a layout knows, a workload file, a model's config.json, or the built-in workload; a command, or a function of the user's own.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from memplan.edits.yaml_file import YamlFile
-from memplan.errors import ConfigError
+from memplan.errors import ConfigError, UsageError
 from memplan.layouts.reader import Reading
 from memplan.layouts.recognition import configurations_in, recognise
 from memplan.layouts.registry import BUILT_IN_WORKLOAD, describe_layouts, locate, near_misses
 from memplan.layouts.templates import template_data, templates_folder
+from memplan.planner.plan import AnyProgram
+from memplan.programs.command_program import PLACEHOLDER, CommandProgram
+from memplan.programs.function_program import FunctionProgram
+from memplan.workload.parallelism import Parallelism
 from memplan.workload.stage import Stage
-from memplan.workload.workload import Workload
+from memplan.workload.workload import Workload, workload_of
 from memplan.workload.workload_file import is_huggingface_config, read_huggingface_config, read_workload, workload_from
 
 BUILT_IN = "built-in"
@@ -34,9 +42,9 @@ INSTEAD = (
 
 
 class Configuration(NamedTuple):
-    """A workload, and the tree that it was read from where there is one."""
+    """What is planned, and the tree that it was read from where there is one."""
 
-    workload: Workload
+    program: AnyProgram
     source: str
     """Where it is from, for the report."""
     reading: Reading | None = None
@@ -47,6 +55,16 @@ class Configuration(NamedTuple):
     """Fields of the training that the files do not give, planned with memplan's defaults."""
     noticed: tuple[str, ...] = ()
     """What was noticed besides."""
+
+    @property
+    def is_own_program(self) -> bool:
+        """Say whether it is the user's own program, which only a run can tell of."""
+        return not isinstance(self.program, Workload)
+
+    @property
+    def workload(self) -> Workload:
+        """Return the program as a workload. Raises NotEstimatedError for the user's own, which is run as it is."""
+        return workload_of(self.program)
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -65,6 +83,10 @@ class Configuration(NamedTuple):
         """Return a copy in which what is pinned is not assumed."""
         return self._replace(assumed=tuple(name for name in self.assumed if name not in set(names)))
 
+    def with_target(self, target: int | None) -> Configuration:
+        """Return a copy that is planned for *target* samples in an optimizer step: with one it need not fill the GPU."""
+        return self if target is None else self._replace(has_batch=True)
+
     def with_note(self, note: str) -> Configuration:
         """Return a copy that has noticed *note* too."""
         return self._replace(noticed=(*self.noticed, note))
@@ -76,15 +98,15 @@ class Configuration(NamedTuple):
         Raises UsageError for settings that PyTorch would refuse.
         """
         name = next((name for name in ALLOCATOR_VARIABLES if name in environment), None)
-        if name is None or not environment[name] or self.workload.training.allocator_settings:
+        if name is None or not environment[name] or self.program.training.allocator_settings:
             return self
         from memplan.allocator.config import read_settings  # noqa: PLC0415  (rarely needed)
 
         settings = environment[name]
         read_settings(settings)
-        workload = self.workload.with_training(allocator_settings=settings)
-        reading = replace(self.reading, workload=workload) if self.reading else None
-        return self._replace(workload=workload, reading=reading).with_note(f"planned under {name}={settings}, as this shell has it")
+        program = self.program.with_training(allocator_settings=settings)
+        reading = replace(self.reading, workload=workload_of(program)) if self.reading else None
+        return self._replace(program=program, reading=reading).with_note(f"planned under {name}={settings}, as this shell has it")
 
     @property
     def other_stages(self) -> tuple[Stage, ...]:
@@ -125,6 +147,76 @@ def _read(path: Path | None) -> Configuration:
         hint = f"looked for {describe_layouts()}; {' and '.join(PLAIN_FILES)}"
         raise ConfigError("has no configuration that memplan reads", file=path, hint=hint)
     return _built_in("the built-in workload, since this folder has no configuration")
+
+
+def command_configuration(
+    words: Sequence[str],
+    *,
+    fields: Iterable[str] = (),
+    short: Iterable[str] = (),
+    num_gpus: int | None = None,
+    num_nodes: int | None = None,
+    pinned: Collection[str] = (),
+) -> Configuration:
+    """
+    Return the program of the command *words* (`programs/command_line.py`).
+
+    *num_gpus*, *num_nodes*: how many train together; None: as its launcher is told. *pinned*: variables that get a value besides. Raises
+    UsageError for a program without a variable to plan, and as `command_program`.
+    """
+    from memplan.execution.ranks import launched_by  # noqa: PLC0415
+    from memplan.programs.command_line import command_program  # noqa: PLC0415
+
+    if not fields and not any(PLACEHOLDER.search(word) for word in words):
+        fields = list(_fields_of_layout(Path()))
+    told = launched_by(words)
+    parallelism = Parallelism(devices=num_gpus or told.num_gpus, nodes=num_nodes or (told.num_nodes if num_gpus is None else 1))
+    program = command_program(words, fields=fields, short=short, parallelism=parallelism, pinned=pinned)
+    if "micro_batch_size" not in program.variables:
+        raise UsageError(
+            f"nothing says where the batch size of {program.name} is written",
+            hint="write `{micro_batch_size}` in its place in the command, or name the place: "
+            '`fields=["micro_batch_size=conf/config.yaml:data.batch_size"]`',
+        )
+    return _of_program(program)
+
+
+def _fields_of_layout(folder: Path) -> Iterator[str]:
+    """Yield where the batch is written in the tree at *folder*, where a layout knows it and the key is there."""
+    located = locate(folder)
+    for entry in located.layout.fields if located is not None else ():
+        variable = entry.field.removeprefix("training.")
+        file = located.root / entry.file if located is not None else folder
+        if variable in ("micro_batch_size", "gradient_accumulation_steps") and YamlFile.load(file).get(entry.path) is not None:
+            yield f"{variable}={file}:{entry.key}"
+
+
+def function_configuration(source: str) -> Configuration:
+    """Return the program of the function that *source* names. Raises UsageError as `function_program`."""
+    from memplan.programs.function_program import function_program  # noqa: PLC0415
+
+    return _of_program(function_program(source))
+
+
+def is_function(text: str) -> bool:
+    """Say whether *text* names a function, FILE.py:build or my.module:build, and no path."""
+    place, colon, function = text.rpartition(":")
+    return bool(colon) and function.isidentifier() and bool(place) and not Path(text).exists()
+
+
+def source_of(build: Callable[..., Any]) -> str:
+    """Return what names the function *build*. Raises UsageError for one that no other process can load by a name."""
+    from memplan.execution.step_source import step_source_of  # noqa: PLC0415
+
+    found = step_source_of(build)
+    if found.pickled:
+        raise UsageError(f"{build!r} is in no file, from which its arguments could be read", hint="put it at the top of a file")
+    return f"{found.name}:{found.function}"
+
+
+def _of_program(program: CommandProgram | FunctionProgram) -> Configuration:
+    found = Configuration(program, program.name, has_batch=program.has_present_batch)
+    return found.with_allocator_settings_of(os.environ)
 
 
 def _built_in(source: str) -> Configuration:

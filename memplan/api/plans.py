@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from pydantic import Field, InstanceOf
 
@@ -14,13 +14,21 @@ from memplan.analysis.explain import warn_of_other_stages
 from memplan.analysis.make_plan import make_plan
 from memplan.analysis.profile import Profile
 from memplan.api.arguments import check_arguments
-from memplan.api.configuration import Configuration, read_configuration
+from memplan.api.configuration import (
+    Configuration,
+    command_configuration,
+    function_configuration,
+    is_function,
+    read_configuration,
+    source_of,
+)
 from memplan.api.gpus import gpus_of_this_machine, named_gpu
 from memplan.api.journals import journal_root
 from memplan.api.methods import Method, by_method
 from memplan.edits.apply import FileChange, prepare
 from memplan.edits.apply import apply as apply_changes
 from memplan.edits.apply import undo as undo_apply
+from memplan.edits.edit import Edit
 from memplan.errors import DoesNotFitError, UsageError, reason_of
 from memplan.estimators.base import Estimator
 from memplan.estimators.registry import OnRehearsal
@@ -31,7 +39,13 @@ from memplan.memory.budget import DEFAULT_MARGIN
 from memplan.planner.decision import DecisionOptions
 from memplan.planner.pins import Pins, pin
 from memplan.planner.plan import Plan as PlainPlan
+from memplan.programs.command_line import edits_of
+from memplan.programs.command_program import CommandProgram
+from memplan.programs.function_program import FunctionProgram
 from memplan.workload.workload import Workload
+
+Source: TypeAlias = "str | Path | Workload | Sequence[str] | Callable[..., Any] | None"
+"""What can be planned."""
 
 
 class Plan(PlainPlan):
@@ -94,8 +108,12 @@ class Plan(PlainPlan):
 
 
 def plan(
-    source: str | Path | Workload | None = None,
+    source: Source = None,
     *,
+    fields: Sequence[str] = (),
+    short: Sequence[str] = (),
+    num_gpus: int | None = None,
+    num_nodes: int | None = None,
     gpu: str | GpuSpec | None = None,
     gpu_memory: str | float | None = None,
     target_effective_batch_size: int | None = None,
@@ -112,7 +130,14 @@ def plan(
 
     Args:
         source: A configuration (its folder, the project's, or its main file), a workload.yaml, a Hugging Face config.json or the folder of
-            one, "built-in", or a Workload. None: the configuration of the working directory.
+            one, "built-in", or a Workload. None: the configuration of the working directory. Or a program of your own, which is run on a
+            simulated GPU: a function ("FILE.py:build", or itself), whose arguments are its variables; or a command as a list of words, with
+            `{micro_batch_size}` and `{gradient_accumulation_steps}` where these are written.
+        fields: Where a command's variables are written besides, as "micro_batch_size=conf/config.yaml:data.batch_size", or
+            "micro_batch_size=BATCH_SIZE" for a variable of the environment.
+        short: What makes a rehearsal of a command short, as "conf/config.yaml:trainer.limit_val_batches=0".
+        num_gpus: GPUs of each machine on which a command trains. None: as its launcher is told.
+        num_nodes: Machines on which it trains.
         gpu: A name of the catalogue ("rtx4090", "a100-80"), or a GpuSpec. None, without *gpu_memory*: this machine's GPU, as far as it is
             free; of several, that with least free memory.
         gpu_memory: A size: 24 is the size that GPUs are sold with, "23.5GiB" is exact. With *gpu*: that kind of GPU in another size.
@@ -144,6 +169,10 @@ def plan(
     """
     check_arguments(
         source=source,
+        fields=fields,
+        short=short,
+        num_gpus=num_gpus,
+        num_nodes=num_nodes,
         gpu=gpu,
         gpu_memory=gpu_memory,
         target_effective_batch_size=target_effective_batch_size,
@@ -153,7 +182,11 @@ def plan(
         grow_negatives=grow_negatives,
         with_levers=with_levers,
     )
-    configuration = _configuration_of(source).with_pins(pins or {})
+    configuration = (
+        _configuration_of(source, fields, short, num_gpus, num_nodes, pins or {})
+        .with_pins(pins or {})
+        .with_target(target_effective_batch_size)
+    )
     request = PlanRequest(
         target=target_effective_batch_size,
         tolerance=target_tolerance,
@@ -163,7 +196,9 @@ def plan(
         with_levers=with_levers,
     )
     meant = _gpu_of(gpu, None if gpu_memory is None else str(gpu_memory))
-    found = by_method(method, lambda estimator: plan_for(configuration, meant, estimator, request), on_rehearsal)
+    found = by_method(
+        method, lambda estimator: plan_for(configuration, meant, estimator, request), on_rehearsal, is_slow=configuration.is_own_program
+    )
     return found.answer.with_first_warnings(found.notes)
 
 
@@ -209,7 +244,7 @@ class PlanRequest(NamedTuple):
 def plan_for(configuration: Configuration, gpu: GpuSpec, estimator: Estimator, request: PlanRequest) -> Plan:
     """Return the plan of *configuration* for *gpu* by *estimator*."""
     made = make_plan(
-        configuration.workload,
+        configuration.program,
         gpu,
         estimator,
         pins=request.pins,
@@ -233,7 +268,11 @@ def check_writable(configuration: Configuration, pins: Pins) -> None:
     Raises UsageError where there are no files to write, or no key for a pin; EditRefusedError for a key whose value cannot be changed
     without guessing.
     """
-    pinned = pin(configuration.workload, pins)
+    program = configuration.program
+    if not isinstance(program, Workload):
+        _edits_of(program)
+        return
+    pinned = pin(program, pins)
     reading = _reading_of(configuration, pinned)
     prepare(edits_for(reading, pinned))
     for edit in planned_edits(reading, but=pins.values):
@@ -242,17 +281,45 @@ def check_writable(configuration: Configuration, pins: Pins) -> None:
 
 def changes_of(plan: PlainPlan, configuration: Configuration) -> list[FileChange]:
     """Return what *plan* would change in the files, checked and not written. Raises as `check_writable`."""
+    if not isinstance(plan.after, Workload):
+        return prepare(_edits_of(plan.after))
     return prepare(edits_for(_reading_of(configuration, plan.after), plan.after))
 
 
 def write_changes(changes: Sequence[FileChange], configuration: Configuration) -> tuple[Path, ...]:
-    """Write *changes*, all of them or none, and return their files. Raises ConfigError where one cannot be written."""
-    assert configuration.reading is not None
-    apply_changes(changes, root=configuration.reading.root, now=datetime.now(timezone.utc))
+    """
+    Write *changes*, all of them or none, and return their files. Raises ConfigError where one cannot be written.
+
+    The journal of a program's files is in the working folder, where `undo` looks for it.
+    """
+    root = Path.cwd() if configuration.reading is None else configuration.reading.root
+    apply_changes(changes, root=root, now=datetime.now(timezone.utc))
     return tuple(change.path for change in changes)
 
 
-def _configuration_of(source: str | Path | Workload | None) -> Configuration:
+def _edits_of(program: CommandProgram | FunctionProgram) -> list[Edit]:
+    """Return the edits that write the values of *program*. Raises UsageError where no file has any of them."""
+    edits = edits_of(program) if isinstance(program, CommandProgram) else []
+    if not edits:
+        raise UsageError(
+            f"there is nothing to apply to: no file has the values of {program.name}",
+            hint="the report says what to run; name the key of a file to have it written: "
+            '`fields=["micro_batch_size=conf/config.yaml:data.batch_size"]`',
+        )
+    return edits
+
+
+def _configuration_of(
+    source: Source, fields: Sequence[str], short: Sequence[str], num_gpus: int | None, num_nodes: int | None, pins: Mapping[str, object]
+) -> Configuration:
+    if isinstance(source, Sequence) and not isinstance(source, str):
+        return command_configuration(source, fields=fields, short=short, num_gpus=num_gpus, num_nodes=num_nodes, pinned=pins.keys())
+    if fields or short or num_gpus or num_nodes:
+        raise UsageError("fields, short and num_gpus are those of a command", hint='give its words: `source=["python", "train.py"]`')
+    if callable(source):
+        return function_configuration(source_of(source))
+    if isinstance(source, str) and is_function(source):
+        return function_configuration(source)
     if not isinstance(source, Workload):
         return read_configuration(None if source is None else Path(source))
     chosen = source.training.model_fields_set & {"micro_batch_size", "gradient_accumulation_steps", "target_effective_batch_size"}

@@ -118,7 +118,7 @@ def begin_by(estimator: Estimator, workload: Workload, gpu: GpuSpec, *, start: i
     def of_size(size: int) -> Workload:
         return workload.with_training(micro_batch_size=size)
 
-    size = start or largest_micro_batch(of_size, gpu, estimator, budget, most=MOST_BATCH) or 1
+    size = start or largest_micro_batch(of_size, gpu, estimator, budget, most=MOST_BATCH).size or 1
     stage = heaviest_stage(of_size(size), gpu, estimator)
     return Begin(size, stage, "you" if start else f"the plan ({estimator.method})")
 

@@ -110,11 +110,11 @@ def _compare(configuration: Configuration, gpus: Sequence[GpuSpec], request: Pla
     from memplan.cli.progress import rehearsal_progress
 
     def ask(estimator: Estimator) -> _Compared:
-        found = compare_gpus(configuration.workload, gpus, estimator, pins=request.pins, **request.options(configuration))
+        found = compare_gpus(configuration.program, gpus, estimator, pins=request.pins, **request.options(configuration))
         return _Compared(list(found), estimator.method)
 
     with rehearsal_progress() as on_rehearsal:
-        return by_method(method, ask, on_rehearsal)
+        return by_method(method, ask, on_rehearsal, is_slow=configuration.is_own_program)
 
 
 def _show(configuration: Configuration, found: Answered[_Compared], output_format: str) -> None:

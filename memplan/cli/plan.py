@@ -41,12 +41,38 @@ Examples:
   memplan --gpu a100-80 --dry-run                show what --apply would change
   memplan --gpu a100-80 --method rehearsed       run the workload's real step on a simulated GPU
   memplan --gpu-memory 24 --method guide         the rule of thumb that memplan replaces, for comparison
+  memplan --gpu t4 train_step.py:build           plan a function: its arguments are its variables
+  memplan --gpu-memory 24 --target-effective-batch 256 -- python train.py --batch-size {micro_batch_size} \
+      --accumulate {gradient_accumulation_steps} plan a program: its words with variables are changed and rehearsed
   memplan undo                                   put back what the last --apply changed
 """
 
 
+_PROGRAM = "memplan.program"
+
+
+class _WithProgram(click.Group):
+    """Takes what follows `--` as the command of a program to plan, and a first word like FILE.py:build as a function to plan."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        end = args.index("--") if "--" in args else len(args)
+        _, words, _ = self.make_parser(ctx).parse_args(list(args[:end]))
+        if not words and end < len(args):
+            ctx.meta[_PROGRAM] = args[end + 1 :]
+            args = args[:end]
+        elif words and words[0] not in self.commands and ":" in words[0]:
+            ctx.meta[_PROGRAM] = words[0]
+            at = end - len(words)
+            args = [*args[:at], *args[at + 1 :]]
+        return super().parse_args(ctx, args)
+
+
 @click.group(
-    invoke_without_command=True, epilog=EXAMPLES, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110}
+    cls=_WithProgram,
+    subcommand_metavar="[FILE.py:build | -- COMMAND …] | COMMAND [ARGS]...",
+    invoke_without_command=True,
+    epilog=EXAMPLES,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
 )
 @click.option(
     "--auto", is_flag=True, help="Plan for the free memory of this machine's GPU; of several GPUs, for that of the one with least."
@@ -58,6 +84,23 @@ Examples:
     help="Plan for a memory size: 24 is the size that a GPU is sold with, 23.5GiB is exact. With --gpu: that kind of GPU in another size.",
 )
 @config_path_option
+@click.option(
+    "--field",
+    "fields",
+    multiple=True,
+    metavar="NAME=PLACE",
+    help="Where a program's variable is written: micro_batch_size=conf/config.yaml:data.batch_size, or micro_batch_size=BATCH_SIZE for a "
+    "variable of the environment. May be repeated.",
+)
+@click.option(
+    "--short",
+    "short",
+    multiple=True,
+    metavar="PLACE=VALUE",
+    help="Make a program's rehearsal short: conf/config.yaml:trainer.limit_val_batches=0. May be repeated.",
+)
+@click.option("--num-gpus", type=click.IntRange(min=1), metavar="N", help="GPUs of each machine on which a program trains.")
+@click.option("--num-nodes", type=click.IntRange(min=1), metavar="N", help="Machines on which a program trains.")
 @target_option
 @tolerance_option
 @grow_negatives_option
@@ -107,6 +150,10 @@ def plan_command(
     gpu_name: str | None,
     gpu_memory: str | None,
     config_path: Path | None,
+    fields: Sequence[str],
+    short: Sequence[str],
+    num_gpus: int | None,
+    num_nodes: int | None,
     target: int | None,
     tolerance: float | None,
     grows_negatives: bool,
@@ -137,9 +184,14 @@ def plan_command(
                 f"options before a command are those of a plan; write options after it: `memplan {context.invoked_subcommand} …`"
             )
         return 0
-    if not given:
+    program: str | list[str] | None = context.meta.get(_PROGRAM)
+    if not given and program is None:
         click.echo(context.get_help())
         return 0
+    if program is not None and context.get_parameter_source("method") == click.core.ParameterSource.ENVIRONMENT:
+        method = "auto"
+    if program is not None:
+        _check_program(config_path, method, profiles=profiles and gpu_name is None and gpu_memory is None)
     if apply_plan and dry_run:
         raise UsageError("--apply and --dry-run exclude each other", hint="--dry-run shows what --apply would write")
     names_card = gpu_name is not None or gpu_memory is not None
@@ -176,7 +228,6 @@ def plan_command(
             "levers": with_levers,
         },
     )
-    from memplan.api.configuration import read_configuration
     from memplan.api.gpus import gpus_of_this_machine, named_gpu
     from memplan.api.plans import PlanRequest, check_writable
     from memplan.memory.budget import DEFAULT_MARGIN
@@ -190,7 +241,7 @@ def plan_command(
         grows_negatives=grows_negatives,
         with_levers=with_levers,
     )
-    configuration = read_configuration(config_path).with_pins(request.pins.values)
+    configuration = _configuration(program, config_path, _Typed(fields, short, num_gpus, num_nodes), request).with_target(target)
     if output.shows_diff:
         check_writable(configuration, request.pins)
     if profiles and names_card:
@@ -200,6 +251,43 @@ def plan_command(
         raise UsageError("--auto excludes --gpu and --gpu-memory", hint="--auto takes the GPU of this machine")
     gpus = [named_gpu(gpu_name, gpu_memory)] if names_card else gpus_of_this_machine()
     return _plan(configuration, gpus, asked, request, output)
+
+
+class _Typed(NamedTuple):
+    """What was typed of a command's variables."""
+
+    fields: Sequence[str]
+    short: Sequence[str]
+    num_gpus: int | None
+    num_nodes: int | None
+
+
+def _check_program(config_path: Path | None, method: str, *, profiles: bool) -> None:
+    """Refuse what does not go with a program of the user's own."""
+    if config_path is not None:
+        raise UsageError("--config-path and a program exclude each other", hint="name the keys of the program's files with `--field`")
+    if method in ("analytic", "guide", "measured"):
+        raise UsageError(f"a program is run as it is, and --method {method} knows nothing of it", hint="leave `--method` out")
+    if profiles:
+        raise UsageError(
+            "--profile does not run programs on the GPU yet", hint="start the program by itself, with `memplan monitor` in another terminal"
+        )
+
+
+def _configuration(program: str | Sequence[str] | None, path: Path | None, typed: _Typed, request: PlanRequest) -> Configuration:
+    """Return what is to be planned: a command's words, the name of a function, or a configuration."""
+    from memplan.api.configuration import command_configuration, function_configuration, read_configuration
+
+    if isinstance(program, Sequence) and not isinstance(program, str):
+        return command_configuration(program, **typed._asdict(), pinned=request.pins.values.keys())
+    if any(typed):
+        raise UsageError(
+            "--field, --short, --num-gpus and --num-nodes are those of a command; the arguments of a function are its variables",
+            hint="give the command after `--`",
+        )
+    if program is not None:
+        return function_configuration(program)
+    return read_configuration(path).with_pins(request.pins.values)
 
 
 def _read_curves(text: str | None) -> Sequence[Variable] | None:
@@ -265,7 +353,7 @@ def _make(configuration: Configuration, gpus: Sequence[GpuSpec], asked: _Asked, 
             return Made(plans, draw(configuration, plans[0], measure, output))
     methods: dict[str, Method] = {"auto": "auto", "analytic": "analytic", "rehearsed": "rehearsed"}
     with rehearsal_progress() as on_rehearsal:
-        found = by_method(methods[asked.method], ask, on_rehearsal)
+        found = by_method(methods[asked.method], ask, on_rehearsal, is_slow=configuration.is_own_program)
     return found.answer._replace(plans=[plan.with_first_warnings(found.notes) for plan in found.answer.plans])
 
 

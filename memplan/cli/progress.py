@@ -6,13 +6,13 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from memplan.units import format_bytes
 
 if TYPE_CHECKING:
     from memplan.estimators.registry import OnRehearsal
-    from memplan.estimators.rehearsed import Step
+    from memplan.estimators.steps import Step
     from memplan.execution.program_runs import OnProgress, ProgramProgress
 
 WIDTH = 100
@@ -88,6 +88,6 @@ def _changing_line() -> Iterator[Callable[[str], None]]:
 
 
 def _described(step: Step) -> str:
-    stages: Any = step.workload["stages"]
-    negatives = f", {stages[0]['n_negatives']} negatives" if stages else ""
+    stages = step.program.stages
+    negatives = f", {stages[0].n_negatives} negatives" if stages and step.program.contrastive else ""
     return f"micro-batch {step.micro_batch_size}{negatives} on {step.gpu.name}"

@@ -36,6 +36,8 @@ OPTIONS = {
     "num_gpus": "--num-gpus",
     "num_nodes": "--num-nodes",
     "rank": "--rank",
+    "fields": "--field",
+    "short": "--short",
 }
 """The argument of memplan's functions, and the option."""
 
@@ -111,6 +113,9 @@ def _words(name: str, value: Any) -> Iterator[str]:
     elif isinstance(value, dict):
         for key, each in value.items():
             yield from (option, _quoted(f"{key}={_plain(each)}"))
+    elif isinstance(value, list):
+        for each in value:
+            yield from (option, _quoted(str(each)))
     elif name == "target_tolerance":
         yield from (option, f"{100 * value:.3g}%")
     else:

@@ -1,4 +1,4 @@
-"""What an estimator is: from a workload, a GPU and a stage to a MemoryEstimate. What it can do beyond that is declared in its type."""
+"""What an estimator is: from a program, a GPU and a stage to a MemoryEstimate. What it can do beyond that is declared in its type."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, TypeAlias
 
 from memplan.hardware.gpu import GpuSpec
 from memplan.memory.estimate import MemoryEstimate, MemoryRange, Method
+from memplan.workload.program import Program
 from memplan.workload.stage import Stage
-from memplan.workload.workload import Workload
 
 if TYPE_CHECKING:
     from memplan.traces.requests import Replayed
@@ -22,23 +22,23 @@ class Estimator(ABC):
     method: ClassVar[Method]
     """How it finds out."""
 
-    is_slow: ClassVar[bool] = False
-    """An answer takes minutes of a GPU: only what a plan cannot do without is asked."""
+    is_slow: bool = False
+    """An answer takes minutes of a GPU, or a run of the user's program: only what a plan cannot do without is asked."""
 
     @abstractmethod
-    def __call__(self, workload: Workload, gpu: GpuSpec, stage: Stage | None) -> MemoryEstimate:
-        """Return the memory of one step of *workload* in *stage* (None: it has no stages) on *gpu*."""
+    def __call__(self, program: Program, gpu: GpuSpec, stage: Stage | None) -> MemoryEstimate:
+        """Return the memory of one step of *program* in *stage* (None: it has no stages) on *gpu*."""
 
-    def quick_estimate(self, workload: Workload, gpu: GpuSpec, stage: Stage | None) -> MemoryRange | None:
+    def quick_estimate(self, program: Program, gpu: GpuSpec, stage: Stage | None) -> MemoryRange | None:
         """
         Return about what the step takes of the device, without running it; None where nothing is known.
 
         It orders what is tried, and never decides.
         """
-        return self(workload, gpu, stage).device_used
+        return self(program, gpu, stage).device_used
 
 
-StepOfValue: TypeAlias = Callable[[int], tuple[Workload, Stage | None]]
+StepOfValue: TypeAlias = Callable[[int], tuple[Program, Stage | None]]
 """From a value of what is varied to the step with it."""
 
 
@@ -54,12 +54,12 @@ class ReplayingEstimator(Estimator):
     """An estimator that has run the steps and kept what the allocator did: more than their peaks can be asked of it."""
 
     @abstractmethod
-    def trace(self, workload: Workload, gpu: GpuSpec, stage: Stage | None) -> MemoryTrace:
+    def trace(self, program: Program, gpu: GpuSpec, stage: Stage | None) -> MemoryTrace:
         """Return every event of the allocator in that step."""
 
     @abstractmethod
     def replay_with_capacity(
-        self, workload: Workload, gpu: GpuSpec, stage: Stage | None, *, capacity_bytes: int, settings: str | None = None
+        self, program: Program, gpu: GpuSpec, stage: Stage | None, *, capacity_bytes: int, settings: str | None = None
     ) -> Replayed:
         """Return how the step goes where the allocator can have *capacity_bytes*, with its own settings or others."""
 

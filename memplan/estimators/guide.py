@@ -14,6 +14,7 @@ from memplan.memory.breakdown import MemoryBreakdown
 from memplan.memory.estimate import MemoryEstimate, MemoryRange
 from memplan.units import GIB, MIB
 from memplan.workload.model import ContrastiveEncoderModel
+from memplan.workload.program import Program
 from memplan.workload.stage import Stage
 from memplan.workload.workload import Workload
 
@@ -34,19 +35,20 @@ class GuideEstimator(Estimator):
 
     method = "guide"
 
-    def __call__(self, workload: Workload, gpu: GpuSpec, stage: Stage | None) -> MemoryEstimate:
+    def __call__(self, program: Program, gpu: GpuSpec, stage: Stage | None) -> MemoryEstimate:
         """Return what the guide says of one step, whatever the GPU. Raises UsageError for a workload that is not the guide's kind."""
         del gpu
-        return estimate(workload, stage)
+        return estimate(program, stage)
 
 
-def estimate(workload: Workload, stage: Stage | None) -> MemoryEstimate:
+def estimate(program: Program, stage: Stage | None) -> MemoryEstimate:
     """
     Return what the guide says of one step.
 
-    Raises UsageError for a workload that is not the guide's kind.
+    Raises UsageError for a program that is not the guide's kind.
     """
-    if not isinstance(workload.model, ContrastiveEncoderModel) or stage is None:
+    workload = program if isinstance(program, Workload) else None
+    if workload is None or not isinstance(workload.model, ContrastiveEncoderModel) or stage is None:
         raise UsageError("the guide's rule of thumb knows contrastive encoders only", hint='use `method="analytic"`')
     model = workload.model
     parameters = num_parameters(model)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from memplan.traces.requests import Requests
+
 LEAST_DISTANCE = 1 / 8
 """Share of a size by which another has to be apart for the line through both: peaks rise in steps of segments, and neighbours share one."""
 
@@ -44,3 +46,22 @@ class PeakLine:
         low, high = sorted((nearest, other))
         rise = self._known[high] - self._known[low]
         return None if rise < 0 else max(0, self._known[low] + rise * (size - low) // (high - low))
+
+
+def extrapolated_peak(nearest: Requests, other: Requests, *, share: float) -> int | None:
+    """
+    Return the most bytes in use where each allocation is on the straight line from *nearest* (share 0) to *other* (share 1).
+
+    None where the two do not ask in the same sequence. A guess, to order what is tried; it never decides.
+    """
+    if nearest.sequence != other.sequence:
+        return None
+    sizes = [max(0.0, size + share * (beyond - size)) for size, beyond in zip(nearest.sizes, other.sizes, strict=True)]
+    current = most = 0.0
+    for request in nearest.order:
+        if request > 0:
+            current += sizes[request - 1]
+            most = max(most, current)
+        elif request < 0:
+            current -= sizes[-request - 1]
+    return int(most)

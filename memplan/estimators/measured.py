@@ -5,7 +5,7 @@ from __future__ import annotations
 from memplan.errors import NotEstimatedError, UsageError
 from memplan.estimators.analytic.estimate import estimate
 from memplan.estimators.base import Estimator
-from memplan.estimators.rehearsed import allocator_environment, check_packages, instead_of_running, step_of
+from memplan.estimators.workload_steps import allocator_environment, check_packages, instead_of_running, step_of, values_of
 from memplan.execution.measure import Measurer
 from memplan.execution.measurement import Measurement
 from memplan.execution.runner import Closing, not_run
@@ -13,8 +13,9 @@ from memplan.execution.step_source import StepSource
 from memplan.hardware.gpu import GpuSpec
 from memplan.memory.cuda_context import context_of
 from memplan.memory.estimate import MemoryRange
+from memplan.workload.program import Program
 from memplan.workload.stage import Stage
-from memplan.workload.workload import Workload
+from memplan.workload.workload import workload_of
 
 
 class MeasuredEstimator(Estimator, Closing):
@@ -35,29 +36,29 @@ class MeasuredEstimator(Estimator, Closing):
         """End the process that runs the steps."""
         self._measurer.close()
 
-    def __call__(self, workload: Workload, gpu: GpuSpec, stage: Stage | None) -> Measurement:
+    def __call__(self, program: Program, gpu: GpuSpec, stage: Stage | None) -> Measurement:
         """
-        Return what one step of *workload* in *stage* took of the GPU.
+        Return what one step of *program* in *stage* took of the GPU.
 
         Raises NotRehearsedError where the step cannot be built or run, DoesNotFitError where not even CUDA itself can begin.
         """
-        step = step_of(workload, gpu, stage)
+        step = step_of(workload_of(program), gpu, stage)
         key = step.family, step.micro_batch_size
         if key not in self._measured:
             check_packages(step)
-            settings = allocator_environment(workload.training.allocator_settings)
+            settings = allocator_environment(program.training.allocator_settings)
             try:
-                found = self._measurer.measure({"workload": step.workload}, environment=settings)
+                found = self._measurer.measure(values_of(step), environment=settings)
             except UsageError as error:
                 raise not_run(error, instead=instead_of_running(step)) from error
             found = found.model_copy(update={"values": {}, "trace": None})
-            self._measured[key] = _with_what_was_missing(found, self.quick_estimate(workload, gpu, stage), gpu)
+            self._measured[key] = _with_what_was_missing(found, self.quick_estimate(program, gpu, stage), gpu)
         return self._measured[key]
 
-    def quick_estimate(self, workload: Workload, gpu: GpuSpec, stage: Stage | None) -> MemoryRange | None:
+    def quick_estimate(self, program: Program, gpu: GpuSpec, stage: Stage | None) -> MemoryRange | None:
         """Return about what it takes, by the formulas; None for a model that there are none for."""
         try:
-            return estimate(workload, gpu, stage).device_used
+            return estimate(workload_of(program), gpu, stage).device_used
         except NotEstimatedError:
             return None
 

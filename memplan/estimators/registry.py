@@ -10,7 +10,7 @@ from memplan.estimators.base import Estimator
 from memplan.estimators.guide import GuideEstimator
 
 if TYPE_CHECKING:
-    from memplan.estimators.rehearsed import Step
+    from memplan.estimators.steps import Step
 
 PlanMethod: TypeAlias = Literal["analytic", "rehearsed", "guide"]
 """What needs no GPU of this machine."""
@@ -19,9 +19,11 @@ OnRehearsal: TypeAlias = "Callable[[Step], None]"
 """Is called before each rehearsal."""
 
 
-def estimator_by(method: PlanMethod, on_rehearsal: OnRehearsal | None = None) -> Estimator:
+def estimator_by(method: PlanMethod, on_rehearsal: OnRehearsal | None = None, *, is_slow: bool = False) -> Estimator:
     """
-    Return the estimator of *method*; that of rehearsals is loaded when it is asked for: an analytic plan starts without it.
+    Return the estimator of *method*, which *is_slow* where it runs the user's own program.
+
+    That of rehearsals is loaded when it is asked for: an analytic plan starts without it.
 
     Raises MissingError for rehearsals where this machine has not what they need.
     """
@@ -34,5 +36,6 @@ def estimator_by(method: PlanMethod, on_rehearsal: OnRehearsal | None = None) ->
     from memplan.hardware.cache_dir import default_cache  # noqa: PLC0415
     from memplan.hardware.torch_install import find_torch  # noqa: PLC0415
 
-    find_torch()
-    return RehearsedEstimator(RehearsalCache(default_cache()), on_rehearsal)
+    if not is_slow:  # a program may run in another Python, whose PyTorch it has
+        find_torch()
+    return RehearsedEstimator(RehearsalCache(default_cache()), on_rehearsal, is_slow=is_slow)

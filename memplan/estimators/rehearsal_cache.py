@@ -50,6 +50,8 @@ class RehearsalCache:
     """The rehearsals of one cache folder."""
 
     def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        """The user's cache."""
         self._folder = folder / "rehearsals"
         self._is_writable = True
 

@@ -1,5 +1,7 @@
 """
-The rehearsed estimator: the step of a workload, built as torch modules (`child/models/built_in.py`) and run on the simulated GPU.
+The rehearsed estimator: steps that were run on the simulated GPU, each once, and what can be told from their traces without another run.
+
+What a step is, and what runs it, `workload_steps.py` and `program_steps.py` know; both are asked alike (`steps.py`).
 
 The GPU of an estimate has unlimited memory, so that every size has a peak to compare with the budget. On a real one the allocator does the
 same until that is full: a size whose peak is within the budget fits, without giving anything back. Beyond, cached memory goes back first;
@@ -8,123 +10,113 @@ a step that fits only so is *tight*. Whether it does, the simulated allocator sa
 
 from __future__ import annotations
 
-import atexit
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
-from functools import lru_cache
-from importlib.machinery import PathFinder
-from typing import TYPE_CHECKING, Any, NamedTuple
+from pathlib import Path
+from typing import Any
 
-from memplan.errors import NotEstimatedError, NotRehearsedError, UsageError
-from memplan.estimators.analytic.estimate import estimate
 from memplan.estimators.base import Estimator, Interpolated, ReplayingEstimator, StepOfValue
-from memplan.estimators.interpolation import PeakLine
-from memplan.estimators.rehearsal_cache import RehearsalCache, family_of
+from memplan.estimators.interpolation import PeakLine, extrapolated_peak
+from memplan.estimators.rehearsal_cache import RehearsalCache
+from memplan.estimators.steps import Step, StepRunner
 from memplan.execution.rehearsal import Rehearsal
-from memplan.hardware.catalog import of_some_kind
 from memplan.hardware.gpu import UNLIMITED_BYTES, GpuSpec
-from memplan.hardware.torch_install import find_torch
 from memplan.memory.cuda_context import with_context
 from memplan.memory.estimate import MemoryEstimate, MemoryRange
 from memplan.traces.parametric import Sweep
 from memplan.traces.requests import Replayed, Requests, requests_of
 from memplan.traces.trace import MemoryTrace
-from memplan.workload.model import TransformerModel
-from memplan.workload.optimizer import OPTIMIZER_PACKAGES
+from memplan.workload.program import Program
 from memplan.workload.stage import Stage
 from memplan.workload.workload import Workload
 
-if TYPE_CHECKING:
-    from memplan.execution.rehearse import Rehearser
-
 # A plan whose rehearsals are kept is there at once: what runs and simulates them is loaded where it is needed.
-
-MOST_MICRO_BATCHES = 2
-"""Micro-batches of a step that are run: with the second the gradients are there, and each that follows is like it."""
-
-
-class Step(NamedTuple):
-    """A step to be rehearsed: what it has in common with other sizes, and its size."""
-
-    family: str
-    """Equal for steps that differ in nothing but their micro-batch."""
-    micro_batch_size: int
-    likeness: str
-    """Equal for steps that differ in nothing but their micro-batch and the kind of GPU."""
-    workload: Mapping[str, object]
-    """Of one stage, as JSON."""
-    gpu: GpuSpec
-    """With unlimited memory."""
 
 
 class RehearsedEstimator(ReplayingEstimator):
     """
-    Rehearses steps of workloads, each once.
+    Rehearses steps, each once.
 
     *cache*: where they are kept from one command to the next; None: nowhere. *on_rehearsal* is called before each rehearsal.
+    *is_slow*: what is rehearsed is the user's own program.
     """
 
     method = "rehearsed"
 
-    def __init__(self, cache: RehearsalCache | None = None, on_rehearsal: Callable[[Step], None] | None = None) -> None:
+    def __init__(
+        self, cache: RehearsalCache | None = None, on_rehearsal: Callable[[Step], None] | None = None, *, is_slow: bool = False
+    ) -> None:
+        self.is_slow = is_slow
         self._cache = cache
         self._on_rehearsal = on_rehearsal
         self._estimates: dict[tuple[str, int], Rehearsal] = {}
         self._kinds: dict[str, dict[str, GpuSpec]] = {}
         self._requests: dict[tuple[str, int], Requests] = {}
         self._traces: dict[tuple[str, int], MemoryTrace] = {}
+        self._answers: dict[tuple[str, int], dict[str, dict[str, Any]]] = {}
+        self._runners: dict[type[Program], StepRunner] = {}
 
-    def __call__(self, workload: Workload, gpu: GpuSpec, stage: Stage | None) -> Rehearsal:
+    def _runner(self, program: Program) -> StepRunner:
+        """Return what runs steps of *program*, the same for all that are asked for here."""
+        kind = type(program)
+        if kind not in self._runners:
+            self._runners[kind] = _runner_of(program, self._cache.folder if self._cache else None)
+        return self._runners[kind]
+
+    def _step(self, program: Program, gpu: GpuSpec, stage: Stage | None) -> Step:
+        return self._runner(program).step_of(program, gpu, stage)
+
+    def __call__(self, program: Program, gpu: GpuSpec, stage: Stage | None) -> Rehearsal:
         """
-        Return the memory of one step of *workload* in *stage* on *gpu*, by running it; without its trace.
+        Return the memory of one step of *program* in *stage* on *gpu*, by running it; without its trace.
 
         Raises NotRehearsedError where the step cannot be built or run, MissingError where this machine cannot rehearse.
         """
-        return with_context(self._rehearsal(step_of(workload, gpu, stage)), gpu)
+        return with_context(self._rehearsal(self._step(program, gpu, stage)), gpu)
 
     def _rehearsal(self, step: Step) -> Rehearsal:
         key = step.family, step.micro_batch_size
         if key not in self._estimates:
-            found = self._cache.get(*key) if self._cache else None
+            place = self._place(step)
+            found = self._cache.get(*place) if self._cache and place else None
             self._estimates[key] = found or self._rehearsed(step).model_copy(update={"trace": None})
             self._kinds.setdefault(step.likeness, {})[step.family] = step.gpu
         return self._estimates[key].model_copy(update={"gpu_name": step.gpu.name})
 
+    def _place(self, step: Step) -> tuple[str, int] | None:
+        """Return where the cache has *step*, as things are now; None where it cannot have it."""
+        family = self._runner(step.program).kept_as(step) if self._cache else None
+        return None if family is None else (family, step.micro_batch_size)
+
     def _rehearsed(self, step: Step) -> Rehearsal:
         """Run *step*, and keep what was seen."""
-        check_packages(step)
+        runner = self._runner(step.program)
+        runner.check(step)
         if self._on_rehearsal is not None:
             self._on_rehearsal(step)
-        training = step.workload["training"]
-        assert isinstance(training, dict)
-        settings = allocator_environment(training["allocator_settings"])
-        try:
-            rehearsal = _rehearser().rehearse(gpu=step.gpu, values={"workload": step.workload}, environment=settings, has_padding=True)
-        except UsageError as error:
-            from memplan.execution.runner import not_run  # noqa: PLC0415
-
-            raise not_run(error, instead=instead_of_running(step)) from error
-        refuse_guesses(rehearsal)
-        rehearsal = rehearsal.model_copy(update={"values": {}})
+        rehearsal = runner.rehearse(step)
         assert rehearsal.trace is not None
-        if not (self._cache and self._cache.put(step.family, step.micro_batch_size, rehearsal)):
+        place = self._place(step)
+        if not (self._cache and place and self._cache.put(*place, rehearsal)):
             self._traces[step.family, step.micro_batch_size] = rehearsal.trace  # a trace has megabytes: in memory only where it is not kept
         return rehearsal
 
-    def trace(self, workload: Workload, gpu: GpuSpec, stage: Stage | None) -> MemoryTrace:
+    def trace(self, program: Program, gpu: GpuSpec, stage: Stage | None) -> MemoryTrace:
         """Return every event of the allocator in that step."""
-        return self._trace(step_of(workload, gpu, stage))
+        return self._trace(self._step(program, gpu, stage))
 
     def _trace(self, step: Step) -> MemoryTrace:
         key = step.family, step.micro_batch_size
-        found = self._traces.get(key) or (self._cache.get_trace(*key) if self._cache else None) or self._rehearsed(step).trace
+        found = self._traces.get(key)
+        if found is None and self._cache and (place := self._place(step)):
+            found = self._cache.get_trace(*place)
+        found = found or self._rehearsed(step).trace
         assert found is not None
         return found
 
-    def requests(self, workload: Workload, gpu: GpuSpec, stage: Stage | None) -> Requests:
+    def requests(self, program: Program, gpu: GpuSpec, stage: Stage | None) -> Requests:
         """Return what that step asks of the allocator."""
-        return self._requests_of(step_of(workload, gpu, stage))
+        return self._requests_of(self._step(program, gpu, stage))
 
     def _requests_of(self, step: Step) -> Requests:
         key = step.family, step.micro_batch_size
@@ -134,7 +126,7 @@ class RehearsedEstimator(ReplayingEstimator):
 
     # without a rehearsal
 
-    def quick_estimate(self, workload: Workload, gpu: GpuSpec, stage: Stage | None) -> MemoryRange | None:
+    def quick_estimate(self, program: Program, gpu: GpuSpec, stage: Stage | None) -> MemoryRange | None:
         """
         Return about what that step takes, without running it; None where nothing is known of it.
 
@@ -142,16 +134,45 @@ class RehearsedEstimator(ReplayingEstimator):
         that is most like it; from the formulas where there is one or none, corrected by how far they were off at the one. What others have
         kept on disk plays no part: a plan is the same whatever the cache holds.
         """
-        step = step_of(workload, gpu, stage)
+        step = self._step(program, gpu, stage)
         size = step.micro_batch_size
         known = self._asked(step.family)
         if size in known:
             return known[size].device_used
         known = known or self._of_likest_card(step)
-        guessed = PeakLine({other: rehearsal.device_used.high_bytes for other, rehearsal in known.items()}).at(size)
+        guessed = self._extrapolated(step) if self.is_slow else None
         if guessed is None:
-            guessed = _by_formula(workload, gpu, stage, known)
+            guessed = PeakLine({other: rehearsal.device_used.high_bytes for other, rehearsal in known.items()}).at(size)
+        if guessed is None:
+            guessed = self._by_formula(program, gpu, stage, known)
         return None if guessed is None else MemoryRange(low_bytes=guessed, expected_bytes=guessed, high_bytes=guessed)
+
+    def _by_formula(self, program: Program, gpu: GpuSpec, stage: Stage | None, known: Mapping[int, Rehearsal]) -> int | None:
+        """Return the bytes that formulas say, corrected by how far they are off at the nearest of *known*; None where there are none."""
+        runner = self._runner(program)
+        formula = runner.by_formula(program, gpu, stage)
+        if not known or formula is None:
+            return None if formula is None else formula.high_bytes
+        nearest = min(known, key=lambda other: (abs(other - program.training.micro_batch_size), other))
+        there = runner.by_formula(program.with_training(micro_batch_size=nearest), gpu, stage)
+        return None if there is None else formula.high_bytes * known[nearest].device_used.high_bytes // there.high_bytes
+
+    def _extrapolated(self, step: Step) -> int | None:
+        """
+        Return the bytes that *step* would take if every allocation grew in a straight line from size to size; None with fewer than two.
+
+        The peak of a small size is another moment's than that of a large one: to know the peak, all moments have to grow.
+        """
+        runs = self._asked(step.family)
+        sizes = sorted(runs, key=lambda other: (abs(other - step.micro_batch_size), other))[:2]
+        if len(sizes) < 2:
+            return None
+        nearest, other = sizes
+        ends = [self._requests_of(step._replace(micro_batch_size=size)) for size in sizes]
+        peak_bytes = extrapolated_peak(*ends, share=(step.micro_batch_size - nearest) / (other - nearest))
+        if peak_bytes is None:
+            return None
+        return runs[nearest].device_used.high_bytes + max(-ends[0].peak_bytes, peak_bytes - ends[0].peak_bytes)
 
     def _asked(self, family: str) -> dict[int, Rehearsal]:
         """Return what this process has asked for of *family*, by size."""
@@ -166,17 +187,20 @@ class RehearsedEstimator(ReplayingEstimator):
         return self._asked(likest)
 
     def replay_with_capacity(
-        self, workload: Workload, gpu: GpuSpec, stage: Stage | None, *, capacity_bytes: int, settings: str | None = None
+        self, program: Program, gpu: GpuSpec, stage: Stage | None, *, capacity_bytes: int, settings: str | None = None
     ) -> Replayed:
         """
         Return how that step goes where the allocator can have *capacity_bytes*, with its own settings or others.
 
         By the simulated allocator, from one rehearsal of the step.
         """
-        step = step_of(workload, gpu, stage)
-        text = workload.training.allocator_settings if settings is None else settings
+        step = self._step(program, gpu, stage)
+        text = program.training.allocator_settings if settings is None else settings
         question = f"{capacity_bytes} of {gpu.total_memory_bytes} with {text!r}"
-        answers = self._cache.get_answers(step.family, step.micro_batch_size) if self._cache else {}
+        place = self._place(step)
+        answers = self._answers.setdefault((step.family, step.micro_batch_size), {})
+        if question not in answers and self._cache and place:
+            answers |= self._cache.get_answers(*place)
         if question not in answers:
             from memplan.allocator.config import read_settings  # noqa: PLC0415
             from memplan.allocator.replay import replay  # noqa: PLC0415
@@ -184,10 +208,9 @@ class RehearsedEstimator(ReplayingEstimator):
 
             allocator = CachingAllocator(Card(gpu.total_memory_bytes, capacity_bytes), read_settings(text))
             answers[question] = asdict(replay(self._requests_of(step), allocator))
-            if self._cache:
-                self._cache.put_answers(step.family, step.micro_batch_size, answers)
-        answer: dict[str, Any] = answers[question]
-        return Replayed(**answer)
+            if self._cache and place:
+                self._cache.put_answers(*place, answers)
+        return Replayed(**answers[question])
 
     def interpolate(self, of_value: StepOfValue, values: Sequence[int], gpu: GpuSpec) -> list[Interpolated]:
         """
@@ -202,7 +225,7 @@ class RehearsedEstimator(ReplayingEstimator):
         sweep = Sweep(lambda value: self.requests(*_with_gpu(of_value(value), gpu)))
         low, high = min(values), max(values)
         for value in values:
-            step = step_of(*_with_gpu(of_value(value), gpu))
+            step = self._step(*_with_gpu(of_value(value), gpu))
             if step.micro_batch_size in self._asked(step.family):
                 sweep.ask(value)
         ends = {value: self(*_with_gpu(of_value(value), gpu)) for value in (low, high)}
@@ -224,22 +247,20 @@ class RehearsedEstimator(ReplayingEstimator):
         return _WithSettings(self, settings)
 
 
-def _with_gpu(step: tuple[Workload, Stage | None], gpu: GpuSpec) -> tuple[Workload, GpuSpec, Stage | None]:
-    workload, stage = step
-    return workload, gpu, stage
+def _runner_of(program: Program, cache: Path | None) -> StepRunner:
+    """Return what runs steps of that kind of program; loaded when it is asked for."""
+    if isinstance(program, Workload):
+        from memplan.estimators.workload_steps import WorkloadSteps  # noqa: PLC0415
+
+        return WorkloadSteps()
+    from memplan.estimators.program_steps import ProgramSteps  # noqa: PLC0415
+
+    return ProgramSteps(cache)
 
 
-def _by_formula(workload: Workload, gpu: GpuSpec, stage: Stage | None, known: Mapping[int, Rehearsal]) -> int | None:
-    """Return the bytes that the formulas say, corrected by how far they are off at the nearest of *known*; None where there are none."""
-    try:
-        formula = estimate(workload, gpu, stage).device_used.high_bytes
-        if not known:
-            return formula
-        nearest = min(known, key=lambda other: (abs(other - workload.training.micro_batch_size), other))
-        there = estimate(workload.with_training(micro_batch_size=nearest), gpu, stage).device_used.high_bytes
-    except NotEstimatedError:
-        return None
-    return formula * known[nearest].device_used.high_bytes // there
+def _with_gpu(step: tuple[Program, Stage | None], gpu: GpuSpec) -> tuple[Program, GpuSpec, Stage | None]:
+    program, stage = step
+    return program, gpu, stage
 
 
 class _WithSettings(Estimator):
@@ -251,15 +272,15 @@ class _WithSettings(Estimator):
         self._rehearsals = rehearsals
         self._settings = settings
 
-    def __call__(self, workload: Workload, gpu: GpuSpec, stage: Stage | None) -> MemoryEstimate:
+    def __call__(self, program: Program, gpu: GpuSpec, stage: Stage | None) -> MemoryEstimate:
         """Return the memory of the step with these settings."""
-        usual = self._rehearsals(workload, gpu, stage)
-        seen = self._rehearsals.replay_with_capacity(workload, gpu, stage, capacity_bytes=UNLIMITED_BYTES, settings=self._settings)
+        usual = self._rehearsals(program, gpu, stage)
+        seen = self._rehearsals.replay_with_capacity(program, gpu, stage, capacity_bytes=UNLIMITED_BYTES, settings=self._settings)
         return _with_reserved(usual, seen.peak_reserved_bytes)
 
-    def quick_estimate(self, workload: Workload, gpu: GpuSpec, stage: Stage | None) -> MemoryRange | None:
+    def quick_estimate(self, program: Program, gpu: GpuSpec, stage: Stage | None) -> MemoryRange | None:
         """Return about what it takes: what it takes without these settings."""
-        return self._rehearsals.quick_estimate(workload, gpu, stage)
+        return self._rehearsals.quick_estimate(program, gpu, stage)
 
 
 def _with_reserved(estimate: MemoryEstimate, reserved_bytes: int) -> MemoryEstimate:
@@ -277,79 +298,7 @@ def _with_reserved(estimate: MemoryEstimate, reserved_bytes: int) -> MemoryEstim
     )
 
 
-def refuse_guesses(rehearsal: Rehearsal) -> None:
-    """Raise NotRehearsedError where sizes were read from the device and taken as zero: more than that would be called a fit."""
-    if rehearsal.lower_bound_reasons:
-        raise NotRehearsedError(
-            f"the memory of this step is not known: {'; '.join(rehearsal.lower_bound_reasons)}",
-            hint="rehearse your own program, which has the data, and say what it reads",
-        )
-
-
-def allocator_environment(settings: str) -> dict[str, str]:
-    """Return the variables under which a step runs with *settings* and nothing else, whatever this shell and the PyTorch there."""
-    return {"PYTORCH_ALLOC_CONF": settings, "PYTORCH_CUDA_ALLOC_CONF": settings}
-
-
-def instead_of_running(step: Step) -> str:
-    """Return what can be done where *step* does not run."""
-    model: Any = step.workload["model"]
-    return "rehearse your own program" if model["kind"] == "huggingface" else 'plan by formulas: `method="analytic"`'
-
-
-def check_packages(step: Step) -> None:
-    """Raise NotRehearsedError where the step's optimizer comes from a package that is missing: no process has to begin for that."""
-    optimizer: Any = step.workload["optimizer"]
-    package = OPTIMIZER_PACKAGES.get(optimizer["name"])
-    if package is not None and PathFinder.find_spec(package) is None:
-        raise NotRehearsedError(
-            f"the optimizer {optimizer['name']} is that of {package}, which is not installed", hint=f"`pip install {package}`"
-        )
-
-
-def step_of(workload: Workload, gpu: GpuSpec, stage: Stage | None) -> Step:
-    """Return what of *workload*, *gpu* and *stage* decides a rehearsal."""
-    micro_batches = min(workload.training.gradient_accumulation_steps, MOST_MICRO_BATCHES)
-    reduced = workload.with_training(gradient_accumulation_steps=micro_batches, target_effective_batch_size=None)
-    anonymous = () if stage is None else (stage.model_copy(update={"name": "stage", "max_n_negatives": None}),)
-    reduced = reduced.model_copy(update={"name": "", "stages": anonymous})
-    card = of_some_kind(gpu).endless()
-    alone = reduced.with_training(micro_batch_size=1)
-    likeness = alone.model_dump_json()
-    family = _family(likeness, card, _packages_of(workload))
-    return Step(family, workload.training.micro_batch_size, likeness, json.loads(reduced.model_dump_json()), card)
-
-
 def _unlikeness(gpu: GpuSpec, other: GpuSpec) -> tuple[int, int]:
     """Return how far two kinds of GPU are apart: by capability, then by multiprocessors."""
     (major, minor), (other_major, other_minor) = (kind.compute_capability or (8, 0) for kind in (gpu, other))
     return abs(10 * major + minor - 10 * other_major - other_minor), abs((gpu.multiprocessors or 0) - (other.multiprocessors or 0))
-
-
-@lru_cache(maxsize=4096)
-def _family(step: str, gpu: GpuSpec, packages: tuple[str, ...]) -> str:
-    kind = {name: getattr(gpu, name) for name in ("compute_capability", "multiprocessors")}
-    versions: dict[str, object] = {"torch": find_torch()[:3]}
-    if packages:
-        from importlib import metadata  # noqa: PLC0415
-
-        versions |= {package: metadata.version(package) for package in packages if PathFinder.find_spec(package)}
-    return family_of({"step": step, "card": kind, "packages": versions})
-
-
-def _packages_of(workload: Workload) -> tuple[str, ...]:
-    """Return the packages besides PyTorch that build the step."""
-    is_huggingface = isinstance(workload.model, TransformerModel) and workload.model.huggingface_config is not None
-    optimizer = OPTIMIZER_PACKAGES.get(workload.optimizer.name)
-    return (*(["transformers"] if is_huggingface else []), *([optimizer] if optimizer else []))
-
-
-@lru_cache(maxsize=1)
-def _rehearser() -> Rehearser:
-    """Return the process that rehearses workloads; it lives as long as this one."""
-    from memplan.execution.rehearse import Rehearser  # noqa: PLC0415
-    from memplan.execution.step_source import StepSource  # noqa: PLC0415
-
-    rehearser = Rehearser(StepSource("memplan.child.models.built_in", "build"), allow_writes=True)  # it writes nothing
-    atexit.register(rehearser.close)
-    return rehearser

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 from memplan.execution.rehearsal import HeldBackFile, Rehearsal
 from memplan.programs.offline import offline_variables
@@ -17,13 +18,23 @@ class Writes:
     """
     What one rehearsal does with the files that its program writes.
 
-    *folder* is the rehearsal's own, *script* what it runs; what is written in the folders *passed* is memplan's.
+    *folder* is the rehearsal's own, *script* what it runs; what is written in the folders *passed* is memplan's. *shown*: other contents of
+    files, which the program finds in their place.
     """
 
-    def __init__(self, folder: Path, *, script: Path | None, are_allowed: bool, passed: Sequence[Path] = ()) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        script: Path | None,
+        are_allowed: bool,
+        passed: Sequence[Path] = (),
+        shown: Mapping[Path, bytes] = MappingProxyType({}),
+    ) -> None:
+        assert not (are_allowed and shown)  # the user's own files would have to change
         self._folder = folder
         self._script = script
-        self._passed = passed
+        self._passed, self._shown = passed, shown
         self._are_allowed = are_allowed
         self._overlay: Overlay | None = None
 
@@ -32,7 +43,7 @@ class Writes:
         if self._are_allowed:
             return dict(environment)
         if self._overlay is None:
-            self._overlay = Overlay(self._folder, script=self._script, passed=self._passed)
+            self._overlay = Overlay(self._folder, script=self._script, passed=self._passed, shown=self._shown)
         return {**environment, **offline_variables(self._folder, environment), **self._overlay.environment(environment)}
 
     def told_in(self, rehearsal: Rehearsal) -> Rehearsal:
@@ -45,6 +56,7 @@ class Writes:
                 "held_back_files": tuple(HeldBackFile(path=str(file.path), size_bytes=file.size_bytes) for file in files[:MOST_TOLD]),
                 "num_held_back_files": len(files),
                 "held_back_bytes": sum(file.size_bytes for file in files),
+                "read_files": tuple(map(str, self._overlay.read())),
                 "held_back_removals": tuple(map(str, removed[:MOST_TOLD])),
             }
         )

@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from memplan.errors import NothingSeenError, UsageError
@@ -33,7 +34,7 @@ from memplan.execution.run_record import RunRecord, read_record
 from memplan.execution.runner import REHEARSING, Closing, ended
 from memplan.execution.summary import Run
 from memplan.execution.values_pass import NO_VALUES, OTHER_TIMES, EndlessError, StoppedError, ValuesFile, most_seconds, with_ample_memory
-from memplan.execution.warm import IDLE_SECONDS, Kept, WarmProcess, start_warm
+from memplan.execution.warm import IDLE_SECONDS, Kept, WarmProcess, kept_file, start_warm
 from memplan.hardware.gpu import GpuSpec
 from memplan.hardware.host import has_room_for_another
 from memplan.hardware.torch_install import TorchBuild
@@ -97,7 +98,8 @@ class Asked(NamedTuple):
     timeout_seconds: float | None
     output_to_stderr: bool
     allow_writes: bool
-    keep_warm: bool
+    keep_warm: bool | Path
+    """Whether to leave a warm process behind for the next rehearsal; a file: that says where it is."""
     on_progress: OnProgress | None
     on_next_run: OnNextRun | None = None
     ranks: Ranks = ONE_RANK
@@ -105,6 +107,10 @@ class Asked(NamedTuple):
     sent: Path | None = None
     """A folder for what one rank sends another."""
     is_heard: bool = True
+    shown: Mapping[Path, bytes] = MappingProxyType({})
+    """Other contents of files, which the program finds in their place."""
+    said: Path | None = None
+    """A file for what the program says; None: it goes where this process's output does."""
     nccl_bytes: int = 0
     """What NCCL is expected to take of the GPU for the group of all ranks, which no allocator can have."""
 
@@ -154,7 +160,10 @@ class ProgramRuns(Closing):
         self._may_run_beside = self._program is not None and not asked.allow_writes  # neither finds what the other one writes
         self._kept = None
         if self._program is not None and asked.keep_warm:
-            self._kept = Kept(self._program, asked.inherited, libraries=asked.libraries, writes_are_allowed=asked.allow_writes)
+            file = asked.keep_warm
+            if not isinstance(file, Path):
+                file = kept_file(self._program, asked.inherited, libraries=asked.libraries, writes_are_allowed=asked.allow_writes)
+            self._kept = Kept(file)
         self._warm = self._kept.find() if self._kept else None
         self._ended: dict[int, HowEnded] = {}
         self._num_runs, self._told_at = 0, 0.0
@@ -260,7 +269,7 @@ class ProgramRuns(Closing):
 
     def _writes_in(self, folder: Path) -> Writes:
         passed = [self._asked.sent] if self._asked.sent else []
-        return Writes(folder, script=self._asked.script, are_allowed=self._asked.allow_writes, passed=passed)
+        return Writes(folder, script=self._asked.script, are_allowed=self._asked.allow_writes, passed=passed, shown=self._asked.shown)
 
     # one run
 
@@ -365,7 +374,8 @@ class ProgramRuns(Closing):
         }
 
     def _start(self, environment: Mapping[str, str], warm: WarmProcess | None, *, is_heard: bool) -> ProgramProcess | None:
-        with _streams(is_heard=is_heard, output_to_stderr=self._asked.output_to_stderr) as (standard_input, output, errors):
+        asked = self._asked
+        with _streams(is_heard=is_heard, output_to_stderr=asked.output_to_stderr, said=asked.said) as (standard_input, output, errors):
             if warm is not None and self._program is not None:
                 return warm.start(self._program, environment, streams=(standard_input, output, errors))
             words = command_for(self._asked.command.words)
@@ -387,8 +397,12 @@ class ProgramRuns(Closing):
 
 
 @contextmanager
-def _streams(*, is_heard: bool, output_to_stderr: bool) -> Iterator[tuple[int, int, int]]:
+def _streams(*, is_heard: bool, output_to_stderr: bool, said: Path | None) -> Iterator[tuple[int, int, int]]:
     """Give the descriptors that a program gets as its standard input, output and error; one that is not heard has nothing to say."""
+    if is_heard and said is not None:
+        with said.open("ab") as file, Path(os.devnull).open("rb") as unheard:
+            yield unheard.fileno(), file.fileno(), file.fileno()
+        return
     if is_heard:
         yield 0, (2 if output_to_stderr else 1), 2
         return

@@ -192,6 +192,9 @@ class Rehearsal(MemoryEstimate):
     held_back_removals: tuple[str, ...] = ()
     """Files and folders that the program removed or renamed and that are still there, at most a thousand."""
 
+    read_files: tuple[str, ...] = Field(default=(), exclude=True, repr=False)
+    """What the program opened for reading, but for files of the system and of installed packages."""
+
     exit_code: int = 0
     """How the program ended, where it was a whole one."""
 

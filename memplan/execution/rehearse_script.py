@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from memplan.errors import MissingError
@@ -20,6 +21,8 @@ from memplan.memory.estimate import MemoryRange
 from memplan.memory.nccl_buffers import Communicator, nccl_buffers
 from memplan.standin.build import build
 
+NOTHING_SHOWN: Mapping[Path, bytes] = MappingProxyType({})
+
 
 def rehearse_script(
     words: Sequence[str],
@@ -32,12 +35,14 @@ def rehearse_script(
     context_bytes: int = CONTEXT_BYTES,
     allow_writes: bool = False,
     most_walked_batches: int = 0,
-    keep_warm: bool = False,
+    keep_warm: bool | Path = False,
     on_progress: OnProgress | None = None,
     on_next_run: OnNextRun | None = None,
     ranks: Ranks = ONE_RANK,
     sent: Path | None = None,
     is_heard: bool = True,
+    shown: Mapping[Path, bytes] = NOTHING_SHOWN,
+    said: Path | None = None,
 ) -> Rehearsal:
     """
     Run the program that *words* say on *gpu*; return what its memory did. Its exit code is minus the signal's number where one ended it.
@@ -45,17 +50,18 @@ def rehearse_script(
     *words* begin with a script, ``-m`` or a program. The program's output goes where this process's does (*output_to_stderr*: all of it to
     standard error). *steps* ends it after that many steps. What it writes is held back, unless *allow_writes*. Of several processes, the
     one that trains is reported. *most_walked_batches*: look at so many batches of each DataLoader, and begin with the largest; 0: as they
-    come. *keep_warm*: leave a process behind that spares the next rehearsal in this folder the imports. *on_progress* is called from time
-    to time with how far the program is, *on_next_run* with what it runs again, unheard. *ranks*: how many GPUs train together, and which
-    rank is run; the others need not be there. *sent*: a folder for the objects that one rank sends another, in rehearsals of their own.
-    *is_heard*: the program's output goes anywhere.
+    come. *keep_warm*: leave a process behind that spares the next rehearsal in this folder the imports; a file: for who names that file
+    alone. *on_progress* is called from time to time with how far the program is, *on_next_run* with what it runs again, unheard. *ranks*:
+    how many GPUs train together, and which rank is run; the others need not be there. *sent*: a folder for the objects that one rank sends
+    another, in rehearsals of their own. *is_heard*: the program's output goes anywhere. *shown*: other contents of files, which the program
+    finds in their place. *said*: a file for what it says.
 
     Raises NothingSeenError for a program that did not use the GPU, or ended before it could report; UsageError for one that is not there or
     takes longer; MissingError when this machine cannot rehearse it.
     """
     ranks.checked()
     command = command_from(words)
-    torch = _torch_of(command)
+    torch = torch_of(command)
     asked = Asked(
         command=command,
         torch=torch,
@@ -74,6 +80,8 @@ def rehearse_script(
         ranks=ranks,
         sent=sent,
         is_heard=is_heard,
+        shown=shown,
+        said=said,
     )
     asked = asked._replace(nccl_bytes=_nccl_buffers([Communicator(ranks.size)], asked).expected_bytes)
     with ProgramRuns(asked) as runs:
@@ -98,7 +106,7 @@ def _nccl_buffers(communicators: Iterable[Communicator], asked: Asked) -> Memory
     )
 
 
-def _torch_of(command: Command) -> TorchBuild:
+def torch_of(command: Command) -> TorchBuild:
     """Return the PyTorch that *command* will run; where it does not say its Python and that has none, this one's."""
     if command.is_of_this_python:
         return find_torch()

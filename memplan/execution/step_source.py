@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from memplan.errors import MissingError, UsageError
+from memplan.programs.function_program import BATCH_NAMES
 
 
 class TypedText(str):
@@ -18,27 +19,6 @@ class TypedText(str):
     """
 
     __slots__ = ()
-
-
-BATCH_NAMES = (
-    "micro_batch_size",
-    "batch_size",
-    "per_device_train_batch_size",
-    "train_batch_size",
-    "batch",
-    "micro_batch",
-    "micro",
-    "bsz",
-    "bs",
-    "mbs",
-    "n_samples",
-    "num_samples",
-    "b",
-    "B",
-    "n",
-    "N",
-)
-"""What people call the number of samples in a step; the first that is there is tried smaller."""
 
 
 class StepSource(NamedTuple):

@@ -45,7 +45,7 @@ run = serve(int(sys.argv[1]), sys.argv[2], float(sys.argv[3]))
 run()
 """
 
-_OF_A_SHELL = ("_", "OLDPWD", "SHLVL", "COLUMNS", "LINES", "WINDOWID", "TERM_SESSION_ID")
+_OF_A_SHELL = ("_", "OLDPWD", "SHLVL", "COLUMNS", "LINES", "WINDOWID", "TERM_SESSION_ID", "PYTEST_CURRENT_TEST")
 """Variables that differ from command to command and that no package reads."""
 
 
@@ -214,18 +214,27 @@ def _answer(connection: socket.socket) -> dict[str, Any] | None:
 # processes that are kept
 
 
+def lasting_variables(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables of *environment* but those that differ from command to command, and memplan's own."""
+    return {name: value for name, value in environment.items() if name not in _OF_A_SHELL and not name.startswith("MEMPLAN_")}
+
+
+def kept_file(program: PythonProgram, environment: Mapping[str, str], *, libraries: Path, writes_are_allowed: bool) -> Path:
+    """Return the file in the user's cache that says where a process is kept for a program of that Python, in this working folder."""
+    lasting = sorted(lasting_variables(environment).items())
+    known_by = [_ROOT, program.python, program.options, str(libraries), writes_are_allowed, str(Path.cwd()), lasting]
+    return default_cache() / "warm" / hashlib.sha256(json.dumps(known_by).encode()).hexdigest()[:16]
+
+
 class Kept:
     """
     Where a process is kept that is warm for a program of one Python, with one environment, in this working folder.
 
-    Its folder is a temporary one; a file in the cache of the user says which.
+    Its folder is a temporary one; *file* says which.
     """
 
-    def __init__(self, program: PythonProgram, environment: Mapping[str, str], *, libraries: Path, writes_are_allowed: bool) -> None:
-        lasting = sorted((name, value) for name, value in environment.items() if name not in _OF_A_SHELL)
-        known_by = [_ROOT, program.python, program.options, str(libraries), writes_are_allowed, str(Path.cwd()), lasting]
-        digest = hashlib.sha256(json.dumps(known_by).encode()).hexdigest()[:16]
-        self._file = default_cache() / "warm" / digest
+    def __init__(self, file: Path) -> None:
+        self._file = file
 
     def find(self) -> WarmProcess | None:
         """Return the process, where there is one."""

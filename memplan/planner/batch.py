@@ -48,12 +48,14 @@ def choose_batch(
     tolerance: float | None = None,
     pinned_micro_batch: int | None = None,
     pinned_accumulation: int | None = None,
+    is_accumulation_fixed: bool = False,
 ) -> BatchChoice:
     """
     Return the micro-batch (1 to *largest*, which fits) and the accumulation for an effective batch of *target*.
 
     *tolerance*: share of the target by which the effective batch may always be above it; None prefers an exact one where its micro-batch is
     at least half of *largest*. What is pinned stays, also where it misses the target.
+    *is_accumulation_fixed*: it is the program that pins it.
     """
     ranks = data_parallel_size
     if pinned_micro_batch is not None and pinned_accumulation is not None:
@@ -63,9 +65,10 @@ def choose_batch(
         return _choice(pinned_micro_batch, _steps(target, pinned_micro_batch * ranks), ranks, rule)
     if pinned_accumulation is not None:
         wanted = _steps(target, pinned_accumulation * ranks)
-        rule = "accumulation is pinned; the micro-batch makes up the target"
+        why = "the program has no variable for accumulation" if is_accumulation_fixed else "accumulation is pinned"
+        rule = f"{why}; the micro-batch makes up the target"
         if wanted > largest:
-            rule = "accumulation is pinned; the micro-batch is the largest that fits, below what the target needs"
+            rule = f"{why}; the micro-batch is the largest that fits, below what the target needs"
         return _choice(min(wanted, largest), pinned_accumulation, ranks, rule)
     exact = _largest_exact(largest, target, ranks)
     near = _fewest_steps(largest, target, ranks, DEFAULT_TOLERANCE if tolerance is None else tolerance)

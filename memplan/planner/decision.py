@@ -15,12 +15,23 @@ from memplan.estimators.base import Estimator
 from memplan.hardware.gpu import GpuSpec
 from memplan.memory.budget import DEFAULT_MARGIN, MemoryBudget
 from memplan.planner.batch import BatchChoice, choose_batch
-from memplan.planner.fitting import all_stages_fit, budget_of, heaviest_stage, largest_micro_batch, near_misses, questions_of
+from memplan.planner.fitting import (
+    NEAR,
+    all_stages_fit,
+    all_stages_seem_to_fit,
+    budget_of,
+    heaviest_stage,
+    largest_micro_batch,
+    near_misses,
+    outcome_of,
+    questions_of,
+)
 from memplan.planner.negatives import has_negatives, most_negatives, with_negatives
 from memplan.planner.pins import Pins, pin
+from memplan.planner.search import Largest, Outcome
+from memplan.workload.program import Program
 from memplan.workload.stage import Stage
 from memplan.workload.training import MOST_STEPS
-from memplan.workload.workload import Workload
 
 NO_PINS = Pins()
 
@@ -45,8 +56,8 @@ LARGEST_MICRO_BATCH = 65_536
 class Decision(NamedTuple):
     """What a plan decides, before anything is explained."""
 
-    pinned: Workload
-    """The workload with its pins, before any choice."""
+    pinned: Program
+    """The program with its pins, before any choice."""
     budget: MemoryBudget
     target: int
     """The effective batch that is aimed at."""
@@ -54,12 +65,16 @@ class Decision(NamedTuple):
     """The largest micro-batch that fits; None where nothing does."""
     choice: BatchChoice | None = None
     """The micro-batch and accumulation; None where nothing fits."""
-    after: Workload | None = None
-    """The workload as planned."""
+    after: Program | None = None
+    """The program as planned."""
+    unit: int = 1
+    """It takes multiples of it, as far as was seen."""
+    fills_gpu: bool = False
+    """Nobody named a target: it is the largest micro-batch that fits, without accumulation."""
 
 
 def decide(
-    workload: Workload,
+    program: Program,
     gpu: GpuSpec,
     estimator: Estimator,
     *,
@@ -71,22 +86,25 @@ def decide(
     grows_negatives: bool = False,
 ) -> Decision:
     """
-    Return what to use for *workload* on *gpu*.
+    Return what to use for *program* on *gpu*.
 
-    *target*: the effective batch to reach; else the workload's own, else the one it has now; with *fills_gpu* the largest micro-batch that
+    *target*: the effective batch to reach; else the program's own, else the one it has now; with *fills_gpu* the largest micro-batch that
     fits, without accumulation. *tolerance*: share of the target by which the effective batch may be above it (`choose_batch`).
     *grows_negatives*: give each stage as many negatives as fit beside the micro-batch. Raises UsageError for pins or allocator settings
     that make no sense, or a target below one micro-batch on each rank.
     """
-    pinned = pin(workload, pins)
+    pinned = pin(program, pins)
     if target is not None and pins.pins("target_effective_batch_size"):
         raise UsageError("the target effective batch is given twice", hint="leave out `target_effective_batch_size` or the pin")
     ranks = pinned.parallelism.data_parallel_size
     least = ranks * (pinned.training.micro_batch_size if pins.pins("micro_batch_size") else 1)
     budget = budget_of(gpu, margin, pinned.training.allocator_settings)
+    unit = None
     if fills_gpu and not pinned.training.target_effective_batch_size and not pins.pins("micro_batch_size"):
-        target = ranks * (_filling(pinned, gpu, estimator, budget) or 1)
-    target = target or pinned.training.target_effective_batch_size or max(least, _present_batch(workload, pinned))
+        filling = _filling(pinned, gpu, estimator, budget)
+        unit = filling.unit
+        target = ranks * (filling.size or 1)
+    target = target or pinned.training.target_effective_batch_size or max(least, _present_batch(program, pinned))
     if target < least:
         raise UsageError(
             f"a target effective batch of {target} is below one micro-batch of {least // ranks} on each of {ranks} GPU(s)",
@@ -107,19 +125,32 @@ def decide(
         if grows_negatives:
             after = after.model_copy(update={"stages": tuple(_grown(stage, after, gpu, estimator, budget, pins) for stage in after.stages)})
         if all_stages_fit(after, gpu, estimator, budget):
-            return Decision(pinned, budget, target, search.end_from(max(largest or 0, choice.micro_batch_size)), choice, after)
+            return Decision(
+                pinned,
+                budget,
+                target,
+                search.end_from(max(largest or 0, choice.micro_batch_size)),
+                choice,
+                after,
+                unit or search.unit,
+                unit is not None,
+            )
     return Decision(pinned, budget, target)
 
 
-def _filling(pinned: Workload, gpu: GpuSpec, estimator: Estimator, budget: MemoryBudget) -> int | None:
+def _filling(pinned: Program, gpu: GpuSpec, estimator: Estimator, budget: MemoryBudget) -> Largest:
     """Return the largest micro-batch with which every stage fits without accumulation."""
     once = pinned.with_training(gradient_accumulation_steps=1)
-    return largest_micro_batch(lambda size: once.with_training(micro_batch_size=size), gpu, estimator, budget, most=LARGEST_MICRO_BATCH)
+
+    def of_size(size: int) -> Program:
+        return once.with_training(micro_batch_size=size)
+
+    return largest_micro_batch(of_size, gpu, estimator, budget, most=LARGEST_MICRO_BATCH)
 
 
-def _present_batch(workload: Workload, pinned: Workload) -> int:
+def _present_batch(program: Program, pinned: Program) -> int:
     """The effective batch that the configuration has now, on the ranks that the plan is for."""
-    present = workload.training.micro_batch_size * workload.training.gradient_accumulation_steps
+    present = program.training.micro_batch_size * program.training.gradient_accumulation_steps
     return present * pinned.parallelism.data_parallel_size
 
 
@@ -133,7 +164,7 @@ class BatchSearch:
 
     def __init__(
         self,
-        pinned: Workload,
+        pinned: Program,
         gpu: GpuSpec,
         estimator: Estimator,
         *,
@@ -147,11 +178,15 @@ class BatchSearch:
         self.ranks = pinned.parallelism.data_parallel_size
         self.most = most_useful(target, self.ranks)
         self.micro_batch_size = pinned.training.micro_batch_size if pins.pins("micro_batch_size") else None
-        self.accumulation = pinned.training.gradient_accumulation_steps if pins.pins("gradient_accumulation_steps") else None
+        self.accumulation = None
+        if pins.pins("gradient_accumulation_steps") or not pinned.varies("gradient_accumulation_steps"):
+            self.accumulation = pinned.training.gradient_accumulation_steps
+        self.unit = 1
+        """The program takes multiples of it, as far as has been seen."""
 
-    def of_size(self, micro_batch_size: int) -> Workload:
+    def of_size(self, micro_batch_size: int) -> Program:
         """
-        Return the workload with that micro-batch.
+        Return the program with that micro-batch.
 
         With accumulation the gradients stay through every micro-batch but the first; only a batch of the whole target is without it.
         """
@@ -160,21 +195,37 @@ class BatchSearch:
 
     def fits(self, micro_batch_size: int) -> bool:
         """Say whether the heaviest stage fits with that micro-batch."""
-        workload = self.of_size(micro_batch_size)
-        stage = heaviest_stage(workload, self.gpu, self.estimator)
-        return self.budget.fits(self.estimator(workload, self.gpu, stage).device_used)
+        program = self.of_size(micro_batch_size)
+        stage = heaviest_stage(program, self.gpu, self.estimator)
+        return outcome_of(program, self.gpu, stage, self.estimator, self.budget) is Outcome.FITS
 
     def largest(self) -> int | None:
         """Return the largest micro-batch with which the heaviest stage fits, or None; what is pinned is the only one tried."""
         if self.micro_batch_size is not None:
             return self.micro_batch_size if self.fits(self.micro_batch_size) else None
         # The whole target at once is always asked about: without accumulation it can fit where a smaller micro-batch with it does not, and
-        # what the formulas say of it decides nothing.
-        if self.fits(self.most):
+        # what the formulas say of it decides nothing. Of the user's own program nothing is known before it has run: there it comes last.
+        comes_last = self.estimator.is_slow and not self._says_anything_of(self.most)
+        if not comes_last and self.fits(self.most):
             return self.most
         if self.most == 1:
-            return None
-        return largest_micro_batch(self.of_size, self.gpu, self.estimator, self.budget, most=self.most - 1)
+            return 1 if comes_last and self.fits(1) else None
+        found = largest_micro_batch(self.of_size, self.gpu, self.estimator, self.budget, most=self.most - 1)
+        self.unit = found.unit
+        if comes_last and self._may_fit_at_once(found.size) and self.fits(self.most):
+            return self.most
+        return found.size
+
+    def _says_anything_of(self, size: int) -> bool:
+        """Say whether the quick estimate knows of that size."""
+        program = self.of_size(size)
+        return self.estimator.quick_estimate(program, self.gpu, heaviest_stage(program, self.gpu, self.estimator)) is not None
+
+    def _may_fit_at_once(self, largest: int | None) -> bool:
+        """Say whether the whole target may fit without accumulation, by what was seen with it."""
+        wider = self.budget.model_copy(update={"margin": 1 - (1 - self.budget.margin) * NEAR})
+        accumulated = self.pinned.with_training(micro_batch_size=self.most, gradient_accumulation_steps=2)
+        return largest == self.most - 1 or all_stages_seem_to_fit(accumulated, self.gpu, self.estimator, wider)
 
     def by_preference(self, largest: int) -> Iterator[BatchChoice]:
         """
@@ -201,7 +252,7 @@ class BatchSearch:
         """Return the last of the sizes from *size* on that fit one after the other, which is mostly *size* itself."""
         if self.micro_batch_size is not None:
             return size
-        return next((after for after in range(size, self.most) if not self.fits(after + 1)), self.most)
+        return next((after for after in range(size, self.most, self.unit) if not self.fits(after + self.unit)), self.most)
 
     def _by_rule(self, largest: int) -> BatchChoice:
         return choose_batch(
@@ -211,21 +262,22 @@ class BatchSearch:
             tolerance=self.tolerance,
             pinned_micro_batch=self.micro_batch_size,
             pinned_accumulation=self.accumulation,
+            is_accumulation_fixed=not self.pinned.varies("gradient_accumulation_steps"),
         )
 
 
-def _with_choice(workload: Workload, choice: BatchChoice) -> Workload:
-    return workload.with_training(micro_batch_size=choice.micro_batch_size, gradient_accumulation_steps=choice.gradient_accumulation_steps)
+def _with_choice(program: Program, choice: BatchChoice) -> Program:
+    return program.with_training(micro_batch_size=choice.micro_batch_size, gradient_accumulation_steps=choice.gradient_accumulation_steps)
 
 
-def _grown(stage: Stage, workload: Workload, gpu: GpuSpec, estimator: Estimator, budget: MemoryBudget, pins: Pins) -> Stage:
+def _grown(stage: Stage, program: Program, gpu: GpuSpec, estimator: Estimator, budget: MemoryBudget, pins: Pins) -> Stage:
     """Return *stage* with as many negatives as fit; as it is where they are pinned, or where it trains without any."""
     if pins.pins("n_negatives", stage.name) or not has_negatives(stage):
         return stage
-    return with_negatives(stage, most_negatives(stage, questions_of(workload, gpu, estimator, budget)))
+    return with_negatives(stage, most_negatives(stage, questions_of(program, gpu, estimator, budget)))
 
 
-def smallest_try(decision: Decision, pins: Pins) -> Workload:
+def smallest_try(decision: Decision, pins: Pins) -> Program:
     """Return the least that is tried where nothing fits: micro-batches of 1, accumulated up to the target, but for what is pinned."""
     pinned = decision.pinned
     smallest = pinned if pins.pins("micro_batch_size") else pinned.with_training(micro_batch_size=1)

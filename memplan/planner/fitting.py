@@ -1,4 +1,4 @@
-"""What fits: a workload with all its stages, on a budget, by an estimator; and the largest micro-batch that does."""
+"""What fits: a program with all its stages, on a budget, by an estimator; and the largest micro-batch that does."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from memplan.allocator.config import read_settings
+from memplan.errors import SizeRefusedError
 from memplan.estimators.base import Estimator, ReplayingEstimator
 from memplan.hardware.gpu import GpuSpec
 from memplan.memory.budget import MemoryBudget
 from memplan.memory.cuda_context import context_of
-from memplan.planner.search import largest_fitting
+from memplan.planner.search import Largest, Outcome, largest_accepted
+from memplan.workload.program import Program
 from memplan.workload.stage import Stage
-from memplan.workload.workload import Workload
 
 NEAR = 1.1
 FARTHEST = 1.25
@@ -27,56 +28,81 @@ def budget_of(gpu: GpuSpec, margin: float, allocator_settings: str = "") -> Memo
     return MemoryBudget(total_bytes=total_bytes, others_used_bytes=gpu.others_used_bytes, margin=margin)
 
 
-def stages_of(workload: Workload) -> Sequence[Stage | None]:
-    """Return the stages; None for a workload without any."""
-    return workload.stages or (None,)
+def stages_of(program: Program) -> Sequence[Stage | None]:
+    """Return the stages; None for a program without any."""
+    return program.stages or (None,)
 
 
-def all_stages_fit(workload: Workload, gpu: GpuSpec, estimator: Estimator, budget: MemoryBudget) -> bool:
+def outcome_of(program: Program, gpu: GpuSpec, stage: Stage | None, estimator: Estimator, budget: MemoryBudget) -> Outcome:
+    """Return what comes of *stage*: it is within the budget, or not, or does not run with its micro-batch."""
+    try:
+        used = estimator(program, gpu, stage).device_used
+    except SizeRefusedError as error:
+        return Outcome.TOO_LARGE if error.is_limit else Outcome.REFUSED
+    return Outcome.FITS if budget.fits(used) else Outcome.TOO_LARGE
+
+
+def all_stages_fit(program: Program, gpu: GpuSpec, estimator: Estimator, budget: MemoryBudget) -> bool:
     """Say whether every stage is within the budget, without giving anything back."""
-    return all(budget.fits(estimator(workload, gpu, stage).device_used) for stage in stages_of(workload))
+    return all(outcome_of(program, gpu, stage, estimator, budget) is Outcome.FITS for stage in stages_of(program))
 
 
-def heaviest_stage(workload: Workload, gpu: GpuSpec, estimator: Estimator) -> Stage | None:
+def heaviest_stage(program: Program, gpu: GpuSpec, estimator: Estimator) -> Stage | None:
     """Return the stage that takes most, as far as it is known without running any."""
-    stages = stages_of(workload)
+    stages = stages_of(program)
     if len(stages) == 1:
         return stages[0]
 
     def weight(stage: Stage | None) -> tuple[int, int]:
-        quick = estimator.quick_estimate(workload, gpu, stage)
-        items = workload.contrastive.samples_per_anchor(stage) if workload.contrastive is not None and stage is not None else 0
+        quick = estimator.quick_estimate(program, gpu, stage)
+        items = program.contrastive.samples_per_anchor(stage) if program.contrastive is not None and stage is not None else 0
         return (quick.high_bytes if quick is not None else 0), items
 
     return max(stages, key=weight)
 
 
 def largest_micro_batch(
-    of_size: Callable[[int], Workload], gpu: GpuSpec, estimator: Estimator, budget: MemoryBudget, *, most: int
-) -> int | None:
+    of_size: Callable[[int], Program], gpu: GpuSpec, estimator: Estimator, budget: MemoryBudget, *, most: int
+) -> Largest:
     """
-    Return the largest size up to *most* with which the heaviest stage of *of_size* fits, or None.
+    Return the largest size up to *most* with which the heaviest stage of *of_size* fits, of those that the program takes.
 
-    Whether the others do is for the plan to see, at the size that it chooses.
+    Whether the others do is for the plan to see, at the size that it chooses. Raises SizeRefusedError where it takes none of those tried.
     """
     stage = heaviest_stage(of_size(1), gpu, estimator)
-    return largest_fitting(
-        lambda size: budget.fits(estimator(of_size(size), gpu, stage).device_used),
-        low=1,
+    refusals: list[SizeRefusedError] = []
+    runs = False
+
+    def ask(size: int) -> Outcome:
+        nonlocal runs
+        try:
+            used = estimator(of_size(size), gpu, stage).device_used
+        except SizeRefusedError as error:
+            refusals.append(error)
+            return Outcome.TOO_LARGE if error.is_limit else Outcome.REFUSED
+        runs = True
+        return Outcome.FITS if budget.fits(used) else Outcome.TOO_LARGE
+
+    found = largest_accepted(
+        ask,
         high=most,
         guess=lambda size: _seems_to_fit(of_size(size), gpu, stage, estimator, budget),
+        leaps=estimator.is_slow,
     )
+    if refusals and not runs:
+        raise refusals[0]
+    return found
 
 
-def _seems_to_fit(workload: Workload, gpu: GpuSpec, stage: Stage | None, estimator: Estimator, budget: MemoryBudget) -> bool:
+def _seems_to_fit(program: Program, gpu: GpuSpec, stage: Stage | None, estimator: Estimator, budget: MemoryBudget) -> bool:
     """Say whether *stage* fits by the quick estimate; what nothing is known of does not, so that a search begins small."""
-    quick = estimator.quick_estimate(workload, gpu, stage)
+    quick = estimator.quick_estimate(program, gpu, stage)
     return quick is not None and budget.fits(quick)
 
 
-def all_stages_seem_to_fit(workload: Workload, gpu: GpuSpec, estimator: Estimator, budget: MemoryBudget) -> bool:
+def all_stages_seem_to_fit(program: Program, gpu: GpuSpec, estimator: Estimator, budget: MemoryBudget) -> bool:
     """Say whether every stage fits by the quick estimate."""
-    return all(_seems_to_fit(workload, gpu, stage, estimator, budget) for stage in stages_of(workload))
+    return all(_seems_to_fit(program, gpu, stage, estimator, budget) for stage in stages_of(program))
 
 
 class StageQuestions(NamedTuple):
@@ -86,16 +112,16 @@ class StageQuestions(NamedTuple):
     seems_to_fit: Callable[[Stage], bool]
 
 
-def questions_of(workload: Workload, gpu: GpuSpec, estimator: Estimator, budget: MemoryBudget) -> StageQuestions:
-    """Return what can be asked of stages of *workload*, its micro-batch as it is."""
+def questions_of(program: Program, gpu: GpuSpec, estimator: Estimator, budget: MemoryBudget) -> StageQuestions:
+    """Return what can be asked of stages of *program*, its micro-batch as it is."""
     return StageQuestions(
-        fits=lambda stage: budget.fits(estimator(workload, gpu, stage).device_used),
-        seems_to_fit=lambda stage: _seems_to_fit(workload, gpu, stage, estimator, budget),
+        fits=lambda stage: budget.fits(estimator(program, gpu, stage).device_used),
+        seems_to_fit=lambda stage: _seems_to_fit(program, gpu, stage, estimator, budget),
     )
 
 
 def near_misses(
-    of_size: Callable[[int], Workload], gpu: GpuSpec, estimator: Estimator, budget: MemoryBudget, *, largest: int, most: int
+    of_size: Callable[[int], Program], gpu: GpuSpec, estimator: Estimator, budget: MemoryBudget, *, largest: int, most: int
 ) -> list[int]:
     """Return the sizes above *largest* + 1 that may fit for all that is known: they seem to be hardly over the budget."""
     if estimator.is_slow:
@@ -105,9 +131,9 @@ def near_misses(
     return [size for size in sizes if all_stages_seem_to_fit(of_size(size), gpu, estimator, wider)]
 
 
-def is_tight(workload: Workload, gpu: GpuSpec, stage: Stage | None, estimator: Estimator, budget: MemoryBudget) -> bool:
+def is_tight(program: Program, gpu: GpuSpec, stage: Stage | None, estimator: Estimator, budget: MemoryBudget) -> bool:
     """Say whether *stage*, which does not fit, runs within the budget all the same, by giving cached memory back."""
     if not isinstance(estimator, ReplayingEstimator):
         return False
     capacity_bytes = max(0, budget.budget_bytes - context_of(gpu).high_bytes)
-    return estimator.replay_with_capacity(workload, gpu, stage, capacity_bytes=capacity_bytes).fits
+    return estimator.replay_with_capacity(program, gpu, stage, capacity_bytes=capacity_bytes).fits

@@ -11,8 +11,8 @@ from collections.abc import Callable
 
 from memplan.planner.fitting import StageQuestions
 from memplan.planner.search import largest_fitting
+from memplan.workload.program import Program
 from memplan.workload.stage import Stage
-from memplan.workload.workload import Workload
 
 MOST_PER_ANCHOR = 4096
 """Where the search for more ends: nobody trains with so many explicit negatives or positives for an anchor."""
@@ -49,9 +49,9 @@ def _most(of_count: Callable[[int], Stage], present: int, limit: int, asked: Sta
     return present if found is None else found
 
 
-def positives_cost_memory(workload: Workload) -> bool:
+def positives_cost_memory(program: Program) -> bool:
     """Say whether a step encodes every positive of an anchor: with pairs it encodes one, and the others are rows of the epoch."""
-    return workload.contrastive is not None and workload.contrastive.sampling != "pair"
+    return program.contrastive is not None and program.contrastive.sampling != "pair"
 
 
 def with_negatives(stage: Stage, n_negatives: int) -> Stage:

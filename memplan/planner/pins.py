@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, TypeVar, overload
 
 from pydantic import ValidationError
 
 from memplan.description import Description
 from memplan.errors import UsageError
+from memplan.programs.user_program import UserProgram
 from memplan.workload.model import ContrastiveEncoderModel, TransformerModel
 from memplan.workload.optimizer import Optimizer
 from memplan.workload.parallelism import Parallelism
+from memplan.workload.program import Program
 from memplan.workload.stage import Stage
-from memplan.workload.training import Training
+from memplan.workload.training import Batching, Training
 from memplan.workload.workload import Workload
 
 _STAGE_FIELDS = ("n_positives", "n_negatives", "max_n_negatives")
@@ -48,12 +50,37 @@ def read_pins(assignments: Iterable[str]) -> Pins:
     return Pins(values)
 
 
-def pin(workload: Workload, pins: Pins) -> Workload:
+@overload
+def pin(program: Workload, pins: Pins) -> Workload: ...
+@overload
+def pin(program: Program, pins: Pins) -> Program: ...
+def pin(program: Program, pins: Pins) -> Program:
     """
-    Return *workload* with the pinned values in place.
+    Return *program* with the pinned values in place.
 
     Raises UsageError for a field that cannot be pinned, or a value that makes no sense there.
     """
+    if isinstance(program, Workload):
+        return _pin_workload(program, pins)
+    for name, text in pins.values.items():
+        program = _pin_variable(program, name, text)
+    return program
+
+
+def _pin_variable(program: Program, name: str, text: str) -> Program:
+    """Return the user's own *program* with one value pinned."""
+    assert isinstance(program, UserProgram)
+    try:
+        if name in Parallelism.model_fields:
+            return program.model_copy(update={"parallelism": _changed(program.parallelism, {name: text})})
+        if name in ("target_effective_batch_size", "allocator_settings") or name in Batching.model_fields.keys() & program.variables:
+            return program.with_training(**{name: text})
+    except ValidationError as error:
+        raise _no_such_value(name, text, error) from error
+    return program.pinned(name, text)
+
+
+def _pin_workload(workload: Workload, pins: Pins) -> Workload:
     for name, text in pins.values.items():
         workload = _pin_one(workload, name, text)
     try:
@@ -76,9 +103,13 @@ def _pin_one(workload: Workload, name: str, text: str) -> Workload:
         if stage_field in _STAGE_FIELDS:
             return _pin_stage(workload, stage_name, stage_field, text)
     except ValidationError as error:
-        raise UsageError(f"the pin {name}={text}: {error.errors()[0]['msg']}", hint="give a value that the field can have") from error
+        raise _no_such_value(name, text, error) from error
     known = [*Training.model_fields, *Parallelism.model_fields, "optimizer", "is_in_eval_mode", *_STAGE_FIELDS]
     raise UsageError(f"the pin {name}={text}: no such field", hint=f"fields are {', '.join(known)}, and STAGE.n_negatives for one stage")
+
+
+def _no_such_value(name: str, text: str, error: ValidationError) -> UsageError:
+    return UsageError(f"the pin {name}={text}: {error.errors()[0]['msg']}", hint="give a value that the field can have")
 
 
 def _pin_mode(workload: Workload, text: str) -> Workload:

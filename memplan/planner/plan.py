@@ -1,6 +1,7 @@
 """A Plan: the workload before, the workload after, what it takes, why, and what to know before training."""
 
 from collections.abc import Iterable
+from typing import TypeAlias
 
 from pydantic import NonNegativeInt, PositiveInt
 from typing_extensions import Self
@@ -9,9 +10,15 @@ from memplan.description import Description
 from memplan.hardware.gpu import GpuSpec
 from memplan.memory.budget import MemoryBudget
 from memplan.memory.estimate import MemoryEstimate
+from memplan.programs.command_program import CommandProgram
+from memplan.programs.function_program import FunctionProgram
+from memplan.workload.program import Program
 from memplan.workload.workload import Workload
 
 SCHEMA_VERSION = 1
+
+AnyProgram: TypeAlias = Workload | CommandProgram | FunctionProgram
+"""What a plan can be of."""
 
 
 class StageValues(Description):
@@ -169,10 +176,10 @@ class Plan(Description):
     levers: tuple[Lever, ...] = ()
     """What would make it fit, or more fit."""
 
-    before: Workload
-    """As configured."""
+    before: AnyProgram
+    """As configured; as planned, where what is configured is not known."""
 
-    after: Workload
+    after: AnyProgram
     """As planned."""
 
     def with_warnings(self, warnings: Iterable[str]) -> Self:
@@ -184,8 +191,8 @@ class Plan(Description):
         return self.model_copy(update={"warnings": (*warnings, *self.warnings)})
 
     @property
-    def tried(self) -> Workload:
-        """Return the workload as planned; where nothing fits, with the smallest batch that was tried."""
+    def tried(self) -> Program:
+        """Return the program as planned; where nothing fits, with the smallest batch that was tried."""
         if self.fits:
             return self.after
         smallest = self.stages[0].planned

@@ -17,6 +17,7 @@ from memplan.planner.negatives import has_negatives, most_negatives, most_positi
 from memplan.planner.pins import Pins
 from memplan.planner.plan import BatchAlternative, Plan, StagePlan, StageRoom, StageValues
 from memplan.units import GIB
+from memplan.workload.program import Program
 from memplan.workload.stage import Stage
 from memplan.workload.workload import Workload
 
@@ -28,8 +29,8 @@ class Planned(NamedTuple):
     decision: Decision
 
 
-def plan_workload(
-    workload: Workload,
+def plan_program(
+    program: Program,
     gpu: GpuSpec,
     estimator: Estimator,
     *,
@@ -38,16 +39,17 @@ def plan_workload(
     **options: Unpack[DecisionOptions],
 ) -> Planned:
     """
-    Return the plan of *workload* for *gpu*: what `decide` decides with the same *options*, and what it takes.
+    Return the plan of *program* for *gpu*: what `decide` decides with the same *options*, and what it takes.
 
     *with_room*: find how many negatives and positives each stage could have. A plan that does not fit is returned too: it says so, and how
     many bytes it is short of.
     """
-    decision = decide(workload, gpu, estimator, pins=pins, **options)
+    decision = decide(program, gpu, estimator, pins=pins, **options)
     if decision.after is None or decision.choice is None:
-        return Planned(_misfit(workload, decision, gpu, estimator, pins), decision)
+        return Planned(_misfit(program, decision, gpu, estimator, pins), decision)
     after, budget = decision.after, decision.budget
-    stages = tuple(_stage_plan(workload, after, number, gpu, estimator, budget) for number in range(len(stages_of(after))))
+    before = program if program.has_present_batch else after
+    stages = tuple(_stage_plan(before, after, number, gpu, estimator, budget) for number in range(len(stages_of(after))))
     if with_room:
         stages = tuple(
             planned.model_copy(update={"room": _room(stage, after, gpu, estimator, budget)})
@@ -64,7 +66,7 @@ def plan_workload(
         stages=stages,
         rule=decision.choice.rule,
         alternative=_alternative_of(decision.choice),
-        before=workload,
+        before=before,
         after=after,
     )
     return Planned(plan, decision)
@@ -74,13 +76,13 @@ def _alternative_of(choice: BatchChoice) -> BatchAlternative | None:
     return BatchAlternative.model_validate(choice.alternative._asdict()) if choice.alternative is not None else None
 
 
-def _room(stage: Stage | None, workload: Workload, gpu: GpuSpec, estimator: Estimator, budget: MemoryBudget) -> StageRoom | None:
+def _room(stage: Stage | None, program: Program, gpu: GpuSpec, estimator: Estimator, budget: MemoryBudget) -> StageRoom | None:
     """Return how many negatives and positives *stage* could have at the planned micro-batch; None outside contrastive training."""
-    if stage is None or workload.contrastive is None:
+    if stage is None or program.contrastive is None:
         return None
-    contrastive, asked = workload.contrastive, questions_of(workload, gpu, estimator, budget)
+    contrastive, asked = program.contrastive, questions_of(program, gpu, estimator, budget)
     negatives = most_negatives(stage, asked) if has_negatives(stage) else None
-    positives = most_positives(stage, asked) if positives_cost_memory(workload) else None
+    positives = most_positives(stage, asked) if positives_cost_memory(program) else None
     return StageRoom(
         items_per_anchor=contrastive.samples_per_anchor(stage),
         n_negatives=negatives,
@@ -92,26 +94,26 @@ def _room(stage: Stage | None, workload: Workload, gpu: GpuSpec, estimator: Esti
     )
 
 
-def values_of(workload: Workload, stage: Stage | None) -> StageValues:
-    """Return what a plan of *workload* decides for *stage*."""
-    training = workload.training
+def values_of(program: Program, stage: Stage | None) -> StageValues:
+    """Return what a plan of *program* decides for *stage*."""
+    training = program.training
     seen = None
-    if workload.contrastive is not None and stage is not None:
-        seen = workload.contrastive.negatives_per_anchor(
-            stage, micro_batch_size=training.micro_batch_size, data_parallel_size=workload.parallelism.data_parallel_size
+    if program.contrastive is not None and stage is not None:
+        seen = program.contrastive.negatives_per_anchor(
+            stage, micro_batch_size=training.micro_batch_size, data_parallel_size=program.parallelism.data_parallel_size
         )
     return StageValues(
         micro_batch_size=training.micro_batch_size,
         gradient_accumulation_steps=training.gradient_accumulation_steps,
-        effective_batch_size=workload.effective_batch_size,
+        effective_batch_size=program.effective_batch_size,
         n_positives=stage.n_positives if stage else None,
         n_negatives=stage.n_negatives if stage else None,
         negatives_per_anchor=seen,
     )
 
 
-def _stage_plan(before: Workload, after: Workload, number: int, gpu: GpuSpec, estimator: Estimator, budget: MemoryBudget) -> StagePlan:
-    """Return the plan of stage *number* (the workload itself where it has none)."""
+def _stage_plan(before: Program, after: Program, number: int, gpu: GpuSpec, estimator: Estimator, budget: MemoryBudget) -> StagePlan:
+    """Return the plan of stage *number* (the program itself where it has none)."""
     old, new = stages_of(before)[number], stages_of(after)[number]
     present, planned = estimator(before, gpu, old), estimator(after, gpu, new)
     return StagePlan(
@@ -125,10 +127,11 @@ def _stage_plan(before: Workload, after: Workload, number: int, gpu: GpuSpec, es
     )
 
 
-def _misfit(workload: Workload, decision: Decision, gpu: GpuSpec, estimator: Estimator, pins: Pins) -> Plan:
+def _misfit(program: Program, decision: Decision, gpu: GpuSpec, estimator: Estimator, pins: Pins) -> Plan:
     """Return the plan that says that nothing fits: the smallest try, and what it is over."""
     smallest, budget = smallest_try(decision, pins), decision.budget
-    stages = tuple(_stage_plan(workload, smallest, number, gpu, estimator, budget) for number in range(len(stages_of(smallest))))
+    before = program if program.has_present_batch else smallest
+    stages = tuple(_stage_plan(before, smallest, number, gpu, estimator, budget) for number in range(len(stages_of(smallest))))
     return Plan(
         fits=False,
         method=estimator.method,
@@ -140,7 +143,7 @@ def _misfit(workload: Workload, decision: Decision, gpu: GpuSpec, estimator: Est
         stages=stages,
         missing_bytes=max(budget.missing_bytes(stage.estimate.device_used) for stage in stages),
         rule="nothing fits",
-        before=workload,
+        before=before,
         after=decision.pinned,
     )
 

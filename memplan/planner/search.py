@@ -159,6 +159,7 @@ def largest_fitting(fits: Fits, *, low: int, high: int, guess: Fits | None = Non
     if guess is None:
         return _doubled(fits, low, high)
     good, bad = low - 1, high + 1
+    widths: list[int] = []  # of what was left to ask about, from question to question
     above = below = 0  # how often in a row a value next to the end was not the end: then the way is doubled
     while bad - good > 1:
         furthest = bad - 1 if good < low or leaps else min(bad - 1, good + (good - low) + 1)
@@ -168,6 +169,11 @@ def largest_fitting(fits: Fits, *, low: int, high: int, guess: Fits | None = Non
             tried = min(bad - 1, good + 2**above)
         elif is_last:
             tried = max(good + 1, bad - 2**below)
+        if (
+            leaps and len(widths) > 2 and good >= low and 2 * (bad - good) > widths[-2]
+        ):  # the guess creeps: twice as far, or half of the way
+            tried = (good + bad) // 2 if bad <= high else max(tried, min(high, good + (good - low) + 1))
+        widths.append(bad - good)
         if fits(tried):
             good, above, below = tried, above + is_next, 0
         else:

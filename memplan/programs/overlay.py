@@ -19,6 +19,7 @@ import platform
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 from memplan.hardware.cache_dir import default_cache
@@ -43,18 +44,40 @@ class Overlay:
     """
     The scratch folder of one rehearsal, in *folder*, which is the rehearsal's own.
 
-    *script*: the file that is run, where it is known. *passed*: folders in which what is written is written.
+    *script*: the file that is run, where it is known. *passed*: folders in which what is written is written. *shown*: other contents of
+    files, by path, which the program finds wherever it opens them, by any path; the files themselves stay as they are.
     """
 
-    def __init__(self, folder: Path, *, script: Path | None = None, passed: Sequence[Path] = ()) -> None:
-        folder = folder.resolve()
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        script: Path | None = None,
+        passed: Sequence[Path] = (),
+        shown: Mapping[Path, bytes] = MappingProxyType({}),
+    ) -> None:
+        self.folder = folder = folder.resolve()
         self._scratch = folder / "overlay"
         self._copies = self._scratch / "files"
         for path in (self._scratch, self._copies, self._scratch / "work"):
             path.mkdir()
         self._library = path_for_preload(build_overlay()) / LIBRARY
-        text = "".join(f"{kind} {_one_line(path)}\n" for kind, path in self._rules([folder, *passed], script))
+        self._shown = {path.resolve(): content for path, content in shown.items()}
+        for path, content in self._shown.items():
+            self._put(path, content)
+        rules = [*self._rules([folder, *passed], script), *(("c", str(path)) for path in self._shown), ("r", "")]
+        text = "".join(f"{kind} {_one_line(path)}\n" for kind, path in rules)
         (self._scratch / "rules").write_bytes(os.fsencode(text))
+
+    def _put(self, path: Path, content: bytes) -> None:
+        """Make a copy of the file at *path* with that content. Its folders only carry it: of themselves the originals still tell."""
+        copy = self._copy_of(path)
+        copy.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        copy.write_bytes(content)
+        copy.chmod(path.stat().st_mode & 0o7777)
+
+    def _copy_of(self, path: Path) -> Path:
+        return Path(f"{self._copies}{path}")
 
     def environment(self, inherited: Mapping[str, str]) -> dict[str, str]:
         """Return the variables that hold what a program writes, for one whose environment is *inherited*."""
@@ -72,8 +95,14 @@ class Overlay:
 
     def written(self) -> list[FileWritten]:
         """Return the files that the program has written and not removed, the largest first; what Python compiles for itself is not told."""
-        files = [file for file in self._files() if "__pycache__" not in file.path.parts and not _is_as_it_was(file, self._copies)]
+        files = [file for file in self._files() if "__pycache__" not in file.path.parts and not self._is_as_it_was(file)]
         return sorted(files, key=lambda file: (-file.size_bytes, file.path))
+
+    def read(self) -> list[Path]:
+        """Return the files and folders that the program opened for reading, but for those of the system and of installed packages."""
+        log = self._scratch / "reads"
+        names = log.read_bytes().split(b"\0")[:-1] if log.exists() else []
+        return sorted({Path(os.path.normpath(os.fsdecode(name))) for name in names})
 
     def _files(self) -> Iterator[FileWritten]:
         for folder, _, names in os.walk(self._copies):
@@ -81,12 +110,26 @@ class Overlay:
                 copy = Path(folder, name)
                 yield FileWritten(Path("/") / copy.relative_to(self._copies), copy.lstat().st_size)
 
+    def _is_as_it_was(self, file: FileWritten) -> bool:
+        """
+        Say whether the program never wrote into *file*: what it was shown, or what it opened for writing.
+
+        A copy keeps the time of what it is a copy of.
+        """
+        if file.path in self._shown:
+            return self._copy_of(file.path).read_bytes() == self._shown[file.path]
+        try:
+            before, now = file.path.lstat(), self._copy_of(file.path).lstat()
+        except OSError:
+            return False
+        return (before.st_size, before.st_mtime_ns) == (now.st_size, now.st_mtime_ns)
+
     def removed(self) -> list[Path]:
         """Return the user's files and folders that the program has removed, or given another name; of a folder, not what is in it."""
         log = self._scratch / "removed"
         names = log.read_bytes().split(b"\0")[:-1] if log.exists() else []
         paths = (Path(os.fsdecode(name)) for name in names)
-        gone = {path for path in paths if not os.path.lexists(f"{self._copies}{path}")}
+        gone = {path for path in paths if not os.path.lexists(self._copy_of(path))}
         return sorted(path for path in gone if gone.isdisjoint(path.parents))
 
 
@@ -105,12 +148,3 @@ def build_overlay(cache: Path | None = None) -> Path:
 
 def _one_line(path: str) -> str:
     return path.replace("\n", "\1")
-
-
-def _is_as_it_was(file: FileWritten, copies: Path) -> bool:
-    """Say whether the program opened *file* for writing and never wrote: a copy keeps the time of what it is a copy of."""
-    try:
-        before, now = file.path.lstat(), Path(f"{copies}{file.path}").lstat()
-    except OSError:
-        return False
-    return (before.st_size, before.st_mtime_ns) == (now.st_size, now.st_mtime_ns)

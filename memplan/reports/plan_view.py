@@ -10,6 +10,7 @@ from memplan.memory.breakdown import MemoryBreakdown
 from memplan.planner.plan import Lever, Plan, StagePlan
 from memplan.reports.breakdown_view import Breakdown, breakdown_rows, joined
 from memplan.units import GIB, format_bytes
+from memplan.workload.workload import Workload
 
 METHOD_NOTES = {
     "analytic": f"formulas; checked against their upper bound, which held for {HELD_OUT_COVERAGE:.0%} of test rehearsals",
@@ -96,8 +97,7 @@ def _headline(plan: Plan) -> str:
 
 
 def _facts(plan: Plan, source: str, *, is_short: bool) -> Iterator[tuple[str, str]]:
-    training = plan.after.training
-    yield "planned", f"{source}: {plan.after.name}, {training.precision}, sequence {training.sequence_length}, {plan.after.optimizer.name}"
+    yield "planned", _planned(plan, source)
     reached = plan.effective_batch_size if plan.fits else plan.before.effective_batch_size
     if not (is_short and reached == plan.target_effective_batch_size):
         yield "effective batch", f"{_change(plan.before.effective_batch_size, reached)}, target {plan.target_effective_batch_size}"
@@ -108,6 +108,14 @@ def _facts(plan: Plan, source: str, *, is_short: bool) -> Iterator[tuple[str, st
     yield "method", f"{plan.method}: {METHOD_NOTES[plan.method]}"
     if plan.after.parallelism.data_parallel_size > 1:
         yield "GPUs", f"{plan.after.parallelism.data_parallel_size}, data parallel; the table is for each"
+
+
+def _planned(plan: Plan, source: str) -> str:
+    program = plan.after
+    if not isinstance(program, Workload):
+        return program.typed
+    training = program.training
+    return f"{source}: {program.name}, {training.precision}, sequence {training.sequence_length}, {program.optimizer.name}"
 
 
 def _budget(plan: Plan) -> str:

@@ -14,8 +14,8 @@ MOST_STEPS = 1_000_000
 """Of a micro-batch and of accumulation: what is above has a digit too many."""
 
 
-class Training(Description):
-    """How a step is run."""
+class Batching(Description):
+    """What a plan decides of a step, and what it runs under."""
 
     micro_batch_size: Annotated[PositiveInt, Field(le=MOST_STEPS)] = 1
     """Samples (anchors) in one forward and backward on one GPU."""
@@ -26,6 +26,13 @@ class Training(Description):
     target_effective_batch_size: PositiveInt | None = None
     """Samples that an optimizer step should see. None: as many as it sees now."""
 
+    allocator_settings: str = ""
+    """The PYTORCH_ALLOC_CONF that the training runs under, as `roundup_power2_divisions:4`; empty for PyTorch's defaults."""
+
+
+class Training(Batching):
+    """How a step is run."""
+
     sequence_length: PositiveInt = 512
     """Tokens of a sample, padding included."""
 
@@ -34,6 +41,3 @@ class Training(Description):
 
     activation_checkpointing: bool = False
     """Keep each block's input only and compute the rest again in backward."""
-
-    allocator_settings: str = ""
-    """The PYTORCH_ALLOC_CONF that the training runs under, as `roundup_power2_divisions:4`; empty for PyTorch's defaults."""

@@ -3,16 +3,14 @@
 from pydantic import model_validator
 from pydantic_core import PydanticCustomError
 
-from memplan.description import Description
-from memplan.workload.contrastive import Contrastive
+from memplan.errors import NotEstimatedError
 from memplan.workload.model import ContrastiveEncoderModel, Model, encoder_of
 from memplan.workload.optimizer import Optimizer
-from memplan.workload.parallelism import Parallelism
-from memplan.workload.stage import Stage
+from memplan.workload.program import Program
 from memplan.workload.training import Training
 
 
-class Workload(Description):
+class Workload(Program):
     """
     A training: its model, its optimizer, how a step is run, and the stages of its curriculum.
 
@@ -39,15 +37,6 @@ class Workload(Description):
     training: Training = Training()
     """How a step is run."""
 
-    contrastive: Contrastive | None = None
-    """How anchors, positives and negatives make a batch. None: samples are just samples."""
-
-    stages: tuple[Stage, ...] = ()
-    """The curriculum, in order. Empty for training without stages."""
-
-    parallelism: Parallelism = Parallelism()
-    """How many GPUs train together."""
-
     @model_validator(mode="after")
     def _stages_are_contrastive(self) -> "Workload":
         if isinstance(self.model, ContrastiveEncoderModel) and self.contrastive is None:
@@ -72,11 +61,9 @@ class Workload(Description):
             )
         return self
 
-    @property
-    def effective_batch_size(self) -> int:
-        """Return the samples that one optimizer step sees: micro-batch x accumulation x data-parallel size."""
-        return self.training.micro_batch_size * self.training.gradient_accumulation_steps * self.parallelism.data_parallel_size
 
-    def with_training(self, **changes: object) -> "Workload":
-        """Return a copy whose training differs in *changes*. Raises ValidationError when they make no sense."""
-        return self.model_copy(update={"training": Training.model_validate(self.training.model_dump() | changes)})
+def workload_of(program: Program) -> Workload:
+    """Return *program* as the workload that it is. Raises NotEstimatedError for another: nobody knows its model but itself."""
+    if not isinstance(program, Workload):
+        raise NotEstimatedError(f"there are no formulas for {program.name}, which is run as it is", hint='use `method="rehearsed"`')
+    return program

@@ -11,7 +11,7 @@ import pytest
 
 from memplan.analysis.make_plan import make_plan
 from memplan.errors import NotRehearsedError
-from memplan.estimators import rehearsed as workload_rehearsal
+from memplan.estimators import workload_steps
 from memplan.estimators.analytic.estimate import estimate
 from memplan.estimators.base import Estimator
 from memplan.estimators.rehearsal_cache import RehearsalCache
@@ -143,14 +143,14 @@ def test_another_environment_is_another_rehearsal(
     told: list[int] = []
     kept = RehearsalCache(tmp_path)
     RehearsedEstimator(kept)(workload(micro_batch_size=1), find_gpu("t4"), None)
-    workload_rehearsal._family.cache_clear()
+    workload_steps._family.cache_clear()
     monkeypatch.setenv(variable, ":16:8" if variable.startswith("CUBLAS") else "0")
 
     RehearsedEstimator(kept, on_rehearsal=lambda step: told.append(step.micro_batch_size))(
         workload(micro_batch_size=1), find_gpu("t4"), None
     )
 
-    workload_rehearsal._family.cache_clear()
+    workload_steps._family.cache_clear()
     assert told == [1]
 
 

@@ -226,4 +226,4 @@ def test_sizes_that_values_decide_can_be_told(run: Run) -> None:
 
     rows = 64 + 3 * 64 + 32 + 4 * 32
     assert rows * 4 * 1024 <= seen.peak_allocated_bytes <= (rows * 4 + 64) * 1024
-    assert {found.basis for found in seen.reads} <= {"answer", "rule", "data"}
+    assert {found.basis for found in seen.reads} <= {"answer", "rule", "drawn"}

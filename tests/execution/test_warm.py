@@ -16,7 +16,7 @@ import pytest
 from memplan.execution.command import command_from, program_of, python_program
 from memplan.execution.rehearsal import Rehearsal
 from memplan.execution.rehearse_script import rehearse_script
-from memplan.execution.warm import Kept, WarmProcess, start_warm
+from memplan.execution.warm import Kept, WarmProcess, kept_file, start_warm
 from memplan.hardware.catalog import find_gpu
 from memplan.hardware.torch_install import TorchBuild
 from memplan.standin.build import build
@@ -351,7 +351,7 @@ def test_a_kept_process_is_for_one_environment_and_one_folder(tmp_path: Path, mo
     assert program is not None
 
     def kept(writes_are_allowed: bool = False, **environment: str) -> Kept:
-        return Kept(program, environment, libraries=tmp_path, writes_are_allowed=writes_are_allowed)
+        return Kept(kept_file(program, environment, libraries=tmp_path, writes_are_allowed=writes_are_allowed))
 
     folder = kept(A="1", OLDPWD="/").make_folder()
     (folder / "socket").touch()

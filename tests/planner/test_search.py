@@ -126,3 +126,31 @@ def test_what_is_known_is_not_asked_about() -> None:
 def test_a_program_that_takes_nothing_has_no_size() -> None:
     """Whatever is asked."""
     assert largest_accepted(Program(lambda size: size < 0, 100), high=1000).size is None
+
+
+@given(end=st.integers(1, 60_000), slope=st.integers(1, 400))
+def test_a_guess_that_creeps_costs_few_questions(end: int, slope: int) -> None:
+    """Memory rises in steps, and the line through two sizes of one step says that a few more fit: then half of the way is tried."""
+    asked: list[int] = []
+
+    def fits(size: int) -> bool:
+        asked.append(size)
+        return size <= end
+
+    def creeping(size: int) -> bool:
+        return size <= max((known for known in asked if known <= end), default=0) + slope
+
+    assert largest_fitting(fits, low=1, high=65_536, guess=creeping, leaps=True) == end
+    assert len(asked) <= 3 * 17 + 17
+
+
+def test_a_limit_is_no_refusal() -> None:
+    """A program that takes no more samples from some size on: the search goes down from there, and does not look for what it takes."""
+    refused: list[int] = []
+
+    def ask(size: int) -> Outcome:
+        refused.append(size)
+        return Outcome.FITS if size <= 50 else Outcome.TOO_LARGE
+
+    assert largest_accepted(ask, high=65_536, guess=lambda size: size <= 60, leaps=True).size == 50
+    assert len(refused) <= 12

@@ -621,3 +621,45 @@ def test_it_is_built_once_and_kept(tmp_path: Path) -> None:
 
     assert build_overlay(tmp_path) == folder
     assert [path.name for path in folder.iterdir()] == ["liboverlay.so"]
+
+
+@pytest.fixture
+def shown(hold: Hold) -> Held:
+    """A program that finds another configuration than the user has."""
+    held = hold(conf__config_yaml="batch: 8\n")
+    (held.home / "link").symlink_to("conf/config.yaml")
+    folder = held.overlay.folder / "second"
+    folder.mkdir()
+    held.overlay = Overlay(folder, shown={held.home / "link": b"batch: 1024\n"})
+    held.take_note()
+    return held
+
+
+def test_a_file_is_shown_with_other_contents(shown: Held) -> None:
+    """By every path, to every program, with its size; what was shown is nothing that was written."""
+    read = shown.python(
+        "import pathlib\n"
+        "texts = [open(path).read() for path in ('conf/config.yaml', 'conf/../link', os.path.abspath('link'))]\n"
+        "print(json.dumps([*texts, os.stat('conf/config.yaml').st_size, os.listdir('conf'), pathlib.Path('link').read_text()]))"
+    )
+
+    assert read == [*["batch: 1024\n"] * 3, 12, ["config.yaml"], "batch: 1024\n"]
+    assert shown.bash("cat conf/config.yaml; wc -c < link") == ["batch: 1024", "12"]
+    assert shown.written() == {}
+
+
+def test_a_file_that_is_shown_can_be_written_over(shown: Held) -> None:
+    """As any other: the program finds its own text again."""
+    assert shown.bash("echo more >> conf/config.yaml; cat link") == ["batch: 1024", "more"]
+    assert shown.written() == {"conf/config.yaml": 17}
+
+
+def test_what_is_read_is_known(hold: Hold) -> None:
+    """Files and folders by the paths that the program gave, each once; what the system has is not told."""
+    held = hold(a_txt="a", b_txt="b")
+
+    held.bash("cat a.txt a.txt ./b.txt /etc/hostname > new.txt; cat new.txt; ls .")
+
+    told = {path for path in held.overlay.read() if path.is_relative_to(held.home)}
+    assert told == {held.home, *(held.home / name for name in ("a.txt", "b.txt", "new.txt"))}
+    assert not any(path.is_relative_to("/etc") for path in held.overlay.read())

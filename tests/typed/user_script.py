@@ -26,7 +26,7 @@ def plan() -> None:
     assert_type(found, memplan.Plan)
     assert_type(found.fits, bool)
     assert_type(found.diff(), str)
-    assert_type(found.after, memplan.Workload)
+    assert_type(found.after.training.micro_batch_size, int)
     assert_type(found.gpu, memplan.GpuSpec)
     for stage in found.stages:
         assert_type(stage.estimate.device_used.high_bytes, int)

@@ -22,8 +22,9 @@ from memplan.memory.cuda_context import CONTEXT_BYTES, CONTEXT_HIGH_BYTES, CONTE
 from memplan.memory.estimate import MemoryEstimate, MemoryRange
 from memplan.workload.contrastive import Contrastive
 from memplan.workload.model import ContrastiveEncoderModel, Model, ParametersModel, TransformerModel, encoder_of
+from memplan.workload.program import Program
 from memplan.workload.stage import Stage
-from memplan.workload.workload import Workload
+from memplan.workload.workload import Workload, workload_of
 
 # cuBLAS workspaces, one for the forward's thread and one for autograd's: 32 MiB on capability 9.0, 4096 KiB x 2 + 16 KiB x 8 elsewhere
 # (aten/src/ATen/cuda/CublasHandlePool.cpp, parseChosenWorkspaceSize, PyTorch 2.13).
@@ -71,9 +72,9 @@ class AnalyticEstimator(Estimator):
 
     method = "analytic"
 
-    def __call__(self, workload: Workload, gpu: GpuSpec, stage: Stage | None) -> MemoryEstimate:
-        """Return what the formulas say of one step. Raises NotEstimatedError for a model that there are none for."""
-        return estimate(workload, gpu, stage)
+    def __call__(self, program: Program, gpu: GpuSpec, stage: Stage | None) -> MemoryEstimate:
+        """Return what the formulas say of one step. Raises NotEstimatedError for a program that there are none for."""
+        return estimate(workload_of(program), gpu, stage)
 
 
 def estimate(workload: Workload, gpu: GpuSpec, stage: Stage | None) -> MemoryEstimate:

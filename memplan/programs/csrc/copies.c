@@ -237,6 +237,7 @@ static int original_status(const Place *place, struct stat *status) {
 const char *writing(int *at, const char *path, int flags, char *room) {
     int is_temporary = (flags & O_TMPFILE) == O_TMPFILE, is_new = flags & O_CREAT && flags & O_EXCL;
     int writes = (flags & O_ACCMODE) != O_RDONLY || flags & (O_CREAT | O_TRUNC) || is_temporary;
+    if ((flags & O_ACCMODE) != O_WRONLY && !(flags & O_PATH)) note_read(*at, path);
     if (flags & O_PATH || !writes) return reading(at, path, !(flags & O_NOFOLLOW), room);
     if (!overlay_is_on()) return path;
     int error = errno;

@@ -160,6 +160,7 @@ EXPORT DIR *opendir(const char *path) {
     NEXT(opendir);
     char room[PATH_MAX];
     int at = AT_FDCWD;
+    note_read(at, path);
     if (is_unchanged()) return next(path);
     if (!(path = reading(&at, path, 1, room))) return NULL;
     if (!in_copies(path)) return next(path);

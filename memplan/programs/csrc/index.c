@@ -35,6 +35,8 @@ static Index *paths;
 static Rule rules[MOST_RULES] = {{'p', "/dev", 4}, {'p', "/proc", 5}, {'p', "/sys", 4}}; /* the kernel's own */
 #define NUM_KERNELS 3
 static int num_rules = NUM_KERNELS;
+static const char *shown[MOST_RULES]; /* 'c': files of which a copy is there from the beginning, with other contents */
+static int num_shown;
 static _Atomic int state; /* 0 before it is set up, 1 while, 2 after */
 
 /* FNV-1a: the hash of a path goes on from that of the folder. */
@@ -98,11 +100,14 @@ static void read_rules(const char *text) {
     static char room[1 << 16];
     size_t length = strnlen(text, sizeof room - 1);
     memcpy(room, text, length);
+    num_shown = overlay.notes_reads = 0;
     for (char *line = room, *end; (end = strchr(line, '\n')) && num_rules < MOST_RULES; line = end + 1) {
         *end = 0;
         for (char *c = line; *c; c++)
             if (*c == 1) *c = '\n';
         if (*line == 'l') snprintf(overlay.preload, sizeof overlay.preload, "%s", line + 2);
+        else if (*line == 'r') overlay.notes_reads = 1;
+        else if (*line == 'c' && num_shown < MOST_RULES) shown[num_shown++] = line + 2;
         else rules[num_rules++] = (Rule){*line, line + 2, strcmp(line + 2, "/") ? strlen(line + 2) : 0};
     }
 }
@@ -151,6 +156,7 @@ static void set_up(void) {
     for (int i = 0; i < num_rules; i++)
         if (rules[i].kind != 'h') passed[num_passed++] = rules[i].path;
     mark_earlier();
+    for (int i = 0; i < num_shown; i++) add_flags(hashed(NO_HASH, shown[i], strlen(shown[i])), COPIED);
     guard_originals(passed, num_passed);
 }
 __attribute__((constructor)) static void begin(void) {

@@ -10,6 +10,7 @@
  *     folders.c    reading folders that have originals and copies
  *     calls.c      the other functions that take a path
  *     processes.c  starting programs, loading libraries, sockets
+ *     reads.c      what the program opens for reading
  *     guard.c      what does not ask the C library
  */
 #define _GNU_SOURCE
@@ -50,6 +51,7 @@ typedef struct {
 } Place;
 
 typedef struct {
+    int notes_reads; /* somebody asks what the program opens */
     int is_on, is_lost; /* lost: the scratch folder is gone, and nothing may be written any more */
     size_t length;      /* of *copies* */
     char scratch[PATH_MAX], copies[PATH_MAX];
@@ -89,6 +91,9 @@ const char *changing(int *at, const char *path, int follow, char *room);
 int remove_at(int at, const char *path, int flags);
 int rename_at(int from_at, const char *from, int to_at, const char *to, unsigned flags);
 int opened(int at, const char *path, int flags, mode_t mode);
+
+/* reads.c */
+void note_read(int at, const char *path);
 
 /* guard.c */
 void guard_originals(const char *const *folders, int num_folders);

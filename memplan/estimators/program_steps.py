@@ -1,0 +1,296 @@
+"""
+The steps of the user's own programs: a command or a function, run with other values on the simulated GPU.
+
+Two optimizer steps of it are run, with no more than two micro-batches each. A program may refuse a size for another reason than memory
+(batch normalisation with one sample, a batch that has to divide something): that is told apart from a program that never runs.
+"""
+
+from __future__ import annotations
+
+import atexit
+import hashlib
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+
+from memplan.errors import NothingSeenError, NotRehearsedError, SizeRefusedError, UsageError
+from memplan.estimators.read_files import ReadFiles
+from memplan.estimators.rehearsal_cache import family_of
+from memplan.estimators.steps import Step, StepRunner, with_fewest_micro_batches
+from memplan.execution.command import command_from
+from memplan.execution.ranks import Ranks
+from memplan.execution.read_answers import read_answers
+from memplan.execution.rehearsal import Rehearsal
+from memplan.execution.rehearse import Rehearser
+from memplan.execution.rehearse_ranks import rehearse_ranks
+from memplan.execution.rehearse_script import rehearse_script, torch_of
+from memplan.execution.step_source import TypedText, step_source_from
+from memplan.execution.warm import Kept, lasting_variables
+from memplan.hardware.catalog import of_some_kind
+from memplan.hardware.gpu import GpuSpec
+from memplan.hardware.torch_install import find_torch
+from memplan.memory.estimate import MemoryRange
+from memplan.programs.command_line import changed_files
+from memplan.programs.command_program import CommandProgram
+from memplan.programs.function_program import FunctionProgram
+from memplan.programs.user_program import UserProgram
+from memplan.traces.requests import requests_of
+from memplan.workload.program import Program
+from memplan.workload.stage import Stage
+
+NUM_STEPS = 2
+"""Optimizer steps that are run: from the second on the optimizer's state is there before the forward."""
+
+_LAST_LINES = 12
+
+
+class ProgramSteps(StepRunner):
+    """Runs steps of the user's own programs."""
+
+    def __init__(self, cache: Path | None) -> None:
+        self._cache = cache
+        self._files: dict[str, ReadFiles] = {}
+        self._digests: dict[str, str] = {}
+        self._not_kept: set[tuple[str, int]] = set()
+        self._messages: dict[str, dict[int, str]] = {}  # by family and size, why the program failed
+        self._functions: dict[str, Rehearser] = {}
+        self._warm: Path | None = None
+        atexit.register(self._end)
+
+    def _end(self) -> None:
+        """End what was started for more than one run."""
+        for rehearser in self._functions.values():
+            rehearser.close()
+        if self._warm is not None:
+            warm = Kept(self._warm).find()
+            if warm is not None:
+                warm.end()
+            shutil.rmtree(self._warm.parent, ignore_errors=True)
+
+    def _warm_file(self, program: CommandProgram) -> Path | None:
+        """Return the file that says where a process is that has made the program's imports; None where each run needs one of its own."""
+        if any(place.file is None for place in (*program.places, *program.shortened)):
+            return None
+        if self._warm is None:
+            self._warm = Path(tempfile.mkdtemp(prefix="memplan-plan-"), "warm")
+        return self._warm
+
+    def step_of(self, program: Program, gpu: GpuSpec, stage: Stage | None) -> Step:
+        """Return the step: what the program is, and its values."""
+        assert isinstance(program, CommandProgram | FunctionProgram)
+        reduced = with_fewest_micro_batches(program, stage)
+        card = of_some_kind(gpu).endless()
+        likeness = reduced.with_training(micro_batch_size=1).model_dump_json()
+        kind = {name: getattr(card, name) for name in ("compute_capability", "multiprocessors")}
+        family = family_of({"step": likeness, "card": kind, "surroundings": _surroundings(program)})
+        return Step(family, program.training.micro_batch_size, likeness, reduced, card)
+
+    def check(self, step: Step) -> None:
+        """Raise SizeRefusedError for a size that the program is known to refuse."""
+        files, family = self._known_of(step)
+        known = files.refusal(family, step.micro_batch_size)
+        if known is not None:
+            raise SizeRefusedError(known[0], hint=known[1])
+        self._check_limit(step)
+
+    def rehearse(self, step: Step) -> Rehearsal:
+        """
+        Return what *step* does.
+
+        Raises SizeRefusedError where the program does not run with that size, NotRehearsedError where it does not run at all, or sizes in
+        it were guessed; UsageError where it does not heed its batch.
+        """
+        program = step.program
+        assert isinstance(program, CommandProgram | FunctionProgram)
+        files = self._files_of(program)
+        begin = time.time_ns()
+        try:
+            found = self._rehearsed(program, step)
+            self._check_likeness(step, found)
+        finally:
+            self._digests.clear()
+            if files.changed_since(begin):
+                self._not_kept.add((step.family, step.micro_batch_size))
+            files.keep()
+        return found
+
+    def _rehearsed(self, program: CommandProgram | FunctionProgram, step: Step) -> Rehearsal:
+        files = self._files_of(program)
+        with tempfile.TemporaryDirectory(prefix="memplan-plan-") as folder:
+            said = Path(folder, "said")
+            try:
+                found = self._run(program, step, said)
+                files.learn(found.read_files)
+                self._check(step, found, said)
+            except NothingSeenError as error:
+                if error.program_exit_code == 0:
+                    raise NotRehearsedError(error.message, hint=error.hint) from error
+                lines = _last_lines(said).splitlines() or [""]
+                message = f"the program failed before it used the GPU: {lines[-1].strip() or error.message}"
+                raise self._refusal(step, message, hint=f"its last output:{_last_lines(said)}") from error
+        return found
+
+    def kept_as(self, step: Step) -> str | None:
+        """Return the family with what the program reads as it is now; None for a program that nothing is known of, or that has changed."""
+        program = step.program
+        assert isinstance(program, CommandProgram | FunctionProgram)
+        files = self._files_of(program)
+        if not files.are_known or (step.family, step.micro_batch_size) in self._not_kept:
+            return None
+        if step.family not in self._digests:
+            self._digests[step.family] = family_of({"family": step.family, "files": files.digest(_contents_of(program))})
+        return self._digests[step.family]
+
+    def _files_of(self, program: CommandProgram | FunctionProgram) -> ReadFiles:
+        """Return what *program* is known to read, whatever its batch."""
+        alone = program.with_training(micro_batch_size=1, gradient_accumulation_steps=1, target_effective_batch_size=None)
+        key = family_of({"program": alone.model_dump_json(), "folder": str(Path.cwd())})
+        if key not in self._files:
+            self._files[key] = ReadFiles(self._cache and self._cache / "programs" / f"{key}.json")
+        return self._files[key]
+
+    def by_formula(self, program: Program, gpu: GpuSpec, stage: Stage | None) -> MemoryRange | None:
+        """Return None: nobody knows a program's model but itself."""
+        del program, gpu, stage
+        return None
+
+    # one run
+
+    def _run(self, program: UserProgram, step: Step, said: Path) -> Rehearsal:
+        if isinstance(program, FunctionProgram):
+            return self._run_function(program, step)
+        assert isinstance(program, CommandProgram)
+        parallelism = program.parallelism
+        ranks = Ranks(parallelism.devices, parallelism.nodes)
+        settings = program.training.allocator_settings
+        words = [*([f"PYTORCH_ALLOC_CONF={settings}"] if settings else []), *program.words_of_rehearsal]
+        shown = {change.path: change.after for change in changed_files(program)}
+        folder = next((Path(word).parent for word in program.command if word.endswith(".py")), Path())
+        answers = read_answers((), folder).request()
+        if ranks.size > 1:
+            return rehearse_ranks(words, gpu=step.gpu, ranks=ranks, which="kinds", steps=NUM_STEPS, answers=answers, shown=shown, said=said)
+        return rehearse_script(
+            words,
+            gpu=step.gpu,
+            steps=NUM_STEPS,
+            answers=answers,
+            shown=shown,
+            said=said,
+            keep_warm=self._warm_file(program) or False,
+        )
+
+    def _run_function(self, program: FunctionProgram, step: Step) -> Rehearsal:
+        if program.source not in self._functions:
+            self._functions[program.source] = Rehearser(step_source_from(program.source))
+        values: Mapping[str, TypedText] = {name: TypedText(value) for name, value in program.arguments_with_values.items()}
+        settings = program.training.allocator_settings
+        answers = read_answers((), Path(program.source.rpartition(":")[0]).parent).request()
+        environment = {"PYTORCH_ALLOC_CONF": settings} if settings else {}
+        try:
+            return self._functions[program.source].rehearse(
+                gpu=step.gpu, values=values, steps=NUM_STEPS, answers=answers, environment=environment
+            )
+        except UsageError as error:
+            raise self._refusal(step, error.message, hint=error.hint) from error
+
+    # what came of it
+
+    def _check(self, step: Step, found: Rehearsal, said: Path) -> None:
+        """Raise an error where a plan cannot rest on what was *found*."""
+        if found.failure is not None:
+            where = f" at {found.failure.place}" if found.failure.place else ""
+            message = f"the program failed in its {found.failure.phase}{where}: {found.failure.message}"
+            raise self._refusal(step, message, hint=f"its last output:{_last_lines(said)}" if said.exists() else None)
+        if not found.steps:
+            hint = "give a command that trains, for two optimizer steps or more"
+            raise self._refusal(step, "the program ended without an optimizer step", hint=hint)
+        if found.lower_bound_reasons:
+            reasons = "; ".join(found.lower_bound_reasons)
+            raise self._refusal(
+                step, f"the memory is not known: {reasons}", hint="rehearse the program by itself, and say what it reads: `answers`"
+            )
+
+    def _refusal(self, step: Step, message: str, *, hint: str | None) -> NotRehearsedError:
+        """Return the error for a size with which the program failed: it is refused, or the program never runs."""
+        files, family = self._known_of(step)
+        others = self._messages.setdefault(step.family, {})
+        runs_never = not files.runs(family) and message in others.values()
+        others[step.micro_batch_size] = message
+        if runs_never:
+            sizes = " and ".join(map(str, sorted(others)))
+            return NotRehearsedError(f"with micro-batches of {sizes} alike, {message}", hint=hint)
+        text = f"with a micro-batch of {step.micro_batch_size} {message}"
+        if files.runs(family):
+            files.refuse(family, step.micro_batch_size, text, hint)
+        return SizeRefusedError(text, hint=hint)
+
+    def _check_likeness(self, step: Step, found: Rehearsal) -> None:
+        """Raise an error where another size made exactly the same allocations: nobody reads the value, or there are no more samples."""
+        assert found.trace is not None
+        requests = requests_of(found.trace)
+        digest = hashlib.sha256(f"{requests.sequence} {list(requests.sizes)}".encode()).hexdigest()[:16]
+        files, family = self._known_of(step)
+        others = files.runs(family)
+        files.saw(family, step.micro_batch_size, digest)
+        same = [size for size, other in others.items() if other == digest and size != step.micro_batch_size]
+        if same and len(set(others.values())) > 1:  # sizes have differed before
+            raise _is_limit(min(*same, step.micro_batch_size))
+        if same:
+            raise UsageError(
+                f"micro_batch_size was changed from {same[0]} to {step.micro_batch_size}, and every allocation stayed the same: "
+                "the program does not read it where it is written",
+                hint="check the field or the placeholder, and whether something else overrides it",
+            )
+
+    def _check_limit(self, step: Step) -> None:
+        """Raise SizeRefusedError for a size beyond one from which on every allocation was the same."""
+        files, family = self._known_of(step)
+        sizes: dict[str, list[int]] = {}
+        for size, digest in files.runs(family).items():
+            sizes.setdefault(digest, []).append(size)
+        limit = min((min(alike) for alike in sizes.values() if len(alike) > 1), default=None)
+        if limit is not None and step.micro_batch_size > limit and len(sizes) > 1:
+            raise _is_limit(limit)
+
+    def _known_of(self, step: Step) -> tuple[ReadFiles, str]:
+        """Return what is known of the program, and the family under which that is."""
+        assert isinstance(step.program, CommandProgram | FunctionProgram)
+        return self._files_of(step.program), self.kept_as(step) or step.family
+
+
+def _is_limit(size: int) -> SizeRefusedError:
+    message = f"the program takes no more samples than with {size}: every allocation stays the same"
+    return SizeRefusedError(message, hint="its dataset may have no more", is_limit=True)
+
+
+def _contents_of(program: CommandProgram | FunctionProgram) -> dict[str, bytes]:
+    """Return what the files with variables have in them but for the values that are planned."""
+    if isinstance(program, FunctionProgram):
+        return {}
+    alone = program.with_training(micro_batch_size=1, gradient_accumulation_steps=1)
+    places = [place.file for place in (*program.places, *program.shortened) if place.file is not None]
+    contents = {str(file.absolute()): file.read_bytes() for file in places}
+    return contents | {str(change.path.absolute()): change.after for change in changed_files(alone)}
+
+
+def _surroundings(program: CommandProgram | FunctionProgram) -> dict[str, object]:
+    """Return what a run depends on besides the program and what it reads: folder, environment, Python and its packages."""
+    words = tuple(program.words) if isinstance(program, CommandProgram) else ()
+    return {"folder": str(Path.cwd()), "packages": _packages_of(words), "environment": lasting_variables(os.environ)}
+
+
+@lru_cache(maxsize=64)
+def _packages_of(words: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the packages beside the PyTorch that the command *words* run, or this Python's: their folders' names have the versions."""
+    torch = torch_of(command_from(words)) if words else find_torch()
+    packages = torch.libraries.parent.parent
+    return str(packages), *sorted(path.name for path in packages.glob("*.dist-info"))
+
+
+def _last_lines(said: Path) -> str:
+    lines = said.read_text(encoding="utf-8", errors="replace").splitlines()[-_LAST_LINES:] if said.exists() else []
+    return "".join(f"\n  {line}" for line in lines)

@@ -1,0 +1,129 @@
+"""
+What a program read when it was run, as it is now: where none of it has changed, a run would show the same again.
+
+Small texts count by their content, everything else by size and time, folders by the names in them. Installed packages count by their
+versions; the system's own files do not count.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import stat
+import tempfile
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from memplan.estimators.rehearsal_cache import write_whole
+
+_TEXTS = (".py", ".yaml", ".yml", ".json", ".toml", ".cfg", ".ini", ".txt", ".sh")
+_MOST_TEXT_BYTES = 256 * 1024
+_MOST_NAMES = 20_000
+_OURS = "memplan-"
+_PACKAGE = str(Path(__file__).parents[1])
+
+
+class ReadFiles:
+    """The files and folders that one program is known to read, kept in *file*; None: nowhere."""
+
+    def __init__(self, file: Path | None) -> None:
+        self._file = file
+        self._paths: set[str] = set()
+        self._refused: dict[str, dict[str, list[str | None]]] = {}
+        self._runs: dict[str, dict[str, str]] = {}
+        if file is not None:
+            with suppress(OSError, ValueError, KeyError, TypeError):  # not there yet, or not what memplan wrote: as if nothing were known
+                kept = json.loads(file.read_bytes())
+                self._paths, self._refused, self._runs = set(kept["paths"]), dict(kept["refused"]), dict(kept["runs"])
+
+    @property
+    def are_known(self) -> bool:
+        """Say whether the program has ever been seen."""
+        return bool(self._paths)
+
+    def learn(self, paths: Iterable[str]) -> None:
+        """Take in what a run read; what was made for it, and is gone, does not count."""
+        self._paths |= {path for path in map(_source_of, paths) if not _is_fleeting(path) and not path.startswith(_PACKAGE)}
+
+    def changed_since(self, time_ns: int) -> bool:
+        """Say whether any of them was changed after that time."""
+        found = (state for state in map(_stat, self._paths) if state is not None and not stat.S_ISDIR(state.st_mode))
+        return any(state.st_mtime_ns > time_ns for state in found)
+
+    def digest(self, besides: Mapping[str, bytes]) -> str:
+        """Return what is equal where all of them are as they were; *besides*: contents that count in place of those of their files."""
+        whole = hashlib.sha256()
+        sources = {os.path.dirname(path) for path in self._paths if path.endswith(".py")}  # noqa: PTH120  (of thousands)
+        for path in sorted(self._paths - besides.keys()):
+            whole.update(f"{path}\0{_state(path, is_of_sources=path in sources)}\0".encode(errors="surrogateescape"))
+        for path, content in sorted(besides.items()):
+            whole.update(path.encode(errors="surrogateescape") + b"\0" + content + b"\0")
+        return whole.hexdigest()[:24]
+
+    def refusal(self, family: str, size: int) -> tuple[str, str | None] | None:
+        """Return why that size was refused, and what to do, where it was."""
+        found = self._refused.get(family, {}).get(str(size))
+        return None if found is None else (str(found[0]), found[1])
+
+    def refuse(self, family: str, size: int, message: str, hint: str | None) -> None:
+        """Take in that a size is refused."""
+        self._refused.setdefault(family, {})[str(size)] = [message, hint]
+
+    def runs(self, family: str) -> dict[int, str]:
+        """Return what every allocation of a run came to, a digest, by size."""
+        return {int(size): digest for size, digest in self._runs.get(family, {}).items()}
+
+    def saw(self, family: str, size: int, digest: str) -> None:
+        """Take in what a run came to."""
+        self._runs.setdefault(family, {})[str(size)] = digest
+
+    def keep(self) -> None:
+        """Write what is known, where that can be done."""
+        if self._file is not None:
+            with suppress(OSError):  # a full disk, a folder of somebody else: the next plan runs the program again
+                self._file.parent.mkdir(parents=True, exist_ok=True)
+                write_whole(self._file, json.dumps({"paths": sorted(self._paths), "refused": self._refused, "runs": self._runs}).encode())
+
+
+def _source_of(path: str) -> str:
+    """Return the source of a compiled Python file, whose time decides; *path* for any other."""
+    file = Path(path)
+    is_compiled = file.suffix == ".pyc" and file.parent.name == "__pycache__"
+    return str(file.parent.parent / f"{file.name.partition('.')[0]}.py") if is_compiled else path
+
+
+def _is_fleeting(path: str) -> bool:
+    """Say whether *path* is memplan's own for the time of a run, or a temporary file that is gone."""
+    parts, folder = Path(path).parts, Path(tempfile.gettempdir()).parts
+    if parts[: len(folder)] != folder or len(parts) == len(folder):
+        return False
+    return parts[len(folder)].startswith(_OURS) or _stat(path) is None
+
+
+def _stat(path: str) -> os.stat_result | None:
+    try:
+        return Path(path).stat()
+    except OSError:
+        return None
+
+
+def _state(path: str, *, is_of_sources: bool) -> str:
+    found = _stat(path)
+    if found is None:
+        return "missing"
+    with suppress(OSError):  # it went meanwhile, or is not for us to read: its time counts
+        if stat.S_ISDIR(found.st_mode):
+            names = sorted(entry.name for entry in Path(path).iterdir() if _counts(entry, is_of_sources=is_of_sources))
+            return hashlib.sha256("\0".join(names[:_MOST_NAMES]).encode(errors="surrogateescape")).hexdigest() + str(len(names))
+        if path.endswith(_TEXTS) and found.st_size <= _MOST_TEXT_BYTES:
+            return hashlib.sha256(Path(path).read_bytes()).hexdigest()
+    return f"{found.st_size} {found.st_mtime_ns}"
+
+
+def _counts(entry: Path, *, is_of_sources: bool) -> bool:
+    """Say whether *entry* of a folder may mean something to the program; where sources are, Python looks through it for modules alone."""
+    if entry.name.startswith(".") or entry.name == "__pycache__" or ".backup" in entry.name:
+        return False
+    return not is_of_sources or entry.suffix in (".py", ".so") or entry.is_dir()

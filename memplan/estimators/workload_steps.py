@@ -1,0 +1,137 @@
+"""The steps of workloads: built as torch modules (`child/models/built_in.py`), and run by one process that lives as long as this one."""
+
+from __future__ import annotations
+
+import atexit
+import json
+from functools import lru_cache
+from importlib.machinery import PathFinder
+from typing import TYPE_CHECKING
+
+from memplan.errors import NotEstimatedError, NotRehearsedError, UsageError
+from memplan.estimators.analytic.estimate import estimate
+from memplan.estimators.rehearsal_cache import family_of
+from memplan.estimators.steps import Step, StepRunner, with_fewest_micro_batches
+from memplan.execution.rehearsal import Rehearsal
+from memplan.hardware.catalog import of_some_kind
+from memplan.hardware.gpu import GpuSpec
+from memplan.hardware.torch_install import find_torch
+from memplan.memory.estimate import MemoryRange
+from memplan.workload.model import HuggingFaceModel, TransformerModel
+from memplan.workload.optimizer import OPTIMIZER_PACKAGES
+from memplan.workload.program import Program
+from memplan.workload.stage import Stage
+from memplan.workload.workload import Workload, workload_of
+
+if TYPE_CHECKING:
+    from memplan.execution.rehearse import Rehearser
+
+
+class WorkloadSteps(StepRunner):
+    """Runs steps of workloads."""
+
+    def step_of(self, program: Program, gpu: GpuSpec, stage: Stage | None) -> Step:
+        """Return the step; equal whatever the workload and the stage are called."""
+        return step_of(workload_of(program), gpu, stage)
+
+    def check(self, step: Step) -> None:
+        """Raise NotRehearsedError where a package that the step needs is missing."""
+        check_packages(step)
+
+    def rehearse(self, step: Step) -> Rehearsal:
+        """Return what *step* does. Raises NotRehearsedError where it cannot be built or run."""
+        settings = allocator_environment(step.program.training.allocator_settings)
+        try:
+            rehearsal = _rehearser().rehearse(gpu=step.gpu, values=values_of(step), environment=settings, has_padding=True)
+        except UsageError as error:
+            from memplan.execution.runner import not_run  # noqa: PLC0415
+
+            raise not_run(error, instead=instead_of_running(step)) from error
+        refuse_guesses(rehearsal)
+        return rehearsal.model_copy(update={"values": {}})
+
+    def kept_as(self, step: Step) -> str:
+        """Return the step's own family: all that decides it is in that."""
+        return step.family
+
+    def by_formula(self, program: Program, gpu: GpuSpec, stage: Stage | None) -> MemoryRange | None:
+        """Return what the formulas say; None for a model that there are none for."""
+        try:
+            return estimate(workload_of(program), gpu, stage).device_used
+        except NotEstimatedError:
+            return None
+
+
+def values_of(step: Step) -> dict[str, object]:
+    """Return the arguments of `build` in child/models/built_in.py."""
+    return {"workload": json.loads(step.program.model_dump_json())}
+
+
+def refuse_guesses(rehearsal: Rehearsal) -> None:
+    """Raise NotRehearsedError where sizes were read from the device and taken as zero: more than that would be called a fit."""
+    if rehearsal.lower_bound_reasons:
+        raise NotRehearsedError(
+            f"the memory of this step is not known: {'; '.join(rehearsal.lower_bound_reasons)}",
+            hint="rehearse your own program, which has the data, and say what it reads",
+        )
+
+
+def allocator_environment(settings: str) -> dict[str, str]:
+    """Return the variables under which a step runs with *settings* and nothing else, whatever this shell and the PyTorch there."""
+    return {"PYTORCH_ALLOC_CONF": settings, "PYTORCH_CUDA_ALLOC_CONF": settings}
+
+
+def instead_of_running(step: Step) -> str:
+    """Return what can be done where *step* does not run."""
+    has_no_formulas = isinstance(workload_of(step.program).model, HuggingFaceModel)
+    return "rehearse your own program" if has_no_formulas else 'plan by formulas: `method="analytic"`'
+
+
+def check_packages(step: Step) -> None:
+    """Raise NotRehearsedError where the step's optimizer comes from a package that is missing: no process has to begin for that."""
+    optimizer = workload_of(step.program).optimizer
+    package = OPTIMIZER_PACKAGES.get(optimizer.name)
+    if package is not None and PathFinder.find_spec(package) is None:
+        raise NotRehearsedError(
+            f"the optimizer {optimizer.name} is that of {package}, which is not installed", hint=f"`pip install {package}`"
+        )
+
+
+def step_of(workload: Workload, gpu: GpuSpec, stage: Stage | None) -> Step:
+    """Return what of *workload*, *gpu* and *stage* decides a rehearsal."""
+    anonymous = None if stage is None else stage.model_copy(update={"name": "stage", "max_n_negatives": None})
+    reduced = with_fewest_micro_batches(workload, anonymous).model_copy(update={"name": ""})
+    card = of_some_kind(gpu).endless()
+    alone = reduced.with_training(micro_batch_size=1)
+    likeness = alone.model_dump_json()
+    family = _family(likeness, card, _packages_of(workload))
+    return Step(family, workload.training.micro_batch_size, likeness, reduced, card)
+
+
+@lru_cache(maxsize=4096)
+def _family(step: str, gpu: GpuSpec, packages: tuple[str, ...]) -> str:
+    kind = {name: getattr(gpu, name) for name in ("compute_capability", "multiprocessors")}
+    versions: dict[str, object] = {"torch": find_torch()[:3]}
+    if packages:
+        from importlib import metadata  # noqa: PLC0415
+
+        versions |= {package: metadata.version(package) for package in packages if PathFinder.find_spec(package)}
+    return family_of({"step": step, "card": kind, "packages": versions})
+
+
+def _packages_of(workload: Workload) -> tuple[str, ...]:
+    """Return the packages besides PyTorch that build the step."""
+    is_huggingface = isinstance(workload.model, TransformerModel) and workload.model.huggingface_config is not None
+    optimizer = OPTIMIZER_PACKAGES.get(workload.optimizer.name)
+    return (*(["transformers"] if is_huggingface else []), *([optimizer] if optimizer else []))
+
+
+@lru_cache(maxsize=1)
+def _rehearser() -> Rehearser:
+    """Return the process that rehearses workloads; it lives as long as this one."""
+    from memplan.execution.rehearse import Rehearser  # noqa: PLC0415
+    from memplan.execution.step_source import StepSource  # noqa: PLC0415
+
+    rehearser = Rehearser(StepSource("memplan.child.models.built_in", "build"), allow_writes=True)  # it writes nothing
+    atexit.register(rehearser.close)
+    return rehearser

@@ -1,0 +1,149 @@
+"""
+A function as a program: `FILE.py:build`, whose arguments are its variables.
+
+Nothing of the user's is run to find them: the arguments and their defaults are read from the source. Which one is the batch, and which the
+accumulation, their names say.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Literal
+
+from memplan.errors import UsageError, reason_of
+from memplan.programs.user_program import PLANNED, UserProgram
+from memplan.workload.training import MOST_STEPS
+
+BATCH_NAMES = (
+    "micro_batch_size",
+    "batch_size",
+    "per_device_train_batch_size",
+    "train_batch_size",
+    "batch",
+    "micro_batch",
+    "micro",
+    "bsz",
+    "bs",
+    "mbs",
+    "n_samples",
+    "num_samples",
+    "b",
+    "B",
+    "n",
+    "N",
+)
+"""What people call the number of samples in a step; the first that is there is tried smaller."""
+
+ACCUMULATION_NAMES = (
+    "gradient_accumulation_steps",
+    "accumulate_grad_batches",
+    "grad_accumulation_steps",
+    "accumulation_steps",
+    "grad_accum_steps",
+    "gradient_accumulation",
+    "grad_accumulation",
+    "grad_accum",
+    "accumulation",
+    "accumulate",
+    "accum",
+)
+"""What people call the number of micro-batches before an optimizer step."""
+
+
+class FunctionProgram(UserProgram):
+    """A function that is called with the device and its arguments, and returns one training step."""
+
+    kind: Literal["function"] = "function"
+    """Which kind of program."""
+
+    source: str
+    """FILE.py:function, or module:function."""
+
+    arguments: dict[str, str]
+    """By variable, the argument that has it: `micro_batch_size: batch`."""
+
+    @property
+    def variables(self) -> frozenset[str]:
+        """Return the names of all variables that it has."""
+        return frozenset(self.arguments)
+
+    @property
+    def arguments_with_values(self) -> dict[str, str]:
+        """Return the arguments that have values, as they are typed."""
+        given = {name for name in self.arguments if name in PLANNED or name in self.values}
+        return {self.arguments[name]: self.text_of(name) for name in self.arguments if name in given}
+
+    @property
+    def typed(self) -> str:
+        """Return the call, as it is written."""
+        return f"{self.source.rpartition(':')[2]}({', '.join(f'{name}={value}' for name, value in self.arguments_with_values.items())})"
+
+    @property
+    def is_written_in_words(self) -> bool:
+        """Say whether a planned value is in no file: a call's are in none."""
+        return True
+
+
+def function_program(source: str) -> FunctionProgram:
+    """
+    Return the program of *source*, "FILE.py:function" or "module:function", its variables by its arguments.
+
+    Raises UsageError for one that is not there, or of which no argument is the batch.
+    """
+    place, _, function = source.rpartition(":")
+    file = _file_of(place)
+    found = _arguments_of(file, function)
+    names = dict(found)
+    batch = next((name for name in BATCH_NAMES if name in names), None)
+    if batch is None:
+        listed = ", ".join(list(names)[1:]) or "none but the device"
+        raise UsageError(
+            f"no argument of {function} is the batch: it has {listed}",
+            hint="call it batch_size, or batch, and use it for the samples of a step",
+        )
+    accumulation = next((name for name in ACCUMULATION_NAMES if name in names), None)
+    meanings = {batch: "micro_batch_size", accumulation: "gradient_accumulation_steps"}
+    arguments = {meanings.get(name, name): name for name in list(names)[1:]}
+    present = {variable: names[arguments[variable]] for variable in arguments.keys() & set(PLANNED)}
+    known = {variable: value for variable, value in present.items() if isinstance(value, int) and 1 <= value <= MOST_STEPS}
+    program = FunctionProgram(name=source, source=source, arguments=arguments, is_present_known=False)
+    return program.with_training(**known)
+
+
+def _file_of(place: str) -> Path:
+    """Return the file that *place*, a path or the name of a module, names; nothing is imported. Raises UsageError where there is none."""
+    if place.endswith(".py"):
+        file = Path(place)
+        if not file.is_file():
+            raise UsageError(f"{place} does not exist", hint="check the path of the file")
+        return file
+    parts = place.split(".")
+    for folder in [Path.cwd(), *(Path(path) for path in sys.path if path)]:
+        for file in (folder.joinpath(*parts).with_suffix(".py"), folder.joinpath(*parts, "__init__.py")):
+            if file.is_file():
+                return file
+    raise UsageError(f"there is no module {place} here", hint="name its file: `train_step.py:build`")
+
+
+def _arguments_of(file: Path, function: str) -> Sequence[tuple[str, object]]:
+    """Return the arguments of *function* with their defaults (None where there is none that is a constant)."""
+    try:
+        tree = ast.parse(file.read_bytes())
+    except OSError as error:
+        raise UsageError(f"{file}: {reason_of(error)}", hint="check the path of the file") from error
+    except (SyntaxError, ValueError) as error:
+        raise UsageError(f"{file} is not Python: {error}", hint="see what `python` says to it") from error
+    found = next((node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name == function), None)
+    if found is None:
+        raise UsageError(f"{file} defines no function {function}", hint="name the file in which it is defined")
+    return list(_with_defaults(found.args))
+
+
+def _with_defaults(arguments: ast.arguments) -> Iterator[tuple[str, object]]:
+    positional = [*arguments.posonlyargs, *arguments.args]
+    defaults = [None] * (len(positional) - len(arguments.defaults)) + list(arguments.defaults)
+    for argument, default in [*zip(positional, defaults, strict=True), *zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)]:
+        yield argument.arg, default.value if isinstance(default, ast.Constant) else None

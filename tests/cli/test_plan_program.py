@@ -1,0 +1,86 @@
+"""`memplan … -- train.py` as a user runs it: the user's own program is planned, its file written and put back."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from memplan.hardware.torch_install import TorchBuild
+from tests.conftest import Run, content
+
+TREE = Path(__file__).parents[1] / "trees" / "own_program"
+FIELDS = (
+    *("--field", "micro_batch_size=config.yaml:data.batch_size"),
+    *("--field", "gradient_accumulation_steps=config.yaml:trainer.accumulate"),
+)
+COMMAND = ("--", "train.py", "config.yaml")
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A copy of a program with a configuration of its own."""
+    return Path(shutil.copytree(TREE, tmp_path / "own", ignore=shutil.ignore_patterns("__pycache__")))
+
+
+def test_a_programs_file_is_planned_written_and_put_back(run_memplan: Run, torch_build: TorchBuild, project: Path) -> None:
+    """Two values of it change and nothing else; what is written fits when it is rehearsed afresh."""
+    before = content(project)
+    wanted = ("--apply", "--target-effective-batch", "256", "--format", "json")
+
+    planned = run_memplan("--gpu", "t4", *wanted, *FIELDS, *COMMAND, cwd=project)
+
+    assert planned.returncode == 0, planned.stderr
+    plan = json.loads(planned.stdout)
+    values = plan["stages"][0]["planned"]
+    micro, steps = values["micro_batch_size"], values["gradient_accumulation_steps"]
+    assert (micro * steps, plan["stages"][0]["present"]["micro_batch_size"]) == (256, 16)
+    assert plan["after"]["kind"] == "command"
+    written = before["config.yaml"].replace(b"batch_size: 16 ", f"batch_size: {micro} ".encode())
+    assert (project / "config.yaml").read_bytes() == written.replace(b"accumulate: 4", f"accumulate: {steps}".encode())
+
+    rehearsed = run_memplan("rehearse", "--gpu", "t4", "--steps", "2", "--format", "json", *COMMAND, cwd=project)
+    assert json.loads(rehearsed.stdout)["verdict"] == "fits"
+
+    assert run_memplan("undo", cwd=project).returncode == 0
+    assert content(project)["config.yaml"] == before["config.yaml"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--", "train.py", "config.yaml"], "nothing says where the batch size of train.py is written"),
+        (["--", "train.py", "{micro_batch}"], "did you mean micro_batch_size"),
+        (["--apply", "--", "train.py", "{micro_batch_size}"], "there is nothing to apply to"),
+        (["--method", "analytic", "--", "train.py", "{micro_batch_size}"], "--method analytic knows nothing of it"),
+        (["--config-path", ".", "--", "train.py", "{micro_batch_size}"], "--config-path and a program exclude each other"),
+        (["--field", "micro_batch_size=config.yaml:data.size", "--", "train.py"], "has no key `data.size`"),
+        (["--field", "micro_batch_size=config.yaml:data.batch_size"], "are those of a command"),
+        (["--pin", "width=8", "train_step.py:build"], "the program has no variable width"),
+        (["train_step.py:nothing"], "defines no function nothing"),
+    ],
+)
+def test_what_makes_no_sense_is_one_clear_error(run_memplan: Run, project: Path, arguments: list[str], said: str) -> None:
+    """Before anything is run, with what to do; nothing is left behind."""
+    before = content(project)
+
+    result = run_memplan("--gpu", "t4", *arguments, cwd=project)
+
+    assert result.returncode == 2
+    assert said in result.stderr
+    assert "hint: " in result.stderr
+    assert "Traceback" not in result.stderr
+    assert content(project) == before
+
+
+@pytest.mark.heavy
+def test_a_function_fills_each_gpu(run_memplan: Run, torch_build: TorchBuild, project: Path) -> None:
+    """The larger one takes more."""
+    sizes = []
+    for gpu in ("t4", "rtx4090"):
+        result = run_memplan("--gpu", gpu, "--pin", "length=256", "--format", "json", "train_step.py:build", cwd=project)
+        sizes.append(json.loads(result.stdout)["stages"][0]["planned"]["micro_batch_size"])
+
+    assert 1 < sizes[0] < sizes[1]

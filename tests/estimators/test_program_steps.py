@@ -1,0 +1,189 @@
+"""Programs of the user's own, planned: they are run with other values, and what they refuse is known."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+import memplan
+from memplan.analysis.make_plan import make_plan
+from memplan.errors import NotRehearsedError, UsageError
+from memplan.estimators.rehearsal_cache import RehearsalCache
+from memplan.estimators.rehearsed import RehearsedEstimator
+from memplan.execution.rehearse_script import rehearse_script
+from memplan.hardware.catalog import find_gpu
+from memplan.hardware.gpu import GpuSpec
+from memplan.hardware.torch_install import TorchBuild
+from memplan.planner.plan import Plan
+from memplan.programs.command_line import command_program
+from memplan.programs.command_program import CommandProgram
+from memplan.programs.function_program import function_program
+from memplan.units import GIB, MIB
+
+PROGRAM = Path(__file__).with_name("planned_program.py")
+
+
+@pytest.fixture(scope="module")
+def gpu() -> GpuSpec:
+    """A GPU that a few thousand samples fill."""
+    return find_gpu("t4").model_copy(update={"total_memory_bytes": GIB})
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where rehearsals are kept."""
+    return tmp_path_factory.mktemp("cache")
+
+
+class Told(list[tuple[int, int]]):
+    """Micro-batch and accumulation of each rehearsal, in order."""
+
+
+def planned(program: CommandProgram, gpu: GpuSpec, cache: Path | None = None, *, target: int | None = None) -> tuple[Plan, Told]:
+    """Plan *program*, and say what was run for it."""
+    told = Told()
+    rehearsals = RehearsedEstimator(
+        None if cache is None else RehearsalCache(cache),
+        on_rehearsal=lambda step: told.append((step.micro_batch_size, step.program.training.gradient_accumulation_steps)),
+        is_slow=True,
+    )
+    fills = target is None and not program.has_present_batch
+    return make_plan(program, gpu, rehearsals, target=target, fills_gpu=fills, with_room=False), told
+
+
+def command(*words: str | int, **options: object) -> CommandProgram:
+    return command_program([sys.executable, str(PROGRAM), *map(str, words)], **options)  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def filled(torch_build: TorchBuild, gpu: GpuSpec, cache: Path) -> tuple[Plan, Told]:
+    """A plan that fills the GPU."""
+    return planned(command("{micro_batch_size}", 1, 100_000, 1024), gpu, cache)
+
+
+def test_what_is_planned_fits_when_it_is_rehearsed_afresh(filled: tuple[Plan, Told], gpu: GpuSpec) -> None:
+    """On the GPU itself, to the byte what the plan says of it; and the next size is over the budget."""
+    plan, told = filled
+    size = plan.after.training.micro_batch_size
+    assert isinstance(plan.after, CommandProgram)
+
+    again = rehearse_script(plan.after.words, gpu=gpu, steps=2, is_heard=False)
+
+    assert (plan.fits, again.verdict) == (True, "fits")
+    assert again.peak_reserved_bytes == plan.stages[0].estimate.peak_reserved_bytes
+    assert {size, size + 1} <= {micro for micro, _ in told}
+    assert f"micro-batch {size}: the largest that fits; {size + 1} would be " in plan.reasons[0]
+
+
+def test_a_few_runs_find_the_largest(filled: tuple[Plan, Told]) -> None:
+    """Two small ones, from which the others are worked out, and those about the end."""
+    _, told = filled
+
+    assert told[:2] == [(1, 1), (2, 1)]
+    assert len(told) <= 10
+
+
+def test_a_second_plan_runs_nothing_until_something_changes(filled: tuple[Plan, Told], gpu: GpuSpec, cache: Path, tmp_path: Path) -> None:
+    """What was read decides, by its content: a copy of the program elsewhere is another."""
+    plan, _ = filled
+    program = command("{micro_batch_size}", 1, 100_000, 1024)
+
+    again, told = planned(program, gpu, cache)
+
+    assert told == []
+    assert again.model_dump_json() == plan.model_dump_json()
+
+
+@pytest.mark.heavy
+def test_a_changed_source_is_run_again(torch_build: TorchBuild, gpu: GpuSpec, cache: Path, tmp_path: Path) -> None:
+    """One with a smaller network allows more."""
+    copy = tmp_path / "train.py"
+    shutil.copy(PROGRAM, copy)
+    program = command_program([sys.executable, str(copy), "{micro_batch_size}", "1", "100000", "1024"])
+    program = program.with_training(micro_batch_size=64)
+    rehearsals = [RehearsedEstimator(RehearsalCache(cache), is_slow=True) for _ in range(3)]
+
+    first = rehearsals[0](program, gpu, None)
+    kept = rehearsals[1](program, gpu, None)
+    copy.write_text(copy.read_text().replace("2 * features", "1 * features"))
+    changed = rehearsals[2](program, gpu, None)
+
+    assert kept.peak_allocated_bytes == first.peak_allocated_bytes
+    # half of two layers of 1024 x 2048 fp32 weights, each with its gradient and two moments
+    assert first.peak_allocated_bytes - changed.peak_allocated_bytes > 4 * 2 * 1024 * 1024 * 4
+
+
+@pytest.mark.heavy
+def test_accumulation_makes_up_the_target(torch_build: TorchBuild, gpu: GpuSpec, cache: Path) -> None:
+    """It is run with two micro-batches, and counted."""
+    plan, told = planned(command("{micro_batch_size}", "{gradient_accumulation_steps}", 100_000, 1024), gpu, cache, target=1024)
+
+    assert plan.fits
+    assert plan.effective_batch_size == 1024
+    assert plan.after.training.gradient_accumulation_steps > 2
+    assert {steps for _, steps in told} == {2}
+
+
+def test_a_file_is_read_with_the_values_that_are_tried(torch_build: TorchBuild, gpu: GpuSpec, tmp_path: Path) -> None:
+    """The file itself stays as it is; the plan knows the present values."""
+    file = tmp_path / "config.json"
+    text = '{"batch_size": 8, "accumulate": 2}\n'
+    file.write_text(text)
+    fields = [f"micro_batch_size={file}:batch_size", f"gradient_accumulation_steps={file}:accumulate"]
+    program = command_program([sys.executable, str(PROGRAM), str(file)], fields=fields)
+
+    plan, _ = planned(program, gpu, target=64)
+
+    assert file.read_text() == text
+    assert plan.stages[0].present.micro_batch_size == 8
+    assert plan.stages[0].estimate.peak_allocated_bytes > plan.stages[0].present_estimate.peak_allocated_bytes + MIB
+    assert plan.effective_batch_size == 64
+
+
+def test_a_refused_size_is_no_size_that_is_too_large(torch_build: TorchBuild, gpu: GpuSpec, cache: Path) -> None:
+    """The program says why; sizes beyond it are found all the same, and it is not run with that size again."""
+    program = command("{micro_batch_size}", 1, 100_000, 1024)
+    rehearsals = RehearsedEstimator(RehearsalCache(cache), is_slow=True)
+    rehearsals(program.with_training(micro_batch_size=2), gpu, None)
+
+    for estimator in (rehearsals, RehearsedEstimator(RehearsalCache(cache), is_slow=True)):
+        with pytest.raises(memplan.MemplanError, match=r"with a micro-batch of 3 .*a batch of 3 is odd"):
+            estimator(program.with_training(micro_batch_size=3), gpu, None)
+
+
+def test_a_program_that_never_runs_is_told_so(torch_build: TorchBuild, gpu: GpuSpec) -> None:
+    """With what it said, after two sizes, and no plan."""
+    with pytest.raises(
+        NotRehearsedError, match=r"with micro-batches of 1 and 2 alike, the program failed before it used the GPU: .*invalid literal"
+    ):
+        planned(command("{micro_batch_size}", "one", 100_000, 1024), gpu)
+
+
+@pytest.mark.heavy
+def test_a_value_that_nobody_reads_is_told(torch_build: TorchBuild, gpu: GpuSpec) -> None:
+    """Every allocation stays as it was."""
+    with pytest.raises(UsageError, match="was changed from 1 to 2, and every allocation stayed the same"):
+        planned(command_program(["env", "UNREAD={micro_batch_size}", sys.executable, str(PROGRAM), "8", "1", "100000", "1024"]), gpu)
+
+
+@pytest.mark.heavy
+def test_a_dataset_that_ends_is_no_room_for_more(torch_build: TorchBuild, gpu: GpuSpec) -> None:
+    """From its size on every batch is the same: larger ones are refused, not called a fit."""
+    plan, _ = planned(command("{micro_batch_size}", 1, 50, 1024), gpu)
+
+    assert plan.fits
+    assert "the program takes no more samples than with" in plan.reasons[0]
+
+
+def test_a_function_fills_the_gpu(torch_build: TorchBuild, gpu: GpuSpec) -> None:
+    """Its arguments are its variables; a size is run as it would be by itself."""
+    plan = memplan.plan(f"{PROGRAM}:build", gpu=gpu, pins={"features": 512})
+    size = plan.after.training.micro_batch_size
+    rehearsal = memplan.rehearse(f"{PROGRAM}:build", gpu=gpu, values={"batch": size, "features": 512, "accumulation": 1}, steps=2)
+
+    assert plan.fits
+    assert rehearsal.peak_reserved_bytes == plan.stages[0].estimate.peak_reserved_bytes
+    assert function_program(f"{PROGRAM}:build").variables == {"micro_batch_size", "gradient_accumulation_steps", "features"}

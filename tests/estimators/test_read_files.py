@@ -1,0 +1,109 @@
+"""What a program read, as it is now."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from memplan.estimators.read_files import ReadFiles
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A program, its configuration, its data."""
+    folder = tmp_path / "project"
+    (folder / "data").mkdir(parents=True)
+    (folder / "__pycache__").mkdir()
+    for name, content in (("train.py", "import lib"), ("lib.py", ""), ("conf.yaml", "a: 1"), ("data/x.bin", "xx"), ("notes.txt", "")):
+        (folder / name).write_text(content)
+    return folder
+
+
+def read_by(project: Path) -> ReadFiles:
+    files = ReadFiles(None)
+    names = ("train.py", "__pycache__/lib.cpython-311.pyc", "conf.yaml", "data", "data/x.bin", "later.yaml", "")
+    files.learn(str(project / name) for name in names)
+    return files
+
+
+def _touch(path: Path) -> None:
+    os.utime(path, (1, 1))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda project: (project / "train.py").write_text("import lib  # again"),
+        lambda project: (project / "lib.py").write_text("x = 1"),
+        lambda project: (project / "conf.yaml").write_text("a: 2"),
+        lambda project: (project / "data/x.bin").write_text("xy"),
+        lambda project: _touch(project / "data/x.bin"),
+        lambda project: (project / "data/y.bin").write_text(""),
+        lambda project: (project / "data/x.bin").unlink(),
+        lambda project: (project / "later.yaml").write_text(""),
+        lambda project: (project / "torch.py").write_text(""),
+    ],
+)
+def test_what_may_change_a_run_changes_the_digest(project: Path, change: Callable[[Path], object]) -> None:
+    """A source that was found compiled too; data by size and time; what was not there; a module that hides another."""
+    before = read_by(project).digest({})
+    change(project)
+
+    assert read_by(project).digest({}) != before
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda project: (project / "notes.txt").write_text("nobody reads this"),
+        lambda project: _touch(project / "conf.yaml"),
+        lambda project: (project / "conf.yaml.backup").write_text(""),
+        lambda project: (project / "report.html").write_text(""),
+        lambda project: (project / ".memplan").mkdir(),
+    ],
+)
+def test_what_changes_no_run_changes_nothing(project: Path, change: Callable[[Path], object]) -> None:
+    """What nobody reads, a text with the same content, what memplan itself leaves behind."""
+    before = read_by(project).digest({})
+    change(project)
+
+    assert read_by(project).digest({}) == before
+
+
+def test_contents_may_stand_for_files(project: Path) -> None:
+    """A configuration whose planned values were written counts as before."""
+    files, conf = read_by(project), str(project / "conf.yaml")
+    before = files.digest({conf: b"a: 1"})
+    Path(conf).write_text("a: 64")
+
+    assert files.digest({conf: b"a: 1"}) == before
+    assert files.digest({conf: b"a: 2"}) != before
+
+
+def test_what_was_changed_during_a_run_is_known(project: Path) -> None:
+    """Nobody knows which of both it read."""
+    files, begin = read_by(project), time.time_ns() + 1_000_000_000
+
+    assert not files.changed_since(begin)
+    os.utime(project / "train.py", ns=(begin + 1, begin + 1))
+    assert files.changed_since(begin)
+
+
+def test_it_is_found_again(project: Path, tmp_path: Path) -> None:
+    """In its file, refused sizes too; a file of something else is as none."""
+    kept = tmp_path / "cache" / "one.json"
+    first = ReadFiles(kept)
+    first.learn([str(project / "train.py")])
+    first.refuse("family", 3, "odd", "take an even one")
+    first.keep()
+
+    again = ReadFiles(kept)
+    assert (again.are_known, again.digest({})) == (True, first.digest({}))
+    assert again.refusal("family", 3) == ("odd", "take an even one")
+    assert again.refusal("family", 4) is None
+    kept.write_text("[]")
+    assert not ReadFiles(kept).are_known

@@ -1,0 +1,82 @@
+"""A function as a program: its arguments are its variables, read from the source; nothing of it is run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from memplan.errors import UsageError
+from memplan.programs.function_program import function_program
+
+SOURCE = '''
+raise RuntimeError("this file was run")
+
+def build(device, per_device_train_batch_size=8, *, seq: int = 128, accumulation_steps=2, name="x"):
+    """Build."""
+
+def without(device, width=4): ...
+def needs(device, batch): ...
+'''
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """A file that says so when it is run."""
+    file = tmp_path / "train_step.py"
+    file.write_text(SOURCE)
+    return file
+
+
+def test_the_batch_is_found_by_its_name(source: Path) -> None:
+    """So is accumulation; every other argument but the device is a variable by its own name."""
+    program = function_program(f"{source}:build")
+    pinned = program.pinned("seq", "512").with_training(micro_batch_size=3)
+
+    assert program.variables == {"micro_batch_size", "gradient_accumulation_steps", "seq", "name"}
+    assert (program.training.micro_batch_size, program.training.gradient_accumulation_steps) == (8, 2)
+    assert pinned.arguments_with_values == {"accumulation_steps": "2", "per_device_train_batch_size": "3", "seq": "512"}
+    assert pinned.typed == "build(per_device_train_batch_size=3, seq=512, accumulation_steps=2)"
+
+
+def test_a_function_without_accumulation_cannot_vary_it(source: Path) -> None:
+    """And one without a default has no present batch."""
+    program = function_program(f"{source}:needs")
+
+    assert not program.varies("gradient_accumulation_steps")
+    assert program.training.micro_batch_size == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("train_step.py:without", "no argument of without is the batch: it has width"),
+        ("train_step.py:nothing", "defines no function nothing"),
+        ("nothere.py:build", "does not exist"),
+        ("not.a.module:build", "there is no module not.a.module"),
+        ("broken.py:build", "is not Python"),
+    ],
+)
+def test_what_is_not_there_is_one_clear_error(source: Path, monkeypatch: pytest.MonkeyPatch, name: str, said: str) -> None:
+    """With the arguments that there are."""
+    monkeypatch.chdir(source.parent)
+    Path("broken.py").write_text("def build(:\n")
+
+    with pytest.raises(UsageError, match=said):
+        function_program(name)
+
+
+def test_a_variable_that_is_not_there_is_named(source: Path) -> None:
+    """With the one that was probably meant."""
+    with pytest.raises(UsageError, match="no variable sequ: did you mean seq"):
+        function_program(f"{source}:build").pinned("sequ", "1")
+
+
+def test_a_module_is_found_below_the_working_folder(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Python would, without importing its parents."""
+    package = source.parent / "mine" / "training"
+    package.mkdir(parents=True)
+    (package / "step.py").write_text(SOURCE)
+    monkeypatch.chdir(source.parent)
+
+    assert function_program("mine.training.step:build").training.micro_batch_size == 8

@@ -8,6 +8,7 @@ from memplan.analysis.levers import in_training_mode
 from memplan.errors import SizeRefusedError
 from memplan.estimators.analytic.activations import attention_kernel
 from memplan.estimators.base import Estimator
+from memplan.execution.rehearsal import Rehearsal
 from memplan.memory.estimate import MemoryEstimate
 from memplan.planner.decision import Decision, decide
 from memplan.planner.fitting import heaviest_stage, is_tight, stages_of
@@ -202,6 +203,7 @@ def warn(plan: Plan, estimator: Estimator) -> tuple[str, ...]:
     """Return what the user should know before training, the costliest first."""
     return (
         *_busy_gpu(plan),
+        *_seen_in_the_program(plan),
         *_balanced_experts(plan),
         *_checkpointing_without_effect(plan, estimator),
         *_present_does_not_fit(plan),
@@ -211,6 +213,16 @@ def warn(plan: Plan, estimator: Estimator) -> tuple[str, ...]:
         *_slow_types(plan),
         *_ddp(plan),
     )
+
+
+_TOLD_OF_PROGRAMS = ("growth", "batch_shapes", "nothing_walked", "device_values", "chosen_by_time", "drawn_values", "not_served")
+"""What a rehearsal of the user's own program found that a plan rests on."""
+
+
+def _seen_in_the_program(plan: Plan) -> Iterator[str]:
+    if isinstance(plan.after, UserProgram):
+        findings = (finding for stage in plan.stages if isinstance(stage.estimate, Rehearsal) for finding in stage.estimate.findings)
+        yield from dict.fromkeys(finding.message for finding in findings if finding.kind in _TOLD_OF_PROGRAMS)
 
 
 def _balanced_experts(plan: Plan) -> Iterator[str]:

@@ -1,7 +1,8 @@
 """
 The steps of the user's own programs: a command or a function, run with other values on the simulated GPU.
 
-Two optimizer steps of it are run, with no more than two micro-batches each. A program may refuse a size for another reason than memory
+Three optimizer steps of it are run, with no more than two micro-batches each. Where the batches of its DataLoaders differ in shape, they
+are walked through first, and it begins with the largest. A program may refuse a size for another reason than memory
 (batch normalisation with one sample, a batch that has to divide something): that is told apart from a program that never runs.
 """
 
@@ -16,6 +17,7 @@ import time
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 from memplan.errors import NothingSeenError, NotRehearsedError, SizeRefusedError, UsageError
 from memplan.estimators.read_files import ReadFiles
@@ -28,6 +30,7 @@ from memplan.execution.rehearsal import Rehearsal
 from memplan.execution.rehearse import Rehearser
 from memplan.execution.rehearse_ranks import rehearse_ranks
 from memplan.execution.rehearse_script import rehearse_script, torch_of
+from memplan.execution.runner import DEFAULT_STEPS
 from memplan.execution.step_source import TypedText, step_source_from
 from memplan.execution.warm import Kept, lasting_variables
 from memplan.hardware.catalog import of_some_kind
@@ -42,8 +45,10 @@ from memplan.traces.requests import requests_of
 from memplan.workload.program import Program
 from memplan.workload.stage import Stage
 
-NUM_STEPS = 2
-"""Optimizer steps that are run: from the second on the optimizer's state is there before the forward."""
+NUM_STEPS = DEFAULT_STEPS
+
+MOST_WALKED_BATCHES = 1000
+"""Of a DataLoader whose batches differ in shape."""
 
 _LAST_LINES = 12
 
@@ -56,6 +61,7 @@ class ProgramSteps(StepRunner):
         self._files: dict[str, ReadFiles] = {}
         self._digests: dict[str, str] = {}
         self._not_kept: set[tuple[str, int]] = set()
+        self._walked: set[tuple[str, ...]] = set()  # commands whose batches differ in shape
         self._messages: dict[str, dict[int, str]] = {}  # by family and size, why the program failed
         self._functions: dict[str, Rehearser] = {}
         self._warm: Path | None = None
@@ -124,6 +130,9 @@ class ProgramSteps(StepRunner):
             said = Path(folder, "said")
             try:
                 found = self._run(program, step, said)
+                if isinstance(program, CommandProgram) and program.command not in self._walked and _has_batches_that_differ(found):
+                    self._walked.add(program.command)
+                    found = self._run(program, step, said)
                 files.learn(found.read_files)
                 self._check(step, found, said)
             except NothingSeenError as error:
@@ -171,17 +180,17 @@ class ProgramSteps(StepRunner):
         shown = {change.path: change.after for change in changed_files(program)}
         folder = next((Path(word).parent for word in program.command if word.endswith(".py")), Path())
         answers = read_answers((), folder).request()
+        options: dict[str, Any] = {
+            "gpu": step.gpu,
+            "steps": NUM_STEPS,
+            "answers": answers,
+            "shown": shown,
+            "said": said,
+            "most_walked_batches": MOST_WALKED_BATCHES if program.command in self._walked else 0,
+        }
         if ranks.size > 1:
-            return rehearse_ranks(words, gpu=step.gpu, ranks=ranks, which="kinds", steps=NUM_STEPS, answers=answers, shown=shown, said=said)
-        return rehearse_script(
-            words,
-            gpu=step.gpu,
-            steps=NUM_STEPS,
-            answers=answers,
-            shown=shown,
-            said=said,
-            keep_warm=self._warm_file(program) or False,
-        )
+            return rehearse_ranks(words, ranks=ranks, which="kinds", **options)
+        return rehearse_script(words, keep_warm=self._warm_file(program) or False, **options)
 
     def _run_function(self, program: FunctionProgram, step: Step) -> Rehearsal:
         if program.source not in self._functions:
@@ -260,6 +269,10 @@ class ProgramSteps(StepRunner):
         """Return what is known of the program, and the family under which that is."""
         assert isinstance(step.program, CommandProgram | FunctionProgram)
         return self._files_of(step.program), self.kept_as(step) or step.family
+
+
+def _has_batches_that_differ(found: Rehearsal) -> bool:
+    return any(finding.kind == "batch_shapes" for finding in found.findings)
 
 
 def _is_limit(size: int) -> SizeRefusedError:

@@ -104,7 +104,7 @@ def serve(listening: int, folder: str, idle_seconds: float) -> Callable[[], None
         except TimeoutError:
             if _num_programs():
                 continue
-            shutil.rmtree(folder, ignore_errors=True)
+            _remove(folder)
             os._exit(0)
         _num_programs()
         request, streams = _received(connection)
@@ -112,7 +112,7 @@ def serve(listening: int, folder: str, idle_seconds: float) -> Callable[[], None
             warm.import_all(request["import"])
         is_over = request is not None and "end" in request
         if is_over or warm.is_stale() or not warm.can_serve():
-            shutil.rmtree(folder, ignore_errors=True)
+            _remove(folder)
             os._exit(0)
         if request is not None and "run" in request and fork() == 0:
             asked.close()
@@ -129,6 +129,14 @@ def serve(listening: int, folder: str, idle_seconds: float) -> Callable[[], None
         connection.close()
         for stream in streams:
             os.close(stream)
+
+
+def _remove(folder: str) -> None:
+    """Remove this process's own folder: as it is, and not as a program sees what is in it (programs/csrc/index.c)."""
+    end_of_overlay = getattr(ctypes.CDLL(None), "memplan_overlay_end", None)
+    if end_of_overlay is not None:
+        end_of_overlay()
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _num_programs() -> int:

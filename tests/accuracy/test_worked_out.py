@@ -11,7 +11,8 @@ import statistics
 import pytest
 
 from memplan.analysis.make_plan import make_plan
-from memplan.estimators.rehearsed import RehearsedEstimator, step_of
+from memplan.estimators.rehearsed import RehearsedEstimator
+from memplan.estimators.workload_steps import step_of
 from memplan.hardware.catalog import find_gpu
 from memplan.hardware.torch_install import TorchBuild
 from memplan.workload.workload import Workload

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -363,3 +364,31 @@ def test_a_kept_process_is_for_one_environment_and_one_folder(tmp_path: Path, mo
     assert kept(A="1").find() is None
     (folder / "socket").unlink()
     folder.rmdir()
+
+
+def test_the_end_of_a_process_that_is_kept_removes_nothing_but_its_own(torch_build: TorchBuild, tmp_path: Path) -> None:
+    """It holds copies of files in the folder for temporary ones: what others have made there since stays."""
+    script, config = tmp_path / "train.py", tmp_path / "config.txt"
+    config.write_text("8")
+    script.write_text(
+        "import torch\nn = int(open('" + str(config) + "').read())\n"
+        "w = torch.nn.Linear(8, n).cuda()\no = torch.optim.SGD(w.parameters())\n"
+        "for _ in range(2):\n    w(torch.ones(n, 8, device='cuda')).sum().backward()\n    o.step()\n"
+    )
+    kept = tmp_path / "kept"
+    rehearse_script([str(script)], gpu=find_gpu("t4"), shown={config: b"16"}, keep_warm=kept, is_heard=False)
+    warm = Kept(kept).find()
+    assert warm is not None
+    rehearse_script([str(script)], gpu=find_gpu("t4"), shown={config: b"32"}, keep_warm=kept, is_heard=False)
+
+    with tempfile.TemporaryDirectory() as another:
+        Path(another, "file").touch()
+        warm.end()
+        for _ in range(100):
+            if not warm.folder.exists():
+                break
+            time.sleep(0.1)
+
+        assert not warm.folder.exists()
+        assert Path(another, "file").exists()
+    assert config.read_text() == "8"

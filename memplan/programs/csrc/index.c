@@ -176,6 +176,11 @@ EXPORT void memplan_overlay_begin(void) {
     atomic_store(&state, 0);
     begin();
 }
+/* A process that removes the scratch folder itself must see it as it is: below its copies it would find the user's folders, and remove them. */
+EXPORT void memplan_overlay_end(void) {
+    overlay.is_on = 0;
+    atomic_store(&state, 2);
+}
 int overlay_is_on(void) {
     if (atomic_load_explicit(&state, memory_order_acquire) != 2) begin(); /* called by the constructor of another library */
     return overlay.is_on;

@@ -12,7 +12,7 @@ import pytest
 
 from memplan.analysis.make_plan import make_plan
 from memplan.estimators.rehearsed import RehearsedEstimator
-from memplan.estimators.workload_steps import step_of
+from memplan.estimators.workload_steps import step_of, values_of
 from memplan.hardware.catalog import find_gpu
 from memplan.hardware.torch_install import TorchBuild
 from memplan.workload.workload import Workload
@@ -64,7 +64,7 @@ def test_a_plan_reports_what_a_fresh_rehearsal_says(rehearser_of: RehearserOf, b
         stages = plan.after.stages or (None,)
         for stage, reported in zip(stages, plan.stages, strict=True):
             step = step_of(plan.after, gpu, stage)
-            seen = fresh.rehearse(gpu=step.gpu, values={"workload": step.workload})
+            seen = fresh.rehearse(gpu=step.gpu, values=values_of(step))
 
             assert reported.estimate.peak_reserved_bytes == seen.peak_reserved_bytes
             assert reported.estimate.peak_allocated_bytes == seen.peak_allocated_bytes

@@ -1,8 +1,9 @@
-"""The one quick guess: a peak at a size that nobody has run, from the peaks of sizes that were."""
+"""Quick guesses: a peak at a size that nobody has run, from sizes that were."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from memplan.traces.requests import Requests
 
@@ -56,12 +57,5 @@ def extrapolated_peak(nearest: Requests, other: Requests, *, share: float) -> in
     """
     if nearest.sequence != other.sequence:
         return None
-    sizes = [max(0.0, size + share * (beyond - size)) for size, beyond in zip(nearest.sizes, other.sizes, strict=True)]
-    current = most = 0.0
-    for request in nearest.order:
-        if request > 0:
-            current += sizes[request - 1]
-            most = max(most, current)
-        elif request < 0:
-            current -= sizes[-request - 1]
-    return int(most)
+    sizes = [max(0, round(size + share * (beyond - size))) for size, beyond in zip(nearest.sizes, other.sizes, strict=True)]
+    return replace(nearest, sizes=sizes).peak_bytes

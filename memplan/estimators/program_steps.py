@@ -292,11 +292,11 @@ def _contents_of(program: CommandProgram | FunctionProgram) -> dict[str, bytes]:
 
 def _surroundings(program: CommandProgram | FunctionProgram) -> dict[str, object]:
     """Return what a run depends on besides the program and what it reads: folder, environment, Python and its packages."""
-    words = tuple(program.words) if isinstance(program, CommandProgram) else ()
+    words = program.command if isinstance(program, CommandProgram) else ()
     return {"folder": str(Path.cwd()), "packages": _packages_of(words), "environment": lasting_variables(os.environ)}
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=8)
 def _packages_of(words: tuple[str, ...]) -> tuple[str, ...]:
     """Return the packages beside the PyTorch that the command *words* run, or this Python's: their folders' names have the versions."""
     torch = torch_of(command_from(words)) if words else find_torch()

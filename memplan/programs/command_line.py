@@ -64,28 +64,30 @@ def _name_of(words: Sequence[str]) -> str:
 
 
 def _place(text: str) -> Place:
-    name, equals, where = text.partition("=")
-    file, colon, key = where.rpartition(":")
-    if not (equals and name.isidentifier() and where and (not colon or (file and all(key.split("."))))):
-        raise UsageError(f"{text!r} does not say where a variable is written", hint=f"write it as {_FIELD}")
+    name, _, where = text.partition("=")
+    place = _written_at(where)
+    if place is None or not name.isidentifier():
+        problem = "does not say where a variable is written: it has neither FILE:KEY nor the name of a variable"
+        raise UsageError(f"{text!r} {problem}", hint=f"write it as {_FIELD}")
     if name not in KNOWN and did_you_mean(name, KNOWN):
         raise UsageError(f"{text!r} names no variable{did_you_mean(name, KNOWN)}", hint=f"variables are {', '.join(sorted(KNOWN))}")
-    if colon:
-        return Place(variable=name, file=Path(file), key=key)
-    if not _ENVIRONMENT_VARIABLE.fullmatch(where):
-        raise UsageError(f"{text!r}: {where} is neither FILE:KEY nor the name of a variable", hint=f"write it as {_FIELD}")
-    return Place(variable=name, key=where)
+    return place.model_copy(update={"variable": name})
 
 
 def _short(text: str) -> Place:
     where, equals, value = text.partition("=")
+    place = _written_at(where)
+    if place is None or not equals:
+        raise UsageError(f"{text!r} does not say what makes a rehearsal short", hint=f"write it as {_SHORT}")
+    return place.model_copy(update={"text": value})
+
+
+def _written_at(where: str) -> Place | None:
+    """Return the place that *where*, FILE:KEY or the name of a variable of the environment, says; None where it is neither."""
     file, colon, key = where.rpartition(":")
-    if not equals or not where or (colon and not (file and all(key.split(".")))) or not (colon or _ENVIRONMENT_VARIABLE.fullmatch(where)):
-        raise UsageError(
-            f"{text!r} does not say what makes a rehearsal short",
-            hint=f"write it as {_SHORT}",
-        )
-    return Place(variable="", file=Path(file) if colon else None, key=key if colon else where, text=value)
+    if not colon:
+        return Place(key=where) if _ENVIRONMENT_VARIABLE.fullmatch(where) else None
+    return Place(file=Path(file), key=key) if file and all(key.split(".")) else None
 
 
 def _with_present_values(program: CommandProgram) -> CommandProgram:

@@ -28,8 +28,8 @@ PLACEHOLDER = re.compile(r"(?<!\$)\{([A-Za-z_]\w*)\}")
 class Place(Description):
     """Where a variable is written, outside the command's words."""
 
-    variable: str
-    """Its name."""
+    variable: str = ""
+    """Its name; none where a text stands there in a rehearsal alone."""
 
     file: Path | None = None
     """A file of the user's; None: the environment."""
@@ -39,11 +39,6 @@ class Place(Description):
 
     text: str | None = None
     """What is written there in a rehearsal alone, whatever is planned; None: the variable's value."""
-
-    @property
-    def described(self) -> str:
-        """Return it as it is typed."""
-        return self.key if self.file is None else f"{self.file}:{self.key}"
 
 
 class CommandProgram(UserProgram):
@@ -83,9 +78,3 @@ class CommandProgram(UserProgram):
     def typed(self) -> str:
         """Return the command with its values, as it is typed at a prompt."""
         return shlex.join(self.words)
-
-    @property
-    def is_written_in_words(self) -> bool:
-        """Say whether a planned value is in the words or the environment, which no file holds."""
-        of_files = {place.variable for place in self.places if place.file is not None}
-        return any(name in self.variables and name not in of_files for name in PLANNED)

@@ -81,11 +81,6 @@ class FunctionProgram(UserProgram):
         """Return the call, as it is written."""
         return f"{self.source.rpartition(':')[2]}({', '.join(f'{name}={value}' for name, value in self.arguments_with_values.items())})"
 
-    @property
-    def is_written_in_words(self) -> bool:
-        """Say whether a planned value is in no file: a call's are in none."""
-        return True
-
 
 def function_program(source: str) -> FunctionProgram:
     """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 from typing_extensions import Self
 
 from memplan.errors import UsageError
@@ -49,17 +49,12 @@ class UserProgram(Program):
         return self.values[name]
 
     def pinned(self, name: str, text: str) -> Self:
-        """Return a copy in which the variable *name* has the value *text*. Raises UsageError for one that it does not have."""
+        """Return a copy in which *name*, a variable that no plan decides, is *text*. Raises UsageError for one that it does not have."""
         if name not in self.variables:
             raise UsageError(f"the program has no variable {name}{did_you_mean(name, self.variables)}", hint=self.where_variables_are)
-        if name not in PLANNED:
-            return self.model_copy(update={"values": {**self.values, name: text}})
         if name == "effective_batch_size":
             raise UsageError("effective_batch_size is the product of others", hint="`target_effective_batch_size=256` aims at one")
-        try:
-            return self.with_training(**{name: text})
-        except ValidationError as error:
-            raise UsageError(f"{name}={text}: {error.errors()[0]['msg']}", hint="give a value that it can have") from error
+        return self.model_copy(update={"values": {**self.values, name: text}})
 
     @property
     def where_variables_are(self) -> str:

@@ -64,7 +64,6 @@ def test_a_variable_of_the_environment_comes_in_front() -> None:
     program = command_program(["bash", "run.sh"], fields=["micro_batch_size=BATCH"]).with_training(micro_batch_size=5)
 
     assert program.words == ["BATCH=5", "bash", "run.sh"]
-    assert program.is_written_in_words
 
 
 def test_what_makes_a_rehearsal_short_is_not_written(config: Path) -> None:

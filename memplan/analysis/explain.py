@@ -34,8 +34,6 @@ def _reasons(plan: Plan, decision: Decision, largest: int, pins: Pins, estimator
     micro, steps = training.micro_batch_size, training.gradient_accumulation_steps
     if pins.pins("micro_batch_size"):
         yield f"micro-batch {micro}: {plan.rule}. {_cost_of_pin(plan, estimator)}"
-    elif decision.fills_gpu and micro == largest:
-        yield f"micro-batch {micro}: the largest that fits; {_why_not_more(plan, decision, largest, estimator)}"
     else:
         yield f"micro-batch {micro}: {plan.rule}; {_why_not_more(plan, decision, largest, estimator)}"
     yield from _costs_of_pins(plan, pins, estimator)
@@ -149,7 +147,8 @@ def _why_not_more(plan: Plan, decision: Decision, largest: int, estimator: Estim
         return f"the whole target of {plan.target_effective_batch_size} fits at once"
     next_size = largest + decision.unit
     steps = 2 if pinned.varies("gradient_accumulation_steps") else pinned.training.gradient_accumulation_steps
-    steps = 1 if decision.fills_gpu else steps
+    if decision.fills_gpu:
+        steps = 1
     over = pinned.with_training(micro_batch_size=next_size, gradient_accumulation_steps=steps)
     worst = heaviest_stage(over, plan.gpu, estimator)
     try:

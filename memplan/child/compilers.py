@@ -8,8 +8,8 @@ What Inductor and Triton ask of a device that computes nothing, and what they do
 - **Machine code.** A kernel never runs, so it is compiled only as far as something is told of it: shared and scratch memory, and its
   name. No library is linked to it, and the compiler's own files are not read to name it in a cache that nobody else has. Of the
   configurations that Triton's autotuner would try, and of the layouts of flex attention, the first that works is tried, with all that this
-  allocates. Where a configuration may
-  decide an allocation (the program has set an allocator for scratch memory, or a hook of its own), all are tried.
+  allocates. Where a configuration may decide an allocation (the program has set an allocator for scratch memory, or a hook of its own), all
+  are tried.
 - **Caches.** Those that the program names itself are as empty as the rehearsal's own (`cold_caches.py`).
 
 Names that a version of Triton or PyTorch does not have are left alone: then there is more to compile, and the memory is the same.

@@ -99,10 +99,9 @@ def decide(
     ranks = pinned.parallelism.data_parallel_size
     least = ranks * (pinned.training.micro_batch_size if pins.pins("micro_batch_size") else 1)
     budget = budget_of(gpu, margin, pinned.training.allocator_settings)
-    unit = None
+    filling = None
     if fills_gpu and not pinned.training.target_effective_batch_size and not pins.pins("micro_batch_size"):
         filling = _filling(pinned, gpu, estimator, budget)
-        unit = filling.unit
         target = ranks * (filling.size or 1)
     target = target or pinned.training.target_effective_batch_size or max(least, _present_batch(program, pinned))
     if target < least:
@@ -125,16 +124,11 @@ def decide(
         if grows_negatives:
             after = after.model_copy(update={"stages": tuple(_grown(stage, after, gpu, estimator, budget, pins) for stage in after.stages)})
         if all_stages_fit(after, gpu, estimator, budget):
-            return Decision(
-                pinned,
-                budget,
-                target,
-                search.end_from(max(largest or 0, choice.micro_batch_size)),
-                choice,
-                after,
-                unit or search.unit,
-                unit is not None,
-            )
+            end = search.end_from(max(largest or 0, choice.micro_batch_size))
+            if filling is None:
+                return Decision(pinned, budget, target, end, choice, after, search.unit)
+            rule = "the largest that fits" if choice.micro_batch_size == filling.size else choice.rule
+            return Decision(pinned, budget, target, end, choice._replace(rule=rule), after, filling.unit, fills_gpu=True)
     return Decision(pinned, budget, target)
 
 

@@ -7,7 +7,8 @@ import pytest
 from memplan.analysis.curves import curves_of, heaviest_step
 from memplan.analysis.make_plan import make_plan
 from memplan.estimators.analytic.estimate import AnalyticEstimator
-from memplan.estimators.rehearsed import RehearsedEstimator, Step
+from memplan.estimators.rehearsed import RehearsedEstimator
+from memplan.estimators.steps import Step
 from memplan.hardware.catalog import find_gpu
 from memplan.hardware.gpu import GpuSpec
 from memplan.hardware.torch_install import TorchBuild

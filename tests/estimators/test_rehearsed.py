@@ -15,7 +15,8 @@ from memplan.estimators import workload_steps
 from memplan.estimators.analytic.estimate import estimate
 from memplan.estimators.base import Estimator
 from memplan.estimators.rehearsal_cache import RehearsalCache
-from memplan.estimators.rehearsed import RehearsedEstimator, Step
+from memplan.estimators.rehearsed import RehearsedEstimator
+from memplan.estimators.steps import Step
 from memplan.hardware.catalog import find_gpu, gpu_of_size
 from memplan.hardware.gpu import GpuSpec
 from memplan.hardware.torch_install import TorchBuild

@@ -348,6 +348,17 @@ def test_a_signal_that_is_ignored_ends_nothing(script: Script, tmp_path: Path) -
     assert (process.returncode, told.splitlines()[0][:16]) == (0, "Fits on Tesla T4")
 
 
+def signalled(number: signal.Signals) -> tuple[str, int]:
+    """Rehearse train.py, and send memplan alone the signal when it has trained; return the report and the exit code."""
+    command = [sys.executable, "-m", "memplan", "rehearse", "--gpu", "t4", "--", "train.py"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True, preexec_fn=heard)  # noqa: PLW1509
+    assert process.stdout is not None
+    assert process.stdout.readline() == "trained\n"
+    process.send_signal(number)
+    told, _ = process.communicate(timeout=60)
+    return told, process.returncode
+
+
 @pytest.mark.parametrize(
     "number", [signal.SIGTERM, signal.SIGINT, pytest.param(signal.SIGHUP, marks=pytest.mark.heavy)], ids=lambda number: number.name
 )
@@ -356,17 +367,12 @@ def test_a_signal_to_memplan_alone_ends_the_program_and_what_was_seen_is_told(
 ) -> None:
     """As a batch system sends it; the exit code is that of the signal."""
     (tmp_path / "train.py").write_text(WAITS)
-    command = [sys.executable, "-m", "memplan", "rehearse", "--gpu", "t4", "--", "train.py"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True, preexec_fn=heard)  # noqa: PLW1509
-    assert process.stdout is not None
-    assert process.stdout.readline() == "trained\n"
 
-    process.send_signal(number)
-    told, _ = process.communicate(timeout=60)
+    told, exit_code = signalled(number)
 
     assert told.startswith("Fits on Tesla T4: ")
     assert "3 steps" in told
-    assert process.returncode == 128 + number
+    assert exit_code == 128 + number
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.heavy)], ids=lambda number: number.name)
@@ -374,17 +380,12 @@ def test_what_a_thread_did_is_told_when_a_signal_ends_the_program(script: Script
     """The main thread never loaded torch. Ctrl-C ends that one alone, as ever; the rest of the program goes when its time is over."""
     (tmp_path / "trained.py").write_text(WAITS)
     (tmp_path / "train.py").write_text(IMPORTED_BY_A_THREAD)
-    command = [sys.executable, "-m", "memplan", "rehearse", "--gpu", "t4", "--", "train.py"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True, preexec_fn=heard)  # noqa: PLW1509
-    assert process.stdout is not None
-    assert process.stdout.readline() == "trained\n"
 
-    process.send_signal(number)
-    told, _ = process.communicate(timeout=60)
+    told, exit_code = signalled(number)
 
     assert told.startswith("Fits on Tesla T4: ")
     assert "3 steps" in told
-    assert process.returncode == 128 + number
+    assert exit_code == 128 + number
 
 
 def test_what_ctrl_c_ended_has_not_failed_whatever_its_exit_code(script: Script, tmp_path: Path) -> None:

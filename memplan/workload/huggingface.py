@@ -10,10 +10,12 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from memplan.errors import ConfigError
-from memplan.workload.model import Head
+
+if TYPE_CHECKING:
+    from memplan.workload.model import Head
 
 _ACTIVATIONS = {
     "gelu": "gelu",

@@ -9,6 +9,7 @@ from pydantic import ValidationError
 
 from memplan.errors import ConfigError
 from memplan.workload.huggingface import ConfigJson, model_from_config, not_heeded
+from memplan.workload.model_catalog import find_model, read_config_json
 from memplan.workload.workload import Workload
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ def read_huggingface_config(path: Path) -> tuple[Workload, list[str]]:
 
     Raises ConfigError with file, line and value for what makes no sense.
     """
-    config = _config_json(path)
+    config = read_config_json(path)
     length = min(DEFAULT_SEQUENCE_LENGTH, config.num_positions or DEFAULT_SEQUENCE_LENGTH)
     name = config.text("_name_or_path") or path.resolve().parent.name
     data = {"name": name, "model": model_from_config(config), "training": {"sequence_length": length}}
@@ -47,17 +48,26 @@ def read_huggingface_config(path: Path) -> tuple[Workload, list[str]]:
 
 
 def _named_model(model: dict[str, Any], file: YamlFile) -> dict[str, Any]:
-    """Return the model of `{kind: huggingface, config: FILE, ...}`; the other keys overwrite what the config says."""
-    named = model.get("config")
-    if not isinstance(named, str):
-        raise ConfigError("`model.config` must name a Hugging Face config.json", file=file.path, line=file.line_of(("model",)))
-    read = model_from_config(_config_json(file.path.parent / named))
-    return read | {key: value for key, value in model.items() if key not in ("kind", "config")}
+    """Return the model of `{kind: huggingface, config: FILE or name: MODEL, ...}`; the other keys overwrite what its configuration says."""
+    read = model_from_config(_named_config(model, file))
+    return read | {key: value for key, value in model.items() if key not in ("kind", "config", "name")}
 
 
-def _config_json(path: Path) -> ConfigJson:
-    file = _load(path)
-    return ConfigJson(file.to_python(), path, file.line_of)
+def _named_config(model: dict[str, Any], file: YamlFile) -> ConfigJson:
+    given = [key for key in ("config", "name") if key in model]
+    line = file.line_of(("model", *given[:1]))
+    if len(given) == 2:
+        raise ConfigError("`model` takes `config` or `name`, not both", file=file.path, line=line)
+    if not given or not isinstance(model[given[0]], str):
+        raise ConfigError("`model.config` must name a Hugging Face config.json, or `model.name` a model", file=file.path, line=line)
+    if given == ["config"]:
+        return read_config_json(file.path.parent / model["config"])
+    try:
+        return find_model(model["name"], folders=[file.path.parent]).config
+    except ConfigError as error:
+        if error.file is not None:
+            raise
+        raise ConfigError(f"`model.name`: {error.problem}", file=file.path, line=line, hint=error.hint) from error
 
 
 def is_huggingface_config(path: Path) -> bool:

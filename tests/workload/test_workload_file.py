@@ -55,6 +55,22 @@ def test_a_workload_names_a_config_and_overwrites_parts_of_it(tmp_path: Path) ->
     assert model.lora is not None
 
 
+def test_a_workload_names_a_published_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its configuration is looked up by its name: the folder beside the file first, then the catalogue."""
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    path = write(tmp_path, "model: {kind: huggingface, name: meta-llama/Llama-3.1-8B, lora: {rank: 8}}\n")
+
+    published = read_workload(path).model
+    (tmp_path / "meta-llama" / "Llama-3.1-8B").mkdir(parents=True)
+    write(tmp_path / "meta-llama" / "Llama-3.1-8B", json.dumps(LLAMA), "config.json")
+    local = read_workload(path).model
+
+    assert isinstance(published, TransformerModel)
+    assert isinstance(local, TransformerModel)
+    assert (published.num_layers, published.vocab_size, published.lora is None) == (32, 128256, False)
+    assert (local.num_layers, local.hidden_size) == (2, 64)
+
+
 @pytest.mark.parametrize(
     ("text", "line", "problem"),
     [
@@ -68,6 +84,9 @@ def test_a_workload_names_a_config_and_overwrites_parts_of_it(tmp_path: Path) ->
         ("- a list\n", None, "is not a workload"),
         ("a: [1\n", 2, "is not valid YAML"),
         ("model:\n  kind: huggingface\n", 2, "`model.config` must name"),
+        ("model:\n  kind: huggingface\n  name: 7\n", 3, "or `model.name` a model"),
+        ("model:\n  kind: huggingface\n  name: no/such-model\n", 3, "`model.name`: unknown model: 'no/such-model'"),
+        ("model:\n  kind: huggingface\n  config: a.json\n  name: gpt2\n", 3, "`model` takes `config` or `name`, not both"),
     ],
 )
 def test_a_wrong_file_is_told_where(tmp_path: Path, text: str, line: int | None, problem: str) -> None:

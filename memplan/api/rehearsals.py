@@ -45,6 +45,7 @@ def rehearse(
     checks_tensor_types: bool = True,
     environment: Mapping[str, str] | None = None,
     allow_writes: bool = False,
+    skip_weights: bool = False,
 ) -> Rehearsal:
     """
     Return what *program* does to the memory of *gpu*: a MemoryEstimate, exact except the CUDA context, with its trace.
@@ -64,6 +65,7 @@ def rehearse(
         environment: Environment variables for the process, as PYTORCH_ALLOC_CONF.
         allow_writes: Let the program change files, and upload. By default what it writes goes to a scratch folder, where it finds it again,
             and which ends with the rehearsal.
+        skip_weights: Build pretrained models without reading their weights, which need not be there: the configuration says their sizes.
 
     Returns:
         The rehearsal; `verdict` is fits, tight, does_not_fit or unknown, and `fits` is true for the first alone.
@@ -88,6 +90,7 @@ def rehearse(
         context_bytes=context_bytes,
         environment=environment,
         allow_writes=allow_writes,
+        skip_weights=skip_weights,
     )
     if REHEARSING in os.environ:
         raise UsageError(
@@ -96,7 +99,7 @@ def rehearse(
         )
     spec = gpu if isinstance(gpu, GpuSpec) else find_gpu(gpu or "")
     source = step_source_from(program) if isinstance(program, str) else step_source_of(program)
-    with Rehearser(source, allow_writes=allow_writes) as rehearser:
+    with Rehearser(source, skip_weights=skip_weights, allow_writes=allow_writes) as rehearser:
         found = rehearser.rehearse(
             gpu=spec,
             values=values,

@@ -34,6 +34,8 @@ from memplan.child.not_compiled import not_compiled
 from memplan.child.one_rank import world
 from memplan.child.ordinary_answers import compare_with_zeros
 from memplan.child.recorder import Recorder, failure_of, objects_of
+from memplan.child.skipped_loading import skipped
+from memplan.child.skipped_weights import lacks_weights, skip_weights
 
 SETTLE_SECONDS = 0.1
 """A thread of autograd that still lets go of its last backward when Python has ended would abort the process; where kernels take no time,
@@ -186,6 +188,8 @@ class Script:
         with _signals_put_off():
             if not self._has_exited:
                 self.write()
+                if not self._is_written and lacks_weights(self._last_error):
+                    (self._path / "lacks_weights").touch()
                 time.sleep(SETTLE_SECONDS)
                 self._has_exited = True
 
@@ -229,11 +233,15 @@ class Script:
                         self._is_written = True
                         self._write()
 
+    @property
+    def _last_error(self) -> BaseException | None:
+        return self._error or getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
+
     def _write(self) -> None:
         never_stepped = [f"{type(one).__name__} with {len(_parameters(one))} parameters" for one in self._waiting()]
         if max(self._counts.values(), default=self._num_backwards) > self._num_ended:
             self._recorder.end_step()
-        error = self._error or getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
+        error = self._last_error
         failure = failure_of(error) if error is not None and not isinstance(error, (KeyboardInterrupt, SystemExit)) else None
         record = self._recorder.result(failure) | {
             "pid": self._process,
@@ -247,6 +255,8 @@ class Script:
             "peers": sorted(seen.peers),
             "needed_rank": seen.needed[0] if seen.needed else None,
             "never_stepped": never_stepped,
+            "skipped_weights": skipped,
+            "lacks_weights": lacks_weights(error),
         }
         path = self._path / f"{self._process}.json"
         path.with_suffix(".partial").write_text(json.dumps(record), encoding="utf-8")
@@ -325,6 +335,7 @@ def begin(given: dict[str, str] | None = None) -> None:
         Script(results, int(os.environ["MEMPLAN_STEPS"]), json.loads(os.environ["MEMPLAN_ANSWERS"]), given or first_environment())
     )
     hold_back()
+    skip_weights()
     if torch.distributed.is_available():
         from memplan.child.absent_ranks import be_alone, be_one_rank  # noqa: PLC0415  (a PyTorch without it has no such classes)
 

@@ -37,6 +37,8 @@ import torch
 from memplan.child.held_back import hold_back
 from memplan.child.ordinary_answers import compare_with_zeros
 from memplan.child.recorder import MistakeError, Recorder, failure_of
+from memplan.child.skipped_loading import skipped
+from memplan.child.skipped_weights import lacks_weights, skip_weights
 
 Build = Callable[..., Callable[[], object]]
 
@@ -162,7 +164,7 @@ def _told(error: Exception) -> dict[str, Any]:
     failure = failure_of(error)
     if failure["kind"] == "error":
         traceback.print_exc()
-    return failure
+    return failure | {"lacks_weights": lacks_weights(error)}
 
 
 def _steps_to_run(request: dict[str, Any], steps: list[dict[str, int]]) -> int:
@@ -216,7 +218,8 @@ def serve(build: Build | None, failure: dict[str, Any] | None, request: dict[str
     if build is not None:
         failure = run(build, request, recorder)
     written = Path(request["result"])
-    result = recorder.result(failure) | {"pid": os.getpid()}
+    lacking = failure is not None and failure.pop("lacks_weights", False)
+    result = recorder.result(failure) | {"pid": os.getpid(), "skipped_weights": skipped, "lacks_weights": lacking}
     partial = written.with_suffix(".partial")
     partial.write_text(json.dumps(result), encoding="utf-8")
     partial.replace(written)
@@ -240,6 +243,7 @@ def main(requests: int, answers: int) -> None:
     import torch._dynamo  # noqa: PLC0415  (the first optimizer would, in every fork anew; that of 2.3 counts GPUs)
 
     hold_back()
+    skip_weights()
     recorder = Recorder()
     build: Build | None = None
     failure: dict[str, Any] | None = None

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
+from memplan.cli.asked import PROGRAM, WithProgram
 from memplan.cli.options import format_option
 from memplan.cli.typed_options import in_options
 from memplan.errors import NothingSeenError, UsageError
@@ -32,8 +33,6 @@ Examples:
   memplan rehearse --gpu t4 --format json -- -m my.training --lr 0.1           a module; the report as JSON
 """
 
-_PROGRAM = "memplan.program"
-
 MOST_WALKED = 10_000
 """Batches that --worst-batch looks at, unless told otherwise."""
 
@@ -45,18 +44,7 @@ class _Output(NamedTuple):
     is_verbose: bool
 
 
-class _WithProgram(click.Command):
-    """Takes what follows `--`, or begins with `-m`, as another program's command line."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        begins = min((args.index(word) for word in ("--", "-m") if word in args), default=None)
-        if begins is not None:
-            ctx.meta[_PROGRAM] = args[begins + (args[begins] == "--") :]
-            args = args[:begins]
-        return super().parse_args(ctx, args)
-
-
-@click.command(epilog=EXAMPLES, cls=_WithProgram)
+@click.command(epilog=EXAMPLES, cls=WithProgram)
 @click.argument("target", metavar="FILE.py:FUNCTION | -- SCRIPT.py [ARG …] | -m MODULE [ARG …]", required=False)
 @click.option("--gpu", "gpu_name", metavar="NAME", help="The GPU to simulate; `memplan gpus` lists them.")
 @click.option("--gpu-memory", metavar="SIZE", help="Its memory size, if another: 24GiB. Alone, 24 is the smallest GPU sold with 24 GB.")
@@ -113,6 +101,11 @@ class _WithProgram(click.Command):
 @click.option(
     "--ranks", "which_ranks", type=click.Choice(["all"]), help="all: run every rank of a machine, that of --rank or the first, and compare."
 )
+@click.option(
+    "--skip-weights",
+    is_flag=True,
+    help="Build pretrained models without reading their weights, which need not be there: the configuration says their sizes.",
+)
 @click.option("--allow-writes", is_flag=True, help="Let the program change your files, and upload; by default all that is held back.")
 @click.option("--verbose", "-v", "is_verbose", is_flag=True, help="Every value that was read from the GPU, those that decide no size too.")
 @format_option
@@ -134,6 +127,7 @@ def rehearse(
     rank: int | None,
     which_ranks: str | None,
     keep_warm: bool,
+    skip_weights: bool,
     allow_writes: bool,
     is_verbose: bool,
     output_format: str,
@@ -146,7 +140,7 @@ def rehearse(
     launch …) runs unchanged; its output passes through, and its exit code is kept. What it writes is held back. Needs Linux, a CUDA build
     of PyTorch (no GPU) and a C compiler.
     """
-    program: list[str] = context.meta.get(_PROGRAM, [])
+    program: list[str] = context.meta.get(PROGRAM, [])
     if (target is None) == (not program):
         raise UsageError(
             "nothing to rehearse is named: give FILE.py:FUNCTION, or a script after `--`",
@@ -184,6 +178,7 @@ def rehearse(
             ranks=ranks_for(program, num_gpus, num_nodes, rank or 0),
             which="node" if which_ranks else "kinds" if rank is None else "one",
             keep_warm=keep_warm,
+            skip_weights=skip_weights,
             allow_writes=allow_writes,
             output=output,
         )
@@ -195,6 +190,7 @@ def rehearse(
         steps=steps,
         reads=reads,
         timeout=timeout,
+        skip_weights=skip_weights,
         allow_writes=allow_writes,
         output=output,
     )
@@ -226,6 +222,7 @@ def _rehearse_step(
     steps: int | None,
     reads: Sequence[str],
     timeout: float | None,
+    skip_weights: bool,
     allow_writes: bool,
     output: _Output,
 ) -> int:
@@ -238,7 +235,7 @@ def _rehearse_step(
     source = step_source_from(text)
     folder = Path(source.name).parent if source.name.endswith(".py") else Path()
     answers = read_answers(reads, folder)
-    with Rehearser(source, allow_writes=allow_writes) as rehearser:
+    with Rehearser(source, skip_weights=skip_weights, allow_writes=allow_writes) as rehearser:
 
         def run(kind: GpuSpec, tried: Any, *, checks_tensor_types: bool = False) -> Rehearsal:
             return rehearser.rehearse(
@@ -267,6 +264,7 @@ def _rehearse_script(
     ranks: Ranks,
     which: Which,
     keep_warm: bool,
+    skip_weights: bool,
     allow_writes: bool,
     output: _Output,
 ) -> int:
@@ -287,6 +285,7 @@ def _rehearse_script(
                 answers=answers.request(),
                 timeout_seconds=timeout,
                 output_to_stderr=output.format == "json",
+                skip_weights=skip_weights,
                 allow_writes=allow_writes,
                 most_walked_batches=most_walked_batches,
                 keep_warm=keep_warm,

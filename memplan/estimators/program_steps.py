@@ -24,6 +24,7 @@ from memplan.estimators.read_files import ReadFiles
 from memplan.estimators.rehearsal_cache import family_of
 from memplan.estimators.steps import Step, StepRunner, with_fewest_micro_batches
 from memplan.execution.command import command_from
+from memplan.execution.findings import MISSING_WEIGHTS
 from memplan.execution.ranks import Ranks
 from memplan.execution.read_answers import read_answers
 from memplan.execution.rehearsal import Rehearsal
@@ -140,7 +141,8 @@ class ProgramSteps(StepRunner):
                     raise NotRehearsedError(error.message, hint=error.hint) from error
                 lines = _last_lines(said).splitlines() or [""]
                 message = f"the program failed before it used the GPU: {lines[-1].strip() or error.message}"
-                raise self._refusal(step, message, hint=f"its last output:{_last_lines(said)}") from error
+                advice = f"{MISSING_WEIGHTS}; " if error.hint == MISSING_WEIGHTS else ""
+                raise self._refusal(step, message, hint=f"{advice}its last output:{_last_lines(said)}") from error
         return found
 
     def kept_as(self, step: Step) -> str | None:
@@ -186,6 +188,7 @@ class ProgramSteps(StepRunner):
             "answers": answers,
             "shown": shown,
             "said": said,
+            "skip_weights": program.skips_weights,
             "most_walked_batches": MOST_WALKED_BATCHES if program.command in self._walked else 0,
         }
         if ranks.size > 1:
@@ -193,16 +196,15 @@ class ProgramSteps(StepRunner):
         return rehearse_script(words, keep_warm=self._warm_file(program) or False, **options)
 
     def _run_function(self, program: FunctionProgram, step: Step) -> Rehearsal:
-        if program.source not in self._functions:
-            self._functions[program.source] = Rehearser(step_source_from(program.source))
+        key = f"{program.source} {program.skips_weights}"
+        if key not in self._functions:
+            self._functions[key] = Rehearser(step_source_from(program.source), skip_weights=program.skips_weights)
         values: Mapping[str, TypedText] = {name: TypedText(value) for name, value in program.arguments_with_values.items()}
         settings = program.training.allocator_settings
         answers = read_answers((), Path(program.source.rpartition(":")[0]).parent).request()
         environment = {"PYTORCH_ALLOC_CONF": settings} if settings else {}
         try:
-            return self._functions[program.source].rehearse(
-                gpu=step.gpu, values=values, steps=NUM_STEPS, answers=answers, environment=environment
-            )
+            return self._functions[key].rehearse(gpu=step.gpu, values=values, steps=NUM_STEPS, answers=answers, environment=environment)
         except UsageError as error:
             raise self._refusal(step, error.message, hint=error.hint) from error
 
@@ -213,7 +215,9 @@ class ProgramSteps(StepRunner):
         if found.failure is not None:
             where = f" at {found.failure.place}" if found.failure.place else ""
             message = f"the program failed in its {found.failure.phase}{where}: {found.failure.message}"
-            raise self._refusal(step, message, hint=f"its last output:{_last_lines(said)}" if said.exists() else None)
+            lacks_weights = any(finding.kind == "missing_weights" for finding in found.findings)
+            output = f"its last output:{_last_lines(said)}" if said.exists() else None
+            raise self._refusal(step, message, hint=MISSING_WEIGHTS if lacks_weights else output)
         if not found.steps:
             hint = "give a command that trains, for two optimizer steps or more"
             raise self._refusal(step, "the program ended without an optimizer step", hint=hint)
@@ -232,7 +236,8 @@ class ProgramSteps(StepRunner):
         if runs_never:
             sizes = " and ".join(map(str, sorted(others)))
             return NotRehearsedError(f"with micro-batches of {sizes} alike, {message}", hint=hint)
-        text = f"with a micro-batch of {step.micro_batch_size} {message}"
+        has_variable = isinstance(step.program, UserProgram) and "micro_batch_size" in step.program.variables
+        text = f"with a micro-batch of {step.micro_batch_size} {message}" if has_variable else message
         if files.runs(family):
             files.refuse(family, step.micro_batch_size, text, hint)
         return SizeRefusedError(text, hint=hint)

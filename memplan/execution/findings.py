@@ -61,6 +61,7 @@ def find(
         *_without_gradient(record.without_gradient),
         *_wide_tensors(record),
         *_growth(record),
+        *_weights(record),
         *_nothing_walked(record),
         *_batch_shapes(record),
         *_workspaces(log),
@@ -100,6 +101,21 @@ def _without_gradient(names: Sequence[str]) -> Iterator[Finding]:
         message=f"{count} got no gradient in any step: {_listed(names)}; freeze what is not trained, or look for a part that the loss does "
         "not reach",
     )
+
+
+MISSING_WEIGHTS = "the weights of a pretrained model are not there: `skip_weights=True` builds it from its configuration"
+
+
+def _weights(record: RunRecord) -> Iterator[Finding]:
+    if record.lacks_weights:
+        yield Finding(kind="missing_weights", message=MISSING_WEIGHTS)
+    if record.skipped_weights:
+        names = _listed(tuple(dict.fromkeys(record.skipped_weights)))
+        yield Finding(
+            kind="skipped_weights",
+            message=f"weights were not read ({names}): the steps take the same memory; what loading takes on the GPU for a moment is that "
+            "of files of 5 GB in the type that the configuration names, and what is computed from the weights on the host is of zeros",
+        )
 
 
 def _nothing_walked(record: RunRecord) -> Iterator[Finding]:

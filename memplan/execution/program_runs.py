@@ -27,11 +27,12 @@ from typing import Any, NamedTuple
 from memplan.errors import NothingSeenError, UsageError
 from memplan.execution.command import Command, program_of
 from memplan.execution.device_log import read_device_log
+from memplan.execution.findings import MISSING_WEIGHTS
 from memplan.execution.held_back import Writes
 from memplan.execution.program_process import NotEndedError, ProgramProcess, ended_after, wait_for
 from memplan.execution.ranks import ONE_RANK, Ranks
 from memplan.execution.run_record import RunRecord, read_record
-from memplan.execution.runner import REHEARSING, Closing, ended
+from memplan.execution.runner import REHEARSING, SKIP_WEIGHTS, Closing, ended
 from memplan.execution.summary import Run
 from memplan.execution.values_pass import NO_VALUES, OTHER_TIMES, EndlessError, StoppedError, ValuesFile, most_seconds, with_ample_memory
 from memplan.execution.warm import IDLE_SECONDS, Kept, WarmProcess, kept_file, start_warm
@@ -46,6 +47,9 @@ PROGRESS = "progress"
 
 CHOOSES = "chooses"
 """The file that is there as soon as something was chosen by time."""
+
+LACKS_WEIGHTS = "lacks_weights"
+"""The file that is there when a program failed for weights that are not, before it used the GPU."""
 
 _TOLD_EVERY_SECONDS = 1.0
 
@@ -98,6 +102,8 @@ class Asked(NamedTuple):
     timeout_seconds: float | None
     output_to_stderr: bool
     allow_writes: bool
+    skip_weights: bool
+    """Whether pretrained models are built without their weights."""
     keep_warm: bool | Path
     """Whether to leave a warm process behind for the next rehearsal; a file: that says where it is."""
     on_progress: OnProgress | None
@@ -357,6 +363,7 @@ class ProgramRuns(Closing):
             ),
             **asked.ranks.variables(),
             **({"MEMPLAN_SENT": str(asked.sent)} if asked.sent else {}),
+            **({SKIP_WEIGHTS: str(folder)} if asked.skip_weights else {}),
             "MEMPLAN_NCCL": "{}{:02}00".format(*asked.torch.nccl_version),
             **own_caches(folder),
             "MEMPLAN_LOG": str(folder / "log"),
@@ -389,7 +396,7 @@ class ProgramRuns(Closing):
         if record is None or record.failure is not None or exit_code:
             log.check()
         if record is None or _used_no_memory(record):
-            raise _nothing_seen(exit_code)
+            raise _nothing_seen(exit_code, lacks_weights=(begun.folder / LACKS_WEIGHTS).exists())
         if record.failure is not None and record.failure.kind == "mistake":
             raise UsageError(record.failure.message, hint="name the Python that runs it: `-- /path/to/python train.py`")
         self._ended[record.pid] = HowEnded(exit_code, record.pid == begun.process.pid, begun.writes)
@@ -418,13 +425,19 @@ def _used_no_memory(record: RunRecord) -> bool:
     return not record.peak_reserved_bytes and record.failure is None and record.out_of_memory is None
 
 
-def _nothing_seen(exit_code: int) -> NothingSeenError:
+def _nothing_seen(exit_code: int, *, lacks_weights: bool = False) -> NothingSeenError:
     """Return why a program left no report: it never used the GPU, or a signal ended it before it could write one."""
     if exit_code < 0:
         message = f"the program {ended(exit_code)} before it reported its memory"
         return NothingSeenError(message, program_exit_code=exit_code, hint="end it before whatever ended it: `steps=3`")
     message = f"the program {ended(exit_code)} and never used the GPU: there is nothing to report"
-    hint = "it failed before that: see what it said" if exit_code else 'its model and its batches have to be on the device "cuda"'
+    hint = (
+        MISSING_WEIGHTS
+        if lacks_weights
+        else "it failed before that: see what it said"
+        if exit_code
+        else 'its model and its batches have to be on the device "cuda"'
+    )
     return NothingSeenError(message, program_exit_code=exit_code, hint=hint)
 
 

@@ -34,6 +34,7 @@ def rehearse_script(
     output_to_stderr: bool = False,
     context_bytes: int = CONTEXT_BYTES,
     allow_writes: bool = False,
+    skip_weights: bool = False,
     most_walked_batches: int = 0,
     keep_warm: bool | Path = False,
     on_progress: OnProgress | None = None,
@@ -47,14 +48,15 @@ def rehearse_script(
     """
     Run the program that *words* say on *gpu*; return what its memory did. Its exit code is minus the signal's number where one ended it.
 
-    *words* begin with a script, ``-m`` or a program. The program's output goes where this process's does (*output_to_stderr*: all of it to
-    standard error). *steps* ends it after that many steps. What it writes is held back, unless *allow_writes*. Of several processes, the
-    one that trains is reported. *most_walked_batches*: look at so many batches of each DataLoader, and begin with the largest; 0: as they
-    come. *keep_warm*: leave a process behind that spares the next rehearsal in this folder the imports; a file: for who names that file
-    alone. *on_progress* is called from time to time with how far the program is, *on_next_run* with what it runs again, unheard. *ranks*:
-    how many GPUs train together, and which rank is run; the others need not be there. *sent*: a folder for the objects that one rank sends
-    another, in rehearsals of their own. *is_heard*: the program's output goes anywhere. *shown*: other contents of files, which the program
-    finds in their place. *said*: a file for what it says.
+    *words* begin with a script, ``-m`` or a program. The program's output goes where this process's does (*output_to_stderr*: all of it
+    to standard error). *steps* ends it after that many steps. What it writes is held back, unless *allow_writes*. *skip_weights*:
+    pretrained models are built without reading their weights, which need not be there. Of several processes, the one that trains is
+    reported. *most_walked_batches*: look at so many batches of each DataLoader, and begin with the largest; 0: as they come.
+    *keep_warm*: leave a process behind that spares the next rehearsal in this folder the imports; a file: for who names that file
+    alone. *on_progress* is called from time to time with how far the program is, *on_next_run* with what it runs again, unheard.
+    *ranks*: how many GPUs train together, and which rank is run; the others need not be there. *sent*: a folder for the objects that
+    one rank sends another, in rehearsals of their own. *is_heard*: the program's output goes anywhere. *shown*: other contents of
+    files, which the program finds in their place. *said*: a file for what it says.
 
     Raises NothingSeenError for a program that did not use the GPU, or ended before it could report; UsageError for one that is not there or
     takes longer; MissingError when this machine cannot rehearse it.
@@ -74,6 +76,7 @@ def rehearse_script(
         timeout_seconds=timeout_seconds,
         output_to_stderr=output_to_stderr,
         allow_writes=allow_writes,
+        skip_weights=skip_weights,
         keep_warm=keep_warm,
         on_progress=on_progress,
         on_next_run=on_next_run,

@@ -205,6 +205,12 @@ class RunRecord(Description):
     never_stepped: tuple[str, ...] = ()
     """Optimizers that never stepped, though others did: each with what it has to train."""
 
+    skipped_weights: tuple[str, ...] = ()
+    """Pretrained models that were built without reading their weights, as the program names them."""
+
+    lacks_weights: bool = False
+    """It failed for weights of a pretrained model that are not there."""
+
     def trace(self) -> MemoryTrace:
         """Return the events that count as a trace, each allocation with what it was for."""
         return make_trace(self.events, marks=self.marks, notes=self.notes, end=self.end)

@@ -19,7 +19,7 @@ from typing import Any
 from typing_extensions import Self
 
 from memplan.errors import DoesNotFitError, NotRehearsedError, UsageError
-from memplan.execution.findings import sizes_hint
+from memplan.execution.findings import MISSING_WEIGHTS, sizes_hint
 from memplan.execution.process import Process, TookTooLongError
 from memplan.execution.program_process import NotEndedError
 from memplan.execution.run_record import RunRecord, read_record
@@ -36,6 +36,9 @@ DEFAULT_TIMEOUT_SECONDS = 600.0
 
 REHEARSING = "MEMPLAN_REHEARSING"
 """Set in the process that runs a program for memplan: what runs there must not ask memplan for a run again."""
+
+SKIP_WEIGHTS = "MEMPLAN_SKIP_WEIGHTS"
+"""A folder for empty files of weights, where those of pretrained models are not to be read (child/skipped_weights.py)."""
 
 _ROOT = str(Path(__file__).parents[2])
 # Importing PyTorch makes a million objects that stay: looking through them for garbage takes a tenth of the time. The server turns it on.
@@ -158,7 +161,7 @@ class Runner:
         if failure is not None and failure.kind == "error":
             where = f" at {failure.place}" if failure.place else ""
             problem = f"the program failed in its {failure.phase}{where}: {failure.message}; {said(self._process)}"
-            raise UsageError(problem, hint=sizes_hint(record.reads))
+            raise UsageError(problem, hint=MISSING_WEIGHTS if record.lacks_weights else sizes_hint(record.reads))
         if record.gpu_name is None and failure is not None:
             raise DoesNotFitError(f"memory ran out before the first tensor: {failure.message}", hint="see who holds it: `memplan gpus`")
         if record.gpu_name is None:

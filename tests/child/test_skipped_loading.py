@@ -1,0 +1,128 @@
+"""Weights that a program loads into its own modules: mapped, not looked at, and not needed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from memplan.execution.rehearsal import Rehearsal
+from memplan.execution.rehearse_script import rehearse_script
+from memplan.hardware.catalog import find_gpu
+from memplan.hardware.torch_install import TorchBuild
+from tests.standin.conftest import torch_build
+
+__all__ = ["torch_build"]
+
+pytest.importorskip("torch")
+
+SKIPS = """
+import os, torch
+from memplan.child.skipped_loading import skip_loading, skipped
+skip_loading()
+layer = torch.nn.Linear(1024, 1024)
+first = layer.weight.detach().clone()
+"""
+
+
+def run(lines: str, folder: Path) -> str:
+    """What a process prints that skips weights and runs the lines; an error ends it."""
+    environment = os.environ | {"CUDA_VISIBLE_DEVICES": "", "MEMPLAN_OVERLAY": str(folder)}
+    return subprocess.run(
+        [sys.executable, "-c", SKIPS + lines], cwd=folder, env=environment, stdout=subprocess.PIPE, text=True, check=True
+    ).stdout
+
+
+def test_a_file_is_mapped_and_large_weights_are_not_looked_at(tmp_path: Path) -> None:
+    """Where it is loaded into a module; small tensors, and what the program keeps, have their values."""
+    said = run(
+        "torch.save({'model': {'weight': torch.ones(1024, 1024), 'bias': torch.ones(1024)}, 'epoch': 3}, 'a.pt')\n"
+        "found = torch.load('a.pt')\n"
+        "print(layer.load_state_dict(found['model']), float(layer.weight.abs().sum()), float(layer.bias.sum()))\n"
+        "print(found['epoch'], float(found['model']['weight'].sum()) == 1024**2, '/a.pt' in open('/proc/self/maps').read(), skipped)\n",
+        tmp_path,
+    )
+
+    assert said.splitlines() == ["<All keys matched successfully> 0.0 1024.0", "3 True True []"]
+
+
+def test_what_does_not_fit_the_module_is_its_own_error(tmp_path: Path) -> None:
+    """Names and shapes are compared as ever."""
+    said = run(
+        "for wrong in ({'weight': torch.ones(1024, 512), 'bias': torch.ones(1024)}, {'weight': torch.ones(1024, 1024)}):\n"
+        "    try:\n"
+        "        layer.load_state_dict(wrong)\n"
+        "    except RuntimeError as error:\n"
+        "        print(str(error).splitlines()[1].split(':')[0].strip())\n",
+        tmp_path,
+    )
+
+    assert said.splitlines() == ["size mismatch for weight", "Missing key(s) in state_dict"]
+
+
+def test_weights_that_are_to_become_the_modules_own_are_left(tmp_path: Path) -> None:
+    """`assign=True` keeps the tensors themselves."""
+    said = run(
+        "layer.load_state_dict({'weight': first + 1, 'bias': layer.bias.detach()}, assign=True)\n"
+        "print(bool((layer.weight == first + 1).all()))\n",
+        tmp_path,
+    )
+
+    assert said == "True\n"
+
+
+@pytest.mark.parametrize(
+    "loads",
+    [
+        "layer.load_state_dict(torch.load('gone.pt', map_location='cpu')['model'])",
+        "layer.load_state_dict({key.removeprefix('module.'): value for key, value in torch.load('gone.pt').get('state_dict').items()})",
+        "torch.optim.Adam(layer.parameters()).load_state_dict(torch.load('gone.pt').pop('optimizer'))",
+        "from safetensors.torch import load_file; layer.load_state_dict(load_file('gone.safetensors'))",
+        "from safetensors.torch import load_model; load_model(layer, 'gone.safetensors')",
+    ],
+)
+def test_a_file_that_is_not_there_is_taken_to_be_loaded(tmp_path: Path, loads: str) -> None:
+    """The module keeps the weights that it was made with; which file it was is told."""
+    said = run(f"{loads}\nprint(bool((layer.weight == first).all()), len(skipped), 'gone' in skipped[0])\n", tmp_path)
+
+    assert said == "True 1 True\n"
+
+
+def test_another_file_that_is_not_there_is_the_programs_own_error(tmp_path: Path) -> None:
+    """Only what files of weights end with is taken for one."""
+    with pytest.raises(subprocess.CalledProcessError):
+        run("torch.load('labels.tensor')\n", tmp_path)
+
+
+@pytest.mark.heavy
+def test_the_steps_take_the_same_however_a_program_loads(torch_build: TorchBuild, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Read, mapped, and not there; to the byte."""
+    monkeypatch.chdir(tmp_path)
+    model = "torch.nn.Sequential(*[torch.nn.Linear(1024, 1024) for _ in range(4)])"
+    subprocess.run(
+        [sys.executable, "-c", f"import torch\ntorch.save({model}.state_dict(), 'a.pt')"],
+        check=True,
+        env=os.environ | {"CUDA_VISIBLE_DEVICES": ""},
+    )
+    (tmp_path / "train.py").write_text(
+        f"import torch\nmodel = {model}\nmodel.load_state_dict(torch.load('a.pt'))\n"
+        "update = torch.optim.AdamW(model.cuda().parameters())\n"
+        "for _ in range(2):\n"
+        "    model(torch.randn(64, 1024, device='cuda')).square().mean().backward()\n"
+        "    update.step()\n"
+        "    update.zero_grad()\n"
+    )
+
+    def peaks(**options: Any) -> tuple[object, ...]:
+        found: Rehearsal = rehearse_script(["train.py"], gpu=find_gpu("t4"), timeout_seconds=100, **options)
+        assert found.failure is None
+        return found.peak_allocated_bytes, found.peak_reserved_bytes, found.breakdown, found.steps
+
+    read, mapped = peaks(), peaks(skip_weights=True)
+    (tmp_path / "a.pt").unlink()
+
+    assert read == mapped == peaks(skip_weights=True)

@@ -18,7 +18,17 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from memplan.edits.backups import Journal, JournalFile, back_up, journal_path, locked, read_journal, read_journals, write_journal
+from memplan.edits.backups import (
+    Journal,
+    JournalEdit,
+    JournalFile,
+    back_up,
+    journal_path,
+    locked,
+    read_journal,
+    read_journals,
+    write_journal,
+)
 from memplan.edits.edit import Edit, as_text
 from memplan.edits.files import Files, is_locked, is_shared, sha256
 from memplan.edits.yaml_file import YamlFile
@@ -189,6 +199,7 @@ def _entry(change: FileChange, backup: Path) -> JournalFile:
         temporary=change.target.with_name(f".{change.target.name}.memplan-new"),
         sha256_before=sha256(change.before),
         sha256_after=sha256(change.after),
+        edits=tuple(JournalEdit(key=edit.key, value=as_text(edit.value)) for edit in change.edits),
     )
 
 

@@ -14,11 +14,22 @@ from typing import Literal
 from pydantic import ValidationError
 
 from memplan.description import Description
+from memplan.edits.edit import KeyPath
 from memplan.edits.files import Files, sha256
 from memplan.edits.interrupted import JOURNAL_FOLDER, JOURNALS
 from memplan.errors import ConfigError, reason_of
 
 State = Literal["applying", "applied", "undoing", "undone"]
+
+
+class JournalEdit(Description):
+    """One value that was written."""
+
+    key: KeyPath
+    """The keys from the top of the file to it."""
+
+    value: str
+    """The value, as YAML and JSON both write it."""
 
 
 class JournalFile(Description):
@@ -41,6 +52,9 @@ class JournalFile(Description):
 
     in_place: bool = False
     """It is being written in place, so that a kill can leave it half written."""
+
+    edits: tuple[JournalEdit, ...] = ()
+    """What was written; the values that were right before are not among them."""
 
 
 class Journal(Description):
@@ -105,6 +119,15 @@ def read_journal(path: Path) -> Journal:
         ) from error
 
 
+def make_journal_folder(files: Files, root: Path) -> None:
+    """Make the folder for journals below *root* where there is none. Git passes over all in it but what is remembered of plans."""
+    folder = root / JOURNAL_FOLDER
+    files.make_folder(folder)
+    ignore = folder / ".gitignore"
+    if not ignore.exists():
+        files.write_new(ignore, b"*\n!/plan.yaml\n")
+
+
 @contextmanager
 def locked(files: Files, root: Path) -> Iterator[None]:
     """
@@ -117,10 +140,7 @@ def locked(files: Files, root: Path) -> Iterator[None]:
     folder = root / JOURNAL_FOLDER
     lock = FileLock(folder / "lock", timeout=0)
     try:
-        files.make_folder(folder)
-        ignore = folder / ".gitignore"
-        if not ignore.exists():
-            files.write_new(ignore, b"*\n")
+        make_journal_folder(files, root)
         lock.acquire()  # released below, and by the system where this process is killed
     except Timeout as error:
         raise ConfigError("another memplan is at work here", file=root, hint="wait for it to end") from error

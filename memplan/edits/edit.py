@@ -4,11 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 KeyPath = tuple[str, ...]
 """The keys from the top of a file to a value; an element of a sequence is named by its number."""
 
 EditValue = int | str | bool
+
+
+class Location(NamedTuple):
+    """Where something is written."""
+
+    file: Path
+    line: int | None = None
 
 
 @dataclass(frozen=True)

@@ -161,7 +161,7 @@ def test_a_journal_with_unknown_words_is_damaged(tmp_path: Path):
 
 
 def test_memplans_folder_is_ignored_by_git(tmp_path: Path):
-    """Nobody commits a journal by accident; the user's own word on that stays."""
+    """Nobody commits a journal by accident, and what is remembered of a plan can be; the user's own word on that stays."""
     with locked(Files(), tmp_path):
         pass
     made = (tmp_path / ".memplan" / ".gitignore").read_text()
@@ -169,7 +169,7 @@ def test_memplans_folder_is_ignored_by_git(tmp_path: Path):
     with locked(Files(), tmp_path):
         pass
 
-    assert made == "*\n"
+    assert made == "*\n!/plan.yaml\n"
     assert (tmp_path / ".memplan" / ".gitignore").read_text() == "mine\n"
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from memplan.errors import ConfigError, EditRefusedError, UsageError
 from memplan.programs.command_line import changed_files, command_program, edits_of
+from memplan.workload.parallelism import Parallelism
 
 CONFIG = """# ours
 data: {batch_size: 16}   # for each GPU
@@ -57,6 +58,24 @@ def test_a_field_is_read_from_its_file(config: Path) -> None:
     [change] = changed_files(planned)
     assert change.after.decode() == CONFIG.replace("16}", "64}").replace("accumulate: 4", "accumulate: 1")
     assert config.read_text() == CONFIG
+
+
+def test_a_global_batch_says_what_is_accumulated(tmp_path: Path) -> None:
+    """Over all GPUs, where nothing else does: what is rehearsed of the present values accumulates too."""
+    file = tmp_path / "config.yaml"
+    file.write_text("micro: 4\nglobal: 64\n")
+    fields = [f"micro_batch_size={file}:micro", f"effective_batch_size={file}:global"]
+    present = command_program(["train.py"], fields=fields, parallelism=Parallelism(devices=2))
+
+    assert (present.training.gradient_accumulation_steps, present.effective_batch_size) == (8, 64)
+    assert changed_files(present) == []
+
+
+def test_variables_without_a_present_value_are_named(config: Path) -> None:
+    """Those of the command's words and of the environment; a file says its own."""
+    fields = [f"micro_batch_size={config}:data.batch_size", "gradient_accumulation_steps=STEPS"]
+    assert command_program(["train.py"], fields=fields).without_value == ("gradient_accumulation_steps",)
+    assert command_program(["train.py", "{micro_batch_size}"]).without_value == ("micro_batch_size",)
 
 
 def test_a_variable_of_the_environment_comes_in_front() -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
+from memplan.cli.asked import PROGRAM, WithProgram, asked_configuration, asked_for, method_for, program_options, typed_settings
 from memplan.cli.options import (
     config_path_option,
     grow_negatives_option,
@@ -17,6 +18,7 @@ from memplan.cli.options import (
     target_option,
     tolerance_option,
 )
+from memplan.errors import UsageError
 
 if TYPE_CHECKING:
     from memplan.analysis.comparison import ComparedGpu
@@ -32,13 +34,19 @@ Examples:
   memplan compare                                   the workload of this folder on every GPU that memplan knows
   memplan compare t4 a100-40 h100                   on three of them
   memplan compare --method analytic                 by formulas, at once
+  memplan compare --gpus t4,a100-80 train_step.py:build
+                                                    a function
+  memplan compare --gpus t4,a100-80 -- python train.py --batch-size {micro_batch_size}
+                                                    a program
   memplan compare --format markdown > settings.md   a table for a README
 """
 
 
-@click.command(epilog=EXAMPLES)
-@click.argument("names", metavar="[GPU]...", nargs=-1)
+@click.command(cls=WithProgram, epilog=EXAMPLES)
+@click.argument("names", metavar="[GPU]... [FILE.py:build | -- COMMAND …]", nargs=-1)
+@click.option("--gpus", "more_names", metavar="NAME,NAME", default="", help="The GPUs, where a program follows: t4,a100-80.")
 @config_path_option
+@program_options
 @target_option
 @tolerance_option
 @grow_negatives_option
@@ -50,10 +58,17 @@ Examples:
     "--format", "output_format", type=click.Choice(["text", "json", "markdown"]), default="text", show_default=True,
     help="text, one JSON object on standard output, or a Markdown table.",
 )  # fmt: skip
+@click.pass_context
 def compare(
+    context: click.Context,
     *,
     names: Sequence[str],
+    more_names: str,
     config_path: Path | None,
+    fields: Sequence[str],
+    short: Sequence[str],
+    num_gpus: int | None,
+    num_nodes: int | None,
     target: int | None,
     tolerance: float | None,
     grows_negatives: bool,
@@ -69,22 +84,48 @@ def compare(
     GPU is a name that --gpu takes. Without any, every GPU of the catalogue is compared: rehearsing on all of them takes minutes the first
     time; results are cached. Exit code 0: it fits on at least one GPU; 1: on none.
     """
-    from memplan.api.configuration import read_configuration
+    from memplan.api.configuration import is_function
     from memplan.api.plans import PlanRequest
     from memplan.memory.budget import DEFAULT_MARGIN
-    from memplan.planner.pins import read_pins
+    from memplan.planner.pins import Pins
 
-    configuration = read_configuration(config_path).with_pins(read_pins(pins).values)
-    request = PlanRequest(
-        target=target,
-        tolerance=tolerance,
-        margin=DEFAULT_MARGIN if margin is None else margin,
-        pins=read_pins(pins),
-        grows_negatives=grows_negatives,
+    functions = [name for name in names if is_function(name)]
+    if len(functions) + (PROGRAM in context.meta) > 1:
+        raise UsageError("several programs are named", hint="compare one at a time")
+    asked = asked_for(
+        typed_settings(
+            context.meta.get(PROGRAM, functions[0] if functions else None),
+            config_path,
+            pins,
+            fields=fields,
+            short=short,
+            num_gpus=num_gpus,
+            num_nodes=num_nodes,
+            target_effective_batch_size=target,
+            target_tolerance=tolerance,
+            margin=margin,
+            grow_negatives=grows_negatives,
+        ),
+        with_gpu=False,
     )
-    found = _compare(configuration, _gpus(names, with_mig=with_mig), request, method)
+    settings = asked.settings
+    request = PlanRequest(
+        target=settings.target_effective_batch_size,
+        tolerance=settings.target_tolerance,
+        margin=DEFAULT_MARGIN if settings.margin is None else settings.margin,
+        pins=Pins(settings.pins),
+        grows_negatives=settings.grow_negatives,
+    )
+    method = method_for(context, method, settings.program)  # type: ignore[assignment]
+    gpu_names = [*(name for name in names if name not in functions), *filter(None, map(str.strip, more_names.split(",")))]
+    configuration = asked_configuration(asked)
+    found = _compare(configuration, _gpus(gpu_names, with_mig=with_mig), request, method)
     _show(configuration, found, output_format)
     return 0 if any(card.fits for card in found.answer.gpus) else 1
+
+
+_BYTES_OF_A_REHEARSAL = 3 * 2**30
+"""What the process takes of the host that rehearses a workload, generously: PyTorch for CUDA, and the trace of a long step."""
 
 
 class _Compared(NamedTuple):
@@ -108,10 +149,15 @@ def _compare(configuration: Configuration, gpus: Sequence[GpuSpec], request: Pla
     from memplan.analysis.comparison import compare as compare_gpus
     from memplan.api.methods import by_method
     from memplan.cli.progress import rehearsal_progress
+    from memplan.hardware.host import most_processes_of
+
+    # What a program of the user's takes of the host nobody knows: one at a time.
+    most_at_once = 1 if configuration.is_own_program else most_processes_of(_BYTES_OF_A_REHEARSAL)
 
     def ask(estimator: Estimator) -> _Compared:
-        found = compare_gpus(configuration.program, gpus, estimator, pins=request.pins, **request.options(configuration))
-        return _Compared(list(found), estimator.method)
+        options = request.options(configuration)
+        found = compare_gpus(configuration.program, gpus, estimator, pins=request.pins, most_at_once=most_at_once, **options)
+        return _Compared(found, estimator.method)
 
     with rehearsal_progress() as on_rehearsal:
         return by_method(method, ask, on_rehearsal, is_slow=configuration.is_own_program)
@@ -135,4 +181,5 @@ def _show(configuration: Configuration, found: Answered[_Compared], output_forma
         from memplan.reports.terminal import print_table
 
         print_table(view.columns, view.rows)
-    click.echo("\n" + "\n".join((f"{compared.method}, planned: {configuration.source}", *found.notes)), err=True)
+    remembered = [f"remembered in {configuration.remembered}"] if configuration.remembered else []
+    click.echo("\n" + "\n".join((f"{compared.method}, planned: {configuration.source}", *remembered, *found.notes)), err=True)

@@ -68,5 +68,13 @@ class ReplayingEstimator(Estimator):
         """Return what the step takes that *of_value* makes of each of *values*: many from a few that are run."""
 
     @abstractmethod
+    def asks_alike(self, program: Program, gpu: GpuSpec, other: GpuSpec, stage: Stage | None) -> bool:
+        """Say whether the step asks the same of memory on *gpu* as on *other*, another kind of GPU: by running it on *gpu*."""
+
+    @abstractmethod
+    def another(self) -> ReplayingEstimator | None:
+        """Return one that runs steps at the same time as this one, and keeps them where this one does; None where nothing is kept."""
+
+    @abstractmethod
     def with_allocator_settings(self, settings: str) -> Estimator:
         """Return the estimator of the same steps under other allocator settings."""

@@ -242,9 +242,50 @@ class RehearsedEstimator(ReplayingEstimator):
             found.append(Interpolated(_with_reserved(ends[low], reserved_bytes).device_used, "worked out"))
         return found
 
+    def another(self) -> RehearsedEstimator | None:
+        """Return one with processes of its own, and the same cache."""
+        return RehearsedEstimator(self._cache, self._on_rehearsal, is_slow=self.is_slow) if self._cache else None
+
+    def asks_alike(self, program: Program, gpu: GpuSpec, other: GpuSpec, stage: Stage | None) -> bool:
+        """
+        Say whether the step asks the same of memory on *gpu* as on *other*: the same requests of the allocator, in the same sequence and to
+        the byte, and as much beside it. It is run on both; on *gpu* no longer than until each kind of its steps has been.
+        """
+        step, theirs = self._step(program, gpu, stage), self._step(program, other, stage)
+        if step.family == theirs.family:
+            return True
+        whole = self._rehearsal(theirs)
+        question, place = f"asked alike by {step.family}", self._place(theirs)
+        answers = self._answers.setdefault((theirs.family, theirs.micro_batch_size), {})
+        if question not in answers and self._cache and place:
+            answers |= self._cache.get_answers(*place)
+        if question not in answers:
+            answers[question] = {"is_so": self._begins_alike(step, theirs, whole)}
+            if self._cache and place:
+                self._cache.put_answers(*place, answers)
+        return bool(answers[question]["is_so"])
+
+    def _begins_alike(self, step: Step, theirs: Step, whole: Rehearsal) -> bool:
+        runner = self._runner(step.program)
+        is_known = (step.family, step.micro_batch_size) in self._estimates
+        if not is_known and self._on_rehearsal is not None:
+            self._on_rehearsal(step)
+        beginning = None if is_known else runner.rehearse_beginning(step)
+        own = self._rehearsal(step) if beginning is None else beginning
+        asked = self._requests_of(step) if own.trace is None else requests_of(own.trace)
+        known = self._requests_of(theirs)
+        is_alike = known.begins_with(asked) and (beginning is not None or asked.begins_with(known))
+        return is_alike and _beside(own) == _beside(whole)
+
     def with_allocator_settings(self, settings: str) -> Estimator:
         """Return the estimator of the same steps under other allocator *settings*."""
         return _WithSettings(self, settings)
+
+
+def _beside(rehearsal: Rehearsal) -> tuple[int, int]:
+    """Return what a step takes beside PyTorch's allocator: as expected, and at most."""
+    used = rehearsal.device_used
+    return used.expected_bytes - rehearsal.peak_reserved_bytes, used.high_bytes - rehearsal.peak_reserved_bytes
 
 
 def _runner_of(program: Program, cache: Path | None) -> StepRunner:

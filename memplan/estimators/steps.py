@@ -44,6 +44,11 @@ class StepRunner(ABC):
     def rehearse(self, step: Step) -> Rehearsal:
         """Return what *step* does, with its trace. Raises NotRehearsedError where it cannot be run, or its memory cannot be known."""
 
+    def rehearse_beginning(self, step: Step) -> Rehearsal | None:
+        """Return what the first two optimizer steps of *step* do; None where all of it is run as soon. Raises as `rehearse`."""
+        del step
+        return None
+
     @abstractmethod
     def kept_as(self, step: Step) -> str | None:
         """Return the family under which a cache has what *step* does as things are now; None where nothing can be kept of it."""

@@ -54,6 +54,12 @@ def has_room_for_another(pid: int) -> bool:
     return len(os.sched_getaffinity(0)) > 1 and available_bytes() >= 3 * taken
 
 
+def most_processes_of(size_bytes: int) -> int:
+    """Return how many processes that take *size_bytes* each, and a processor, can run at once; at least 1."""
+    processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1  # the first is Linux's
+    return max(1, min(processors, available_bytes() // size_bytes))
+
+
 def process_name(pid: int) -> str | None:
     """Return the program that process *pid* runs; None where it has ended, or this container does not show it."""
     try:

@@ -40,6 +40,10 @@ class Requests:
         Frees that follow each other have no order: what is free afterwards is the same, and theirs varies from run to run (autocast's cache
         is hashed by address).
         """
+        return hashlib.blake2b(self._in_order().tobytes() + array("q", self.streams).tobytes()).hexdigest()
+
+    def _in_order(self) -> array[int]:
+        """Return the order, with frees that follow each other sorted."""
         order, frees = array("q"), list[int]()
         for request in self.order:
             if request < 0:
@@ -50,7 +54,17 @@ class Requests:
                 frees.clear()
             order.append(request)
         order.extend(sorted(frees))
-        return hashlib.blake2b(order.tobytes() + array("q", self.streams).tobytes()).hexdigest()
+        return order
+
+    def begins_with(self, other: Requests) -> bool:
+        """Say whether *other*, up to its last allocation, is how these begin: the same sequence with the same sizes."""
+        count = len(other.sizes)
+        if list(self.sizes[:count]) != list(other.sizes) or list(self.streams[:count]) != list(other.streams):
+            return False
+        theirs = other._in_order()
+        while theirs and theirs[-1] < 0:  # what is freed at its end may go on being freed here
+            theirs.pop()
+        return self._in_order()[: len(theirs)] == theirs
 
     @cached_property
     def peak_bytes(self) -> int:

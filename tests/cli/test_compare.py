@@ -16,6 +16,8 @@ from tests.standin.conftest import torch_build
 
 __all__ = ["small_workload", "torch_build"]
 
+PROGRAM = Path(__file__).parents[1] / "trees" / "own_program"
+
 
 def test_every_card_has_a_row(run_memplan: Run) -> None:
     """The smallest first; MIG instances when they are asked for."""
@@ -87,3 +89,30 @@ def test_formulas_are_taken_where_nothing_can_be_rehearsed(run_memplan: Run, tmp
 
     assert result.returncode == 0
     assert "estimated by formulas, since it could not be rehearsed: no C compiler" in result.stderr
+
+
+def test_a_program_is_compared(run_memplan: Run, torch_build: TorchBuild) -> None:
+    """Its rows are what its plan says."""
+    build = f"{PROGRAM / 'train_step.py'}:build"
+    options = ("--pin", "length=64", "--target-effective-batch", "8", "--format", "json")
+    rows = json.loads(run_memplan("compare", "--gpus", "t4, a100-40", *options, build).stdout)["gpus"]
+    plan = json.loads(run_memplan("--gpu", "a100-40", *options, build).stdout)
+
+    assert [row["gpu"]["name"] for row in rows] == ["Tesla T4", "NVIDIA A100-SXM4-40GB"]
+    assert rows[1]["stages"][0]["planned"] == plan["stages"][0]["planned"]
+    assert rows[1]["stages"][0]["device_used_bytes"] == plan["stages"][0]["estimate"]["device_used_bytes"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["t4", "a.py:build", "b.py:build"], "several programs are named"),
+        (["t4", "a.py:build", "--", "train.py"], "several programs are named"),
+        (["--gpus", "t4", "--", "train.py"], "nothing says where the batch size of train.py is written"),
+        (["--gpus", "t4", "--method", "analytic", "--", "train.py", "{micro_batch_size}"], "knows nothing of it"),
+    ],
+)
+def test_mistakes_with_programs_are_told(run_memplan: Run, arguments: list[str], said: str) -> None:
+    result = run_memplan("compare", *arguments)
+
+    assert (result.returncode, said in result.stderr) == (2, True), result.stderr

@@ -51,3 +51,15 @@ def test_the_order_of_frees_between_two_allocations_is_none() -> None:
 
 def test_the_peak_is_of_what_is_alive() -> None:
     assert Requests([1, -1, 2, 3, -2], [500, 300, 100], [0, 0, 0]).peak_bytes == 500
+
+
+def test_a_shorter_run_is_how_a_longer_one_begins() -> None:
+    """Frees at its end may be fewer or more; another size, stream or sequence is another beginning."""
+    longer = Requests(order=[1, 2, -2, -1, 3, -3], sizes=[8, 16, 32], streams=[0, 0, 0])
+
+    assert longer.begins_with(Requests([1, 2, -1, -2, 3], [8, 16, 32], [0, 0, 0]))
+    assert longer.begins_with(Requests([1, 2, -2], [8, 16], [0, 0]))
+    assert not longer.begins_with(Requests([1, 2], [8, 17], [0, 0]))
+    assert not longer.begins_with(Requests([1, 2], [8, 16], [0, 1]))
+    assert not longer.begins_with(Requests([1, -1, 2], [8, 16], [0, 0]))
+    assert not Requests([1, 2], [8, 16], [0, 0]).begins_with(longer)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import json
+import threading
 from functools import lru_cache
 from importlib.machinery import PathFinder
 from typing import TYPE_CHECKING
@@ -17,7 +18,7 @@ from memplan.hardware.catalog import of_some_kind
 from memplan.hardware.gpu import GpuSpec
 from memplan.hardware.torch_install import find_torch
 from memplan.memory.estimate import MemoryRange
-from memplan.workload.model import HuggingFaceModel, TransformerModel
+from memplan.workload.model import HuggingFaceModel
 from memplan.workload.optimizer import OPTIMIZER_PACKAGES
 from memplan.workload.program import Program
 from memplan.workload.stage import Stage
@@ -40,9 +41,16 @@ class WorkloadSteps(StepRunner):
 
     def rehearse(self, step: Step) -> Rehearsal:
         """Return what *step* does. Raises NotRehearsedError where it cannot be built or run."""
+        return self._run(step, None)
+
+    def rehearse_beginning(self, step: Step) -> Rehearsal:
+        """Return what its first two optimizer steps do: each that follows is like the second."""
+        return self._run(step, 2)
+
+    def _run(self, step: Step, steps: int | None) -> Rehearsal:
         settings = allocator_environment(step.program.training.allocator_settings)
         try:
-            rehearsal = _rehearser().rehearse(gpu=step.gpu, values=values_of(step), environment=settings, has_padding=True)
+            rehearsal = _rehearser().rehearse(gpu=step.gpu, values=values_of(step), steps=steps, environment=settings, has_padding=True)
         except UsageError as error:
             from memplan.execution.runner import not_run  # noqa: PLC0415
 
@@ -121,17 +129,22 @@ def _family(step: str, gpu: GpuSpec, packages: tuple[str, ...]) -> str:
 
 def _packages_of(workload: Workload) -> tuple[str, ...]:
     """Return the packages besides PyTorch that build the step."""
-    is_huggingface = isinstance(workload.model, TransformerModel) and workload.model.huggingface_config is not None
+    is_huggingface = getattr(workload.model, "huggingface_config", None) is not None
     optimizer = OPTIMIZER_PACKAGES.get(workload.optimizer.name)
     return (*(["transformers"] if is_huggingface else []), *([optimizer] if optimizer else []))
 
 
-@lru_cache(maxsize=1)
-def _rehearser() -> Rehearser:
-    """Return the process that rehearses workloads; it lives as long as this one."""
-    from memplan.execution.rehearse import Rehearser  # noqa: PLC0415
-    from memplan.execution.step_source import StepSource  # noqa: PLC0415
+_own = threading.local()
+"""By thread, the process that rehearses workloads for it. It ends with the thread that started it, as `standin/launch.py` has it."""
 
-    rehearser = Rehearser(StepSource("memplan.child.models.built_in", "build"), allow_writes=True)  # it writes nothing
-    atexit.register(rehearser.close)
+
+def _rehearser() -> Rehearser:
+    """Return the process that rehearses workloads for this thread; it lives as long as that."""
+    if not hasattr(_own, "rehearser"):
+        from memplan.execution.rehearse import Rehearser  # noqa: PLC0415
+        from memplan.execution.step_source import StepSource  # noqa: PLC0415
+
+        _own.rehearser = Rehearser(StepSource("memplan.child.models.built_in", "build"), allow_writes=True)  # it writes nothing
+        atexit.register(_own.rehearser.close)
+    rehearser: Rehearser = _own.rehearser
     return rehearser

@@ -7,7 +7,7 @@ other model that transformers builds from a config.json; `parameters` is for eve
 import json
 from typing import Annotated, Literal
 
-from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
+from pydantic import BeforeValidator, Field, NonNegativeInt, PositiveInt, model_validator
 
 from memplan.description import Description
 
@@ -22,6 +22,9 @@ EXPERT_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_nu
 
 COUNTED_SIDE = 4096
 """Rows and columns of the matrices that stand for a model by counts: the width of a model of 7 billion parameters."""
+
+ALL_LINEAR_LAYERS = "all-linear"
+"""PEFT's word for every linear layer but the head."""
 
 ALL_LINEAR: tuple[LoraTarget, ...] = ("query", "key", "value", "output", "gate", "up", "down")
 
@@ -214,6 +217,26 @@ class ContrastiveEncoderModel(Description):
         return self.num_channels * self.encoder.hidden_size
 
 
+def _as_tuple(value: object) -> object:
+    return (value,) if isinstance(value, str) else value
+
+
+class Adapters(Description):
+    """Low-rank adapters beside the linear layers of a model of transformers, as PEFT puts them in; everything else is frozen."""
+
+    rank: PositiveInt
+    """Width of the adapters."""
+
+    dropout: Rate = 0.0
+    """Dropout on the adapters' input."""
+
+    targets: Annotated[tuple[str, ...], BeforeValidator(_as_tuple)] = (ALL_LINEAR_LAYERS,)
+    """What the names of the adapted layers end with, as q_proj; `all-linear`: every linear layer but the head."""
+
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    """The adapters' own type: PEFT makes it float32 beside weights of a short type (autocast_adapter_dtype)."""
+
+
 class HuggingFaceModel(Description):
     """Any model that the installed transformers builds from a config.json. It is rehearsed; there are no formulas for it."""
 
@@ -221,10 +244,28 @@ class HuggingFaceModel(Description):
     """Says which kind of model this is."""
 
     huggingface_config: str
-    """The content of the config.json, as JSON. A workload file names it: `config: path/to/config.json`."""
+    """The content of the config.json, as JSON. A workload file names it: `config: path/to/config.json`, or the model: `name: ORG/MODEL`."""
 
     attention: Attention | None = None
     """How attention is computed. None: as transformers chooses."""
+
+    weights_dtype: Literal["float32", "bfloat16", "float16"] | None = None
+    """The type that the weights are loaded in, as `torch_dtype`. None: as the precision has it, float32 under autocast."""
+
+    norm_dtype: Literal["float32", "bfloat16", "float16"] | None = None
+    """The type of the norms' weights, where it is another: a training from quantized weights often makes them float32."""
+
+    quantization: Literal["4bit", "4bit-double", "8bit"] | None = None
+    """How bitsandbytes keeps the frozen linear layers: 4 bits and a scale for each 64 (`double`: scales quantized too), or LLM.int8."""
+
+    adapters: Adapters | None = None
+    """Adapters; with them the model's own weights are frozen."""
+
+    @model_validator(mode="after")
+    def _quantized_weights_are_frozen(self) -> "HuggingFaceModel":
+        if self.quantization is not None and self.adapters is None:
+            raise ValueError("quantized weights cannot be trained: adapters are missing")
+        return self
 
     @property
     def is_mixture_of_experts(self) -> bool:

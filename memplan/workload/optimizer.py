@@ -8,8 +8,8 @@ OptimizerName = Literal[
     "sgd", "sgd_momentum", "adam", "adamw", "nadam", "radam", "rmsprop", "adagrad", "adadelta", "adafactor", "lion", "adam8bit", "lion8bit"
 ]
 
-OPTIMIZER_PACKAGES: dict[OptimizerName, str] = {"adafactor": "transformers", "adam8bit": "bitsandbytes", "lion8bit": "bitsandbytes"}
-"""The package of each optimizer that is not torch.optim's; memplan has a Lion of its own for rehearsals."""
+OPTIMIZER_PACKAGES: dict[OptimizerName, str] = {"adafactor": "transformers"}
+"""The package of each optimizer that is not torch.optim's; memplan has Lion and the 8-bit ones of its own for rehearsals."""
 
 
 class Optimizer(Description):

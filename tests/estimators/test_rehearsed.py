@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -24,7 +23,7 @@ from memplan.memory.estimate import MemoryEstimate, MemoryRange
 from memplan.traces.requests import requests_of
 from memplan.units import GIB, MIB, parse_size
 from memplan.workload.model import ContrastiveEncoderModel
-from memplan.workload.optimizer import Optimizer
+from memplan.workload.optimizer import OPTIMIZER_PACKAGES, Optimizer
 from memplan.workload.stage import Stage
 from memplan.workload.workload import Workload
 from memplan.workload.workload_file import workload_from
@@ -269,13 +268,12 @@ def test_a_plan_is_the_same_whatever_was_kept(torch_build: TorchBuild, tmp_path:
     assert plans[0] == plans[1] == plans[2]
 
 
-def test_a_missing_package_is_named_at_once(torch_build: TorchBuild) -> None:
+def test_a_missing_package_is_named_at_once(torch_build: TorchBuild, monkeypatch: pytest.MonkeyPatch) -> None:
     """No process begins, and one sentence says why."""
-    if find_spec("bitsandbytes") is not None:
-        pytest.skip("bitsandbytes is installed")
-    step = workload().model_copy(update={"optimizer": Optimizer(name="adam8bit")})
+    monkeypatch.setitem(OPTIMIZER_PACKAGES, "adafactor", "a_package_of_nobody")
+    step = workload().model_copy(update={"optimizer": Optimizer(name="adafactor")})
 
-    with pytest.raises(NotRehearsedError, match="bitsandbytes, which is not installed"):
+    with pytest.raises(NotRehearsedError, match="a_package_of_nobody, which is not installed"):
         RehearsedEstimator()(step, find_gpu("t4"), None)
 
 

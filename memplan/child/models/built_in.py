@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from memplan.child.models.contrastive import ContrastiveEncoder, Texts, cached_backward, loss_of
 from memplan.child.models.counted import CountedModel
+from memplan.child.models.fine_tuning import prepare_fine_tuning
 from memplan.child.models.huggingface import FromTransformers
 from memplan.child.models.optimizers import make_optimizer
 from memplan.child.models.transformer import Adapted, Transformer, TransformerWithHead
@@ -82,8 +83,10 @@ def _workspace(size: int, like: Tensor) -> Tensor:
 def make_model(workload: Workload, device: str) -> nn.Module:
     """Return the model of *workload* on *device*, in the precision and mode that it trains in."""
     model, training = workload.model, workload.training
-    with torch.device("meta"), _default_type(TYPES.get(training.precision, torch.float32)):
+    with torch.device("meta"), _default_type(_weights_type(workload)):
         made = _make(model)
+        if isinstance(made, FromTransformers) and isinstance(model, HuggingFaceModel):
+            prepare_fine_tuning(made.inner, model)
     _move(made, device)
     encoder = encoder_of(model)
     made.train()
@@ -95,6 +98,13 @@ def make_model(workload: Workload, device: str) -> nn.Module:
                 adapted.dropout.train()  # put in after the model was left in eval mode, as PEFT puts them in
     _checkpoint(made, on=training.activation_checkpointing)
     return made
+
+
+def _weights_type(workload: Workload) -> torch.dtype:
+    """Return the type in which the weights of *workload* are loaded."""
+    named = workload.model.weights_dtype if isinstance(workload.model, HuggingFaceModel) else None
+    found: torch.dtype = getattr(torch, named) if named is not None else TYPES.get(workload.training.precision, torch.float32)
+    return found
 
 
 def _move(model: nn.Module, device: str) -> None:

@@ -17,10 +17,10 @@ import torch
 from torch import Tensor, nn
 
 from memplan.child.models.experts import BalancedExperts
-from memplan.workload.model import EXPERT_COUNTS, TransformerModel
+from memplan.workload.model import EXPERT_COUNTS, HuggingFaceModel, TransformerModel
 
 if TYPE_CHECKING:
-    from memplan.workload.model import Head, HuggingFaceModel
+    from memplan.workload.model import Head
 
 SECOND_OF_SOUND = 16_000
 """Samples of a waveform: one second at the rate that speech models are trained with."""
@@ -48,6 +48,7 @@ class FromTransformers(nn.Module):
         super().__init__()
         settings = _without_training(json.loads(model.huggingface_config or ""))
         _refuse_mixed(settings)
+        self.described = model
         self.has_attention_mask = not isinstance(model, TransformerModel) or model.has_attention_mask
         self.inner: Any = _built(settings, model)
         self.config: Any = self.inner.config
@@ -65,10 +66,13 @@ class FromTransformers(nn.Module):
     def checkpoints(self, on: bool) -> None:
         """Switch activation checkpointing on where it is *on*. Raises ValueError for a model that has none."""
         if on:
-            options: dict[str, Any] = {"use_reentrant": False}
+            is_adapted = isinstance(self.described, HuggingFaceModel) and self.described.adapters is not None
+            options: dict[str, Any] = {"use_reentrant": is_adapted and not self.is_balanced}  # the default of transformers' Trainer
             if self.is_balanced:  # what is recomputed runs in a thread of autograd, where the mode of the forward is not on
                 options["context_fn"] = lambda: (contextlib.nullcontext(), BalancedExperts())
             self.inner.gradient_checkpointing_enable(gradient_checkpointing_kwargs=options)
+            if is_adapted:
+                self.inner.enable_input_require_grads()  # as PEFT and its users do
 
     def make_batch(self, batch: int, length: int, device: str) -> dict[str, Tensor]:
         """Return the arguments of a forward of *batch* samples, texts being of *length* tokens."""

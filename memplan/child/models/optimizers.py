@@ -1,4 +1,4 @@
-"""The optimizers of a workload, from torch.optim, transformers and bitsandbytes."""
+"""The optimizers of a workload, from torch.optim and transformers; Lion, and what bitsandbytes keeps, without either being installed."""
 
 from __future__ import annotations
 
@@ -12,6 +12,10 @@ from torch import nn
 from memplan.workload.optimizer import OPTIMIZER_PACKAGES, Optimizer
 
 RATE = 1e-4
+
+_EIGHT_BIT_MOMENTS = {"adam8bit": 2, "lion8bit": 1}
+QUANTIZED_FROM = 4096
+QUANTIZED_BLOCK = 256
 
 _TORCH = {
     "sgd": ("SGD", {}), "sgd_momentum": ("SGD", {"momentum": 0.9}), "adam": ("Adam", {}), "adamw": ("AdamW", {}), "nadam": ("NAdam", {}),
@@ -41,6 +45,40 @@ class Lion(torch.optim.Optimizer):
                 moment.lerp_(parameter.grad, 0.01)
 
 
+class EightBit(torch.optim.Optimizer):
+    """
+    What bitsandbytes' 8-bit optimizers keep and take.
+
+    A byte for each moment and an fp32 maximum for each block of 256; of tensors below 4096 elements fp32 moments (bitsandbytes 0.50,
+    optim/optimizer.py: min_8bit_size, blocksize). Its kernel updates in place.
+    """
+
+    def __init__(self, parameters: Iterable[nn.Parameter], *, num_moments: int) -> None:
+        super().__init__(parameters, {"lr": RATE})
+        self.num_moments = num_moments
+        self.tables: list[torch.Tensor] = []
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """Make the state of every parameter that has a gradient; the update itself takes no memory."""
+        del closure
+        if not self.tables:  # what a byte stands for, a table for each moment
+            device = self.param_groups[0]["params"][0].device
+            self.tables = [torch.zeros(256, device=device) for _ in range(self.num_moments)]
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is None or self.state[parameter]:
+                    continue
+                is_small = parameter.numel() < QUANTIZED_FROM
+                kind = torch.float32 if is_small else torch.uint8
+                blocks = -(-parameter.numel() // QUANTIZED_BLOCK)
+                for number, table in enumerate(self.tables):
+                    self.state[parameter][f"qmap{number + 1}"] = table
+                    self.state[parameter][f"state{number + 1}"] = torch.zeros_like(parameter, dtype=kind)
+                    if not is_small:
+                        self.state[parameter][f"absmax{number + 1}"] = torch.zeros(blocks, device=parameter.device)
+
+
 def make_optimizer(optimizer: Optimizer, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
     """Return *optimizer* over *parameters*. Raises ModuleNotFoundError, naming the package, where it comes from one that is missing."""
     if optimizer.name in _TORCH:
@@ -50,15 +88,12 @@ def make_optimizer(optimizer: Optimizer, parameters: list[nn.Parameter]) -> torc
         return made
     if optimizer.name == "lion":
         return Lion(parameters)
+    if optimizer.name in _EIGHT_BIT_MOMENTS:
+        return EightBit(parameters, num_moments=_EIGHT_BIT_MOMENTS[optimizer.name])
     package = OPTIMIZER_PACKAGES[optimizer.name]
     try:
         module = importlib.import_module(package)
     except ImportError as error:
         raise ModuleNotFoundError(f"the optimizer {optimizer.name} is that of {package}, which is not installed") from error
-    if optimizer.name == "adafactor":
-        factored: torch.optim.Optimizer = module.Adafactor(parameters, lr=RATE, relative_step=False)
-        return factored
-    eight_bit: torch.optim.Optimizer = getattr(module.optim, {"adam8bit": "AdamW8bit", "lion8bit": "Lion8bit"}[optimizer.name])(
-        parameters, lr=RATE
-    )
-    return eight_bit
+    factored: torch.optim.Optimizer = module.Adafactor(parameters, lr=RATE, relative_step=False)
+    return factored

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from importlib.util import find_spec
+from math import prod
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from memplan.errors import UsageError
-from memplan.estimators.analytic.parameters import count, parameter_groups
+from memplan.estimators.analytic.parameters import count, parameter_groups, rounded
 from memplan.execution.rehearsal import Rehearsal
 from memplan.hardware.catalog import find_gpu
 from memplan.layouts.templates import template_data, templates_folder
@@ -241,13 +240,17 @@ def test_descriptions_of_adapters_and_experts_are_followed(rehearser: SharedRehe
         assert seen.breakdown.optimizer_state_bytes == pytest.approx(2 * 4 * trained, rel=0.02)
 
 
-def test_an_optimizer_that_is_not_installed_is_named(rehearser: SharedRehearser) -> None:
-    """bitsandbytes is not among the packages that tests need."""
-    if find_spec("bitsandbytes") is None:
-        with pytest.raises(UsageError, match="bitsandbytes, which is not installed"):
-            run(rehearser, small(optimizer={"name": "adam8bit"}))
-    else:
-        assert run(rehearser, small(optimizer={"name": "adam8bit"})).breakdown.optimizer_state_bytes > 0
+@pytest.mark.parametrize(("name", "moments"), [("adam8bit", 2), ("lion8bit", 1)])
+def test_eight_bit_optimizers_keep_bytes(rehearser: SharedRehearser, name: str, moments: int) -> None:
+    """A byte a moment and 4 for each block of 256, fp32 below 4096 elements, and a table of 256 values for each moment."""
+    step = small(optimizer={"name": name})
+    sizes = [(group.num_tensors, prod(group.shape)) for group in parameter_groups(step.model) if group.is_trainable]
+    each = [
+        (tensors, rounded(elements * 4) if elements < 4096 else rounded(elements) + rounded(-(-elements // 256) * 4))
+        for tensors, elements in sizes
+    ]
+
+    assert run(rehearser, step).breakdown.optimizer_state_bytes == moments * (sum(tensors * size for tensors, size in each) + 256 * 4)
 
 
 def test_the_request_is_plain_json() -> None:

@@ -1,0 +1,178 @@
+"""
+What a fine-tuning makes of a model of transformers: low-rank adapters as PEFT puts them in, frozen layers as bitsandbytes keeps them.
+
+What counts is what is allocated and kept, operator by operator (read in peft 0.18, tuners/lora/layer.py and bnb.py, and in bitsandbytes
+0.50, autograd/_functions.py); the values do not matter, so that nothing is really quantized. Neither package has to be installed.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from memplan.workload.model import ALL_LINEAR_LAYERS
+
+if TYPE_CHECKING:
+    from memplan.workload.model import Adapters, HuggingFaceModel
+
+BLOCK = 64
+"""Elements that share a scale in 4 bits."""
+
+OUTER_BLOCK = 256
+"""Scales that share a scale of their own, where scales are quantized too."""
+
+
+class AdaptedLinear(nn.Module):
+    """A frozen linear layer of PEFT with a low-rank adapter beside it."""
+
+    def __init__(self, base: nn.Module, adapters: Adapters, inputs: int, outputs: int) -> None:
+        super().__init__()
+        dtype = getattr(torch, adapters.dtype)
+        self.base = base
+        self.dropout = nn.Dropout(adapters.dropout) if adapters.dropout else nn.Identity()
+        self.down = nn.Linear(inputs, adapters.rank, bias=False, dtype=dtype)
+        self.up = nn.Linear(adapters.rank, outputs, bias=False, dtype=dtype)
+        self.is_four_bit = isinstance(base, FourBitLinear)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the layer's answer and the adapter's, in the type of the first."""
+        result: Tensor = self.base(x)
+        kept = result.dtype
+        if self.is_four_bit:
+            result = result.clone()
+        is_cast = not isinstance(self.base, QuantizedLinear) or not torch.is_autocast_enabled()
+        x = x.to(self.down.weight.dtype) if is_cast else x
+        return (result + self.up(self.down(self.dropout(x))) * 2.0).to(kept)
+
+
+class QuantizedLinear(nn.Module):
+    """A frozen linear layer whose weights are kept in few bits, and made whole for each product."""
+
+    def __init__(self, base: nn.Linear) -> None:
+        super().__init__()
+        self.out_features, self.in_features, self.dtype = base.out_features, base.in_features, base.weight.dtype
+        self.bias = None if base.bias is None else nn.Parameter(base.bias.detach(), requires_grad=False)
+
+    @property
+    def num_elements(self) -> int:
+        """Return the elements of the weight."""
+        return self.out_features * self.in_features
+
+    def whole(self, dtype: torch.dtype) -> Tensor:
+        """Return the weight (outputs, inputs) in *dtype*, made anew."""
+        raise NotImplementedError
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the product of *x* (…, inputs) with the weight, computed in the weight's type and told in that of *x*."""
+        answer: Tensor = _WholeForEachProduct.apply(x.to(self.dtype), self, self.bias)
+        return answer.to(x.dtype)
+
+
+class FourBitLinear(QuantizedLinear):
+    """Two weights a byte, and a scale for each 64."""
+
+    def __init__(self, base: nn.Linear, *, is_double: bool) -> None:
+        super().__init__(base)
+        self.is_double = is_double
+        scales = -(-self.num_elements // BLOCK)
+        self.register_buffer("packed", torch.empty((self.num_elements + 1) // 2, 1, dtype=torch.uint8))
+        self.register_buffer("scales", torch.empty(scales, dtype=torch.uint8 if is_double else torch.float32))
+        self.register_buffer("code", torch.empty(16, dtype=torch.float32))
+        if is_double:
+            self.register_buffer("outer_scales", torch.empty(-(-scales // OUTER_BLOCK), dtype=torch.float32))
+            self.register_buffer("outer_code", torch.empty(256, dtype=torch.float32))
+            self.register_buffer("offset", torch.empty((), dtype=torch.float32))
+
+    def whole(self, dtype: torch.dtype) -> Tensor:
+        """Return the weight, its scales made whole before it."""
+        scales: Any = self.scales
+        if self.is_double:
+            scales = torch.empty(scales.shape, dtype=torch.float32, device=scales.device)
+            scales += self.offset
+        return torch.empty(self.out_features, self.in_features, dtype=self.dtype, device=scales.device).to(dtype)
+
+
+class EightBitLinear(QuantizedLinear):
+    """A byte for each weight, and a scale for each row; the product is of bytes too (LLM.int8)."""
+
+    def __init__(self, base: nn.Linear) -> None:
+        super().__init__(base)
+        self.register_buffer("rows", torch.empty(self.out_features, self.in_features, dtype=torch.int8))
+        self.register_buffer("scales", torch.empty(self.out_features, dtype=torch.float32))
+
+    def whole(self, dtype: torch.dtype) -> Tensor:
+        """Return the weight: the rows in *dtype*, multiplied in place."""
+        rows, scales = self.rows, self.scales
+        assert isinstance(rows, Tensor)
+        assert isinstance(scales, Tensor)
+        return rows.to(dtype).mul_(scales.unsqueeze(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the product of *x* (…, inputs) with the weight, in the type of *x*."""
+        answer: Tensor = _ProductOfBytes.apply(x, self, self.bias)
+        return answer
+
+
+class _WholeForEachProduct(torch.autograd.Function):
+    """x times a quantized weight: nothing of *x* is kept, the weight is made whole again in the backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, layer: QuantizedLinear, bias: Tensor | None) -> Tensor:
+        ctx.layer = layer
+        return functional.linear(x, layer.whole(x.dtype), None if bias is None else bias.to(x.dtype))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        return grads[0] @ ctx.layer.whole(grads[0].dtype), None, None
+
+
+class _ProductOfBytes(_WholeForEachProduct):
+    """x times a weight of bytes: *x* is kept, its bytes are made by way of fp16, and the product is of 32 bits before it is scaled."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, layer: QuantizedLinear, bias: Tensor | None) -> Tensor:
+        ctx.layer, ctx.kept = layer, x
+        rows = x.reshape(-1, x.shape[-1])
+        quantized = torch.empty_like(rows.to(torch.float16), dtype=torch.int8)
+        product = torch.empty(rows.shape[0], layer.out_features, dtype=torch.int32, device=x.device)
+        answer = torch.empty(*x.shape[:-1], layer.out_features, dtype=x.dtype, device=x.device)
+        del quantized, product, bias
+        return answer
+
+
+def prepare_fine_tuning(inner: nn.Module, model: HuggingFaceModel) -> None:
+    """Change *inner*, a model of transformers, into what *model* describes: layers quantized, norms in their type, adapters put in."""
+    head = _head_of(inner)
+    layers = [(name, layer) for name, layer in inner.named_modules() if isinstance(layer, nn.Linear) and layer is not head]
+    if model.adapters is not None:
+        inner.requires_grad_(False)
+    for name, layer in layers:
+        base = _quantized(layer, model.quantization) if model.quantization is not None else layer
+        if model.adapters is not None and _is_target(name, model.adapters.targets):
+            base = AdaptedLinear(base, model.adapters, layer.in_features, layer.out_features)
+        if base is not layer:
+            inner.set_submodule(name, base)
+    if model.adapters is not None and not any(isinstance(module, AdaptedLinear) for module in inner.modules()):
+        names = " or ".join(model.adapters.targets)
+        raise ValueError(f"no linear layer of {type(inner).__name__} is called {names}, which the adapters are for")
+    for name, module in inner.named_modules():
+        if model.norm_dtype is not None and "norm" in name.rpartition(".")[2].lower():
+            module.to(getattr(torch, model.norm_dtype))
+
+
+def _head_of(inner: nn.Module) -> nn.Module | None:
+    getter = getattr(inner, "get_output_embeddings", None)
+    found: nn.Module | None = getter() if getter is not None else None
+    return found
+
+
+def _is_target(name: str, targets: tuple[str, ...]) -> bool:
+    """Say whether the layer *name* is one of *targets*, each the whole name or its end, as PEFT matches them."""
+    return ALL_LINEAR_LAYERS in targets or any(name == target or name.endswith(f".{target}") for target in targets)
+
+
+def _quantized(layer: nn.Linear, quantization: str) -> nn.Module:
+    return EightBitLinear(layer) if quantization == "8bit" else FourBitLinear(layer, is_double=quantization == "4bit-double")

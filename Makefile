@@ -58,6 +58,7 @@ benchmark: .venv/ready
 	$(BIN)/python benchmarks/startup.py
 	$(BIN)/python benchmarks/rehearsal.py
 	$(BIN)/python benchmarks/allocator.py
+	$(BIN)/python benchmarks/data_loading.py
 
 clean:
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage dist build

@@ -57,6 +57,9 @@ if TYPE_CHECKING:
     from memplan.monitor.background import Monitor
     from memplan.training.oom_retry import FittingSteps, fits_or_smaller
     from memplan.workload.workload import Workload
+
+    from . import data as data
+    from . import debug as debug
 else:
     _MODULES = {
         "api.gpus": ["gpus"],
@@ -71,10 +74,14 @@ else:
         "workload.workload": ["Workload"],
     }
 
+    _PACKAGES = ("data", "debug")
+
     def __getattr__(name):
         """Load what is asked for: `memplan --help` does without it. A type checker sees the imports above instead."""
         from importlib import import_module  # noqa: PLC0415
 
+        if name in _PACKAGES:
+            return import_module(f"memplan.{name}")
         for module, names in _MODULES.items():
             if name in names:
                 return getattr(import_module(f"memplan.{module}"), name)

@@ -101,7 +101,11 @@ def case_of(path: Path, where: str, body: str) -> object:
     """A block as a case; one whose plan is rehearsed takes minutes where nothing is cached yet, a script some seconds."""
     commands = commands_of(body)
     is_heavy = any(
-        "memplan rehearse" not in command and "memplan undo" not in command and "--method" not in command for command in commands
+        "memplan rehearse" not in command
+        and "memplan undo" not in command
+        and "memplan dataset" not in command
+        and "--method" not in command
+        for command in commands
     ) or any(" -- " in command for command in commands)
     return pytest.param(where, body, id=f"{path.name}: {commands[0]}", marks=[pytest.mark.heavy] if is_heavy else [])
 
@@ -180,7 +184,7 @@ def test_links_lead_somewhere(path: Path) -> None:
             assert heading in [re.sub(r"[^\w -]", "", each.lower()).replace(" ", "-") for each in headings], heading
 
 
-@pytest.mark.parametrize("command", ["", "compare", "gpus", "rehearse", "replay", "undo"])
+@pytest.mark.parametrize("command", ["", "check", "compare", "dataset", "explain-config", "gpus", "init", "rehearse", "replay", "undo"])
 def test_every_help_has_examples(command: str) -> None:
     """--help of every command shows how it is used, and every example names options that exist."""
     result = subprocess.run([sys.executable, "-m", "memplan", *command.split(), "--help"], capture_output=True, text=True, check=True)

@@ -82,7 +82,7 @@ def test_what_is_imported_is_required_and_nothing_else(project: dict[str, Any]) 
     """By the package itself or by one of its extras. accelerate is what transformers' Trainer imports."""
     extras = {name: names_of(packages) for name, packages in project["optional-dependencies"].items()}
 
-    assert set(extras) == {"lightning", "transformers", "notebook", "plots", "dev"}
+    assert set(extras) == {"lightning", "transformers", "data", "notebook", "plots", "dev"}
     for_users = set().union(*(packages for name, packages in extras.items() if name != "dev"))
     assert names_of(project["dependencies"]) | for_users - {"accelerate"} == imported()
     assert not names_of(project["dependencies"]) & for_users
@@ -191,7 +191,12 @@ def test_the_wheel_holds_the_package_and_the_templates(built: Built) -> None:
     templates = {f"memplan/templates/{name}" for name in files_below(built.copy / "templates")}
 
     assert content_of(built.wheel) == package | templates
-    assert {"memplan/hardware/gpus.json", "memplan/standin/csrc/card.c", "memplan/child/hook/sitecustomize.py"} <= package
+    assert {
+        "memplan/hardware/gpus.json",
+        "memplan/workload/models.json",
+        "memplan/standin/csrc/card.c",
+        "memplan/child/hook/sitecustomize.py",
+    } <= package
     assert "memplan/templates/compiled.json" in templates
 
 
@@ -225,7 +230,7 @@ def test_the_installed_package_says_what_it_is(from_wheel: Installed, tmp_path: 
 
     assert Path(file).is_relative_to(from_wheel.folder)
     assert (version, license_expression) == (memplan.__version__, "Apache-2.0")
-    assert extras == ["dev", "lightning", "notebook", "plots", "transformers"]
+    assert extras == ["data", "dev", "lightning", "notebook", "plots", "transformers"]
     assert run(from_wheel.command, "--version", cwd=tmp_path) == f"memplan, version {memplan.__version__}\n"
 
 

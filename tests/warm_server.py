@@ -20,7 +20,7 @@ from typing import Any
 
 import memplan
 
-NOT_IMPORTED = ("memplan.__main__", "memplan.child", "memplan.training", "memplan.integrations")
+NOT_IMPORTED = ("memplan.__main__", "memplan.child", "memplan.training", "memplan.data", "memplan.debug", "memplan.integrations")
 """What runs when it is imported, or imports PyTorch."""
 
 

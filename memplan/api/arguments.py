@@ -45,6 +45,7 @@ _TYPES: dict[str, tuple[Any, str]] = {
     "context_bytes": (Annotated[int, Field(ge=0)], "a number of bytes"),
     "environment": (Mapping[str, str] | None, "variables by name"),
     "allow_writes": (bool, "True or False"),
+    "skip_weights": (bool, "True or False"),
 }
 """By name: the type, and how the error describes it."""
 

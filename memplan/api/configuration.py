@@ -7,7 +7,8 @@ A tree that a layout knows, a workload file, a model's config.json, or the built
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+import shlex
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,7 +17,7 @@ from memplan.edits.yaml_file import YamlFile
 from memplan.errors import ConfigError, UsageError
 from memplan.layouts.reader import Reading
 from memplan.layouts.recognition import configurations_in, recognise
-from memplan.layouts.registry import BUILT_IN_WORKLOAD, describe_layouts, locate, near_misses
+from memplan.layouts.registry import BUILT_IN_WORKLOAD, Located, describe_layouts, locate, near_misses
 from memplan.layouts.templates import template_data, templates_folder
 from memplan.planner.plan import AnyProgram
 from memplan.programs.command_program import PLACEHOLDER, CommandProgram
@@ -31,6 +32,9 @@ BUILT_IN = "built-in"
 
 PLAIN_FILES = ("workload.yaml", "config.json")
 """Files that are planned where they stand alone in a folder: a workload of memplan's own, and a Hugging Face model."""
+
+RECIPE_SUFFIXES = (".yaml", ".yml", ".json")
+"""What the names of files end with that a command trains from."""
 
 ALLOCATOR_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 """Where PyTorch looks for allocator settings: the first that is set counts, empty or not (seen in rehearsals under PyTorch 2.13)."""
@@ -55,6 +59,8 @@ class Configuration(NamedTuple):
     """Fields of the training that the files do not give, planned with memplan's defaults."""
     noticed: tuple[str, ...] = ()
     """What was noticed besides."""
+    remembered: str = ""
+    """Where from, and what of it, is remembered of an earlier plan: `.memplan/plan.yaml: command, gpu`."""
 
     @property
     def is_own_program(self) -> bool:
@@ -87,9 +93,36 @@ class Configuration(NamedTuple):
         """Return a copy that is planned for *target* samples in an optimizer step: with one it need not fill the GPU."""
         return self if target is None else self._replace(has_batch=True)
 
+    def with_gpus(self, num_gpus: int | None, num_nodes: int | None) -> Configuration:
+        """
+        Return a copy that is trained on that many GPUs of each machine, and on that many machines; None: as it is.
+
+        Raises UsageError where its files say it themselves.
+        """
+        given = {"devices": num_gpus, "nodes": num_nodes}
+        changes = {name: count for name, count in given.items() if count is not None}
+        for entry in self.reading.entries if self.reading and changes else ():
+            if entry.field.removeprefix("parallelism.") in changes:
+                raise UsageError(f"{self.source} says on how many GPUs it trains: `{entry.key}`", hint="change it there")
+        if not changes:
+            return self
+        workload = self.workload
+        trained = workload.model_copy(update={"parallelism": workload.parallelism.model_copy(update=changes)})
+        return self._replace(program=trained, reading=replace(self.reading, workload=trained) if self.reading else None)
+
     def with_note(self, note: str) -> Configuration:
         """Return a copy that has noticed *note* too."""
         return self._replace(noticed=(*self.noticed, note))
+
+    def skipping_weights(self) -> Configuration:
+        """Return a copy whose pretrained models are built without reading their weights. Raises UsageError for what is no program."""
+        program = self.program
+        if isinstance(program, Workload):
+            raise UsageError(
+                "skip_weights is for programs, whose models are loaded", hint="a configuration's model is planned without weights"
+            )
+        note = "weights of pretrained models were not read: what loading them takes on the GPU for a moment is not planned for"
+        return self._replace(program=program.model_copy(update={"skips_weights": True})).with_note(note)
 
     def with_allocator_settings_of(self, environment: Mapping[str, str]) -> Configuration:
         """
@@ -114,26 +147,32 @@ class Configuration(NamedTuple):
         return self.reading.other_stages if self.reading else ()
 
 
-def read_configuration(path: Path | None) -> Configuration:
+def read_configuration(path: Path | None, *, or_built_in: bool = True) -> Configuration:
     """
     Return the configuration at *path*; without one, that of this folder, or the built-in workload where this folder has none.
 
     Raises ConfigError for a path that is not there, for a configuration that memplan cannot read, and for values that make no sense: it
-    names the file and the missing key, or the framework that it looks like. Nothing else is planned in its place.
+    names the file and the missing key, or the framework that it looks like. Nothing else is planned in its place. Without *or_built_in*,
+    UsageError for a folder without any.
     """
-    return _read(path).with_allocator_settings_of(os.environ)
+    found = _read(path)
+    if found is None and not or_built_in:
+        looked_for = f"looked for {describe_layouts()}; {' and '.join(PLAIN_FILES)}"
+        raise UsageError("this folder has no configuration", hint=f'name one, `source="conf"`, or a program; {looked_for}')
+    return (found or _built_in("the built-in workload, since this folder has no configuration")).with_allocator_settings_of(os.environ)
 
 
-def _read(path: Path | None) -> Configuration:
+def _read(path: Path | None) -> Configuration | None:
+    """Return the configuration at *path*; None where none is named, and this folder has none."""
     if path == Path(BUILT_IN):
         return _built_in("the built-in workload")
     if path is not None and not path.exists():
         raise ConfigError("does not exist", file=path, hint="check the path")
     place = path or Path()
     located = locate(place)
-    if located is not None:
-        reading = located.read()
-        return Configuration(reading.workload, f"{located.root} ({located.layout.name})", reading)
+    is_plain = located is not None and located.is_recipe and place.is_dir() and _plain_file(place)
+    if located is not None and not is_plain and (located.can_be_described or located.has_batch):
+        return _of_layout(located)
     if place.is_dir():
         file = _plain_file(place)
         if file is not None:
@@ -146,7 +185,37 @@ def _read(path: Path | None) -> Configuration:
     if path is not None:
         hint = f"looked for {describe_layouts()}; {' and '.join(PLAIN_FILES)}"
         raise ConfigError("has no configuration that memplan reads", file=path, hint=hint)
-    return _built_in("the built-in workload, since this folder has no configuration")
+    return None
+
+
+def _of_layout(located: Located) -> Configuration:
+    """
+    Return the workload that a layout makes of a configuration; nothing that the configuration names is run.
+
+    Raises ConfigError for what memplan's own model is not true for, with what to type to plan the program itself.
+    """
+    if not located.can_be_described:
+        raise ConfigError(f"is {located.layout.title}, of whose model memplan knows nothing", file=located.main, hint=_by_itself(located))
+    try:
+        reading = located.read()
+    except ConfigError as error:
+        if not located.is_recipe:
+            raise
+        raise ConfigError(error.problem, file=error.file, line=error.line, hint=_either(error.hint, _by_itself(located))) from error
+    if located.is_recipe:
+        said = f"planned with memplan's own model of it; {_by_itself(located)}"
+        reading = replace(reading, warnings=(said, *reading.warnings))
+    return Configuration(reading.workload, located.source, reading)
+
+
+def _by_itself(located: Located) -> str:
+    """Return what to type to plan the program that trains from a recipe."""
+    words = located.command or ["python", "train.py", str(located.main)]
+    return f"to plan the program itself, where it is installed: `memplan --gpu t4 -- {shlex.join(words)}`"
+
+
+def _either(hint: str | None, other: str) -> str:
+    return other if hint is None else f"{hint}; {other}"
 
 
 def command_configuration(
@@ -157,22 +226,25 @@ def command_configuration(
     num_gpus: int | None = None,
     num_nodes: int | None = None,
     pinned: Collection[str] = (),
+    is_planned: bool = True,
 ) -> Configuration:
     """
     Return the program of the command *words* (`programs/command_line.py`).
 
     *num_gpus*, *num_nodes*: how many train together; None: as its launcher is told. *pinned*: variables that get a value besides. Raises
-    UsageError for a program without a variable to plan, and as `command_program`.
+    UsageError for a program without a variable to plan, where it *is_planned*, and as `command_program`.
     """
     from memplan.execution.ranks import launched_by  # noqa: PLC0415
     from memplan.programs.command_line import command_program  # noqa: PLC0415
 
     if not fields and not any(PLACEHOLDER.search(word) for word in words):
-        fields = list(_fields_of_layout(Path()))
+        located = _named_by(words)
+        fields = list(located.fields()) if located is not None else ()
+        short = [*short, *(located.short() if located is not None else ())]
     told = launched_by(words)
     parallelism = Parallelism(devices=num_gpus or told.num_gpus, nodes=num_nodes or (told.num_nodes if num_gpus is None else 1))
     program = command_program(words, fields=fields, short=short, parallelism=parallelism, pinned=pinned)
-    if "micro_batch_size" not in program.variables:
+    if is_planned and not program.varies("micro_batch_size"):
         raise UsageError(
             f"nothing says where the batch size of {program.name} is written",
             hint="write `{micro_batch_size}` in its place in the command, or name the place: "
@@ -181,14 +253,11 @@ def command_configuration(
     return _of_program(program)
 
 
-def _fields_of_layout(folder: Path) -> Iterator[str]:
-    """Yield where the batch is written in the tree at *folder*, where a layout knows it and the key is there."""
-    located = locate(folder)
-    for entry in located.layout.fields if located is not None else ():
-        variable = entry.field.removeprefix("training.")
-        file = located.root / entry.file if located is not None else folder
-        if variable in ("micro_batch_size", "gradient_accumulation_steps") and YamlFile.load(file).get(entry.path) is not None:
-            yield f"{variable}={file}:{entry.key}"
+def _named_by(words: Sequence[str]) -> Located | None:
+    """Return the configuration that a command trains from: the recipe that it names, else the tree in this folder."""
+    named = (locate(Path(word)) for word in words if Path(word).suffix in RECIPE_SUFFIXES and Path(word).is_file())
+    found = next((located for located in named if located is not None), None)
+    return found or locate(Path())
 
 
 def function_configuration(source: str) -> Configuration:
@@ -242,7 +311,7 @@ def _refuse_near_misses(place: Path) -> None:
 def _refuse_others(folder: Path) -> None:
     for found in configurations_in(folder):
         verb = "is" if found.is_known else "looks like"
-        raise ConfigError(f"{verb} {found.title}, which memplan cannot plan from", file=found.file, hint=INSTEAD)
+        raise ConfigError(f"{verb} {found.title}", file=found.file, hint=found.hint)
 
 
 def _refuse_unusable(place: Path) -> None:
@@ -254,11 +323,11 @@ def _refuse_unusable(place: Path) -> None:
 
 def _of_file(path: Path) -> Configuration:
     """Return the configuration that a single file is. Raises ConfigError as `read_configuration` does."""
+    _refuse_framework(path)
     if is_huggingface_config(path):
         workload, told = read_huggingface_config(path)
         noticed = tuple(f"{path}: {each}" for each in told)
         return Configuration(workload, str(path), has_batch=False, assumed=("precision", "sequence_length", "optimizer"), noticed=noticed)
-    _refuse_framework(path)
     workload = read_workload(path)
     chosen = workload.training.model_fields_set & {"micro_batch_size", "gradient_accumulation_steps", "target_effective_batch_size"}
     return Configuration(workload, str(path), has_batch=bool(chosen))
@@ -267,9 +336,11 @@ def _of_file(path: Path) -> Configuration:
 def _refuse_framework(path: Path) -> None:
     """Raise ConfigError for a file that is another framework's: it would only be told to be no workload."""
     keys = set() if path.suffix == ".toml" else YamlFile.load(path).keys()
-    if "model.kind" in keys or (keys and {key.partition(".")[0] for key in keys} <= set(Workload.model_fields)):
+    if keys & {"model.kind", "model_type"} or (keys and {key.partition(".")[0] for key in keys} <= set(Workload.model_fields)):
         return
     found = recognise(path)
     if found is not None:
         verb = "is" if found.is_known else "looks like"
-        raise ConfigError(f"{verb} {found.title}, which memplan cannot plan from", file=path, hint=INSTEAD)
+        raise ConfigError(f"{verb} {found.title}", file=path, hint=found.hint)
+    if "model" not in keys:
+        raise ConfigError("describes no training: it has neither a model nor a batch size", file=path, hint=INSTEAD)

@@ -123,6 +123,7 @@ def plan(
     pins: Mapping[str, object] | None = None,
     grow_negatives: bool = False,
     with_levers: bool = False,
+    skip_weights: bool = False,
     on_rehearsal: OnRehearsal | None = None,
 ) -> Plan:
     """
@@ -149,6 +150,7 @@ def plan(
         pins: Values that stay whatever the plan, as ``{"micro_batch_size": 8, "01_stage.n_negatives": 16}``.
         grow_negatives: Give each stage as many negatives as fit.
         with_levers: Find also for a plan that fits what changes would do.
+        skip_weights: For a program: build pretrained models without reading their weights, which need not be there.
         on_rehearsal: Is called before each rehearsal.
 
     Returns:
@@ -181,12 +183,15 @@ def plan(
         pins=pins,
         grow_negatives=grow_negatives,
         with_levers=with_levers,
+        skip_weights=skip_weights,
     )
     configuration = (
         _configuration_of(source, fields, short, num_gpus, num_nodes, pins or {})
         .with_pins(pins or {})
         .with_target(target_effective_batch_size)
     )
+    if skip_weights:
+        configuration = configuration.skipping_weights()
     request = PlanRequest(
         target=target_effective_batch_size,
         tolerance=target_tolerance,
@@ -314,14 +319,17 @@ def _configuration_of(
 ) -> Configuration:
     if isinstance(source, Sequence) and not isinstance(source, str):
         return command_configuration(source, fields=fields, short=short, num_gpus=num_gpus, num_nodes=num_nodes, pinned=pins.keys())
-    if fields or short or num_gpus or num_nodes:
+    is_step = callable(source) or (isinstance(source, str) and is_function(source))
+    if fields or short or (is_step and (num_gpus or num_nodes)):
         raise UsageError("fields, short and num_gpus are those of a command", hint='give its words: `source=["python", "train.py"]`')
     if callable(source):
         return function_configuration(source_of(source))
     if isinstance(source, str) and is_function(source):
         return function_configuration(source)
     if not isinstance(source, Workload):
-        return read_configuration(None if source is None else Path(source))
+        return read_configuration(None if source is None else Path(source)).with_gpus(num_gpus, num_nodes)
+    if num_gpus or num_nodes:
+        raise UsageError("num_gpus is not for a Workload, which says it itself", hint="change its `parallelism`")
     chosen = source.training.model_fields_set & {"micro_batch_size", "gradient_accumulation_steps", "target_effective_batch_size"}
     return Configuration(source, source.name, has_batch=bool(chosen)).with_allocator_settings_of(os.environ)
 

@@ -8,6 +8,17 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
+from memplan.cli.asked import (
+    PROGRAM,
+    asked_configuration,
+    asked_for,
+    asked_gpus,
+    gpu_options,
+    is_typed,
+    method_for,
+    program_options,
+    typed_settings,
+)
 from memplan.cli.options import (
     config_path_option,
     format_option,
@@ -44,11 +55,9 @@ Examples:
   memplan --gpu t4 train_step.py:build           plan a function: its arguments are its variables
   memplan --gpu-memory 24 --target-effective-batch 256 -- python train.py --batch-size {micro_batch_size} \
       --accumulate {gradient_accumulation_steps} plan a program: its words with variables are changed and rehearsed
+  memplan --gpu a100-80 --apply                  in a folder with a .memplan/plan.yaml: plan for another GPU what was planned last
   memplan undo                                   put back what the last --apply changed
 """
-
-
-_PROGRAM = "memplan.program"
 
 
 class _WithProgram(click.Group):
@@ -58,10 +67,10 @@ class _WithProgram(click.Group):
         end = args.index("--") if "--" in args else len(args)
         _, words, _ = self.make_parser(ctx).parse_args(list(args[:end]))
         if not words and end < len(args):
-            ctx.meta[_PROGRAM] = args[end + 1 :]
+            ctx.meta[PROGRAM] = args[end + 1 :]
             args = args[:end]
         elif words and words[0] not in self.commands and ":" in words[0]:
-            ctx.meta[_PROGRAM] = words[0]
+            ctx.meta[PROGRAM] = words[0]
             at = end - len(words)
             args = [*args[:at], *args[at + 1 :]]
         return super().parse_args(ctx, args)
@@ -74,33 +83,9 @@ class _WithProgram(click.Group):
     epilog=EXAMPLES,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
 )
-@click.option(
-    "--auto", is_flag=True, help="Plan for the free memory of this machine's GPU; of several GPUs, for that of the one with least."
-)
-@click.option("--gpu", "gpu_name", metavar="NAME", help='Plan for a GPU: t4, a100-80, "RTX 4090". `memplan gpus` lists them.')
-@click.option(
-    "--gpu-memory",
-    metavar="SIZE",
-    help="Plan for a memory size: 24 is the size that a GPU is sold with, 23.5GiB is exact. With --gpu: that kind of GPU in another size.",
-)
+@gpu_options
 @config_path_option
-@click.option(
-    "--field",
-    "fields",
-    multiple=True,
-    metavar="NAME=PLACE",
-    help="Where a program's variable is written: micro_batch_size=conf/config.yaml:data.batch_size, or micro_batch_size=BATCH_SIZE for a "
-    "variable of the environment. May be repeated.",
-)
-@click.option(
-    "--short",
-    "short",
-    multiple=True,
-    metavar="PLACE=VALUE",
-    help="Make a program's rehearsal short: conf/config.yaml:trainer.limit_val_batches=0. May be repeated.",
-)
-@click.option("--num-gpus", type=click.IntRange(min=1), metavar="N", help="GPUs of each machine on which a program trains.")
-@click.option("--num-nodes", type=click.IntRange(min=1), metavar="N", help="Machines on which a program trains.")
+@program_options
 @target_option
 @tolerance_option
 @grow_negatives_option
@@ -152,6 +137,7 @@ def plan_command(
     config_path: Path | None,
     fields: Sequence[str],
     short: Sequence[str],
+    skip_weights: bool,
     num_gpus: int | None,
     num_nodes: int | None,
     target: int | None,
@@ -176,26 +162,44 @@ def plan_command(
     Options without a command make a plan. Exit code 0: it fits; 1: it does not fit; 2: usage or configuration error; 3: this machine
     lacks something, for example a GPU for --auto.
     """
-    not_typed = (click.core.ParameterSource.DEFAULT, click.core.ParameterSource.ENVIRONMENT)
-    given = [name for name in context.params if context.get_parameter_source(name) not in not_typed]
+    given = [name for name in context.params if is_typed(context, name)]
     if context.invoked_subcommand is not None:
         if given:
             raise click.UsageError(
                 f"options before a command are those of a plan; write options after it: `memplan {context.invoked_subcommand} …`"
             )
         return 0
-    program: str | list[str] | None = context.meta.get(_PROGRAM)
+    program: str | list[str] | None = context.meta.get(PROGRAM)
     if not given and program is None:
         click.echo(context.get_help())
         return 0
-    if program is not None and context.get_parameter_source("method") == click.core.ParameterSource.ENVIRONMENT:
-        method = "auto"
-    if program is not None:
-        _check_program(config_path, method, profiles=profiles and gpu_name is None and gpu_memory is None)
+    typed = typed_settings(
+        program,
+        config_path,
+        pins,
+        fields=fields,
+        short=short,
+        num_gpus=num_gpus,
+        num_nodes=num_nodes,
+        skip_weights=skip_weights,
+        gpu=gpu_name,
+        gpu_memory=gpu_memory,
+        target_effective_batch_size=target,
+        target_tolerance=tolerance,
+        margin=margin,
+        grow_negatives=grows_negatives,
+    )
+    wished = asked_for(typed, with_gpu=not (auto or profiles or method == "measured"))
+    settings = wished.settings
+    method = method_for(context, method, settings.program)
+    if settings.program is not None and profiles and not settings.names_gpu:
+        raise UsageError(
+            "--profile does not run programs on the GPU yet", hint="start the program by itself, with `memplan monitor` in another terminal"
+        )
     if apply_plan and dry_run:
         raise UsageError("--apply and --dry-run exclude each other", hint="--dry-run shows what --apply would write")
-    names_card = gpu_name is not None or gpu_memory is not None
-    if profiles and names_card and context.get_parameter_source("method") == click.core.ParameterSource.ENVIRONMENT:
+    names_card = settings.names_gpu
+    if profiles and names_card and not is_typed(context, "method"):
         method = "auto"  # what is typed goes before what is set
     if profiles and method not in (("auto", "rehearsed") if names_card else ("auto", "analytic", "rehearsed")):
         raise UsageError(f"--profile runs the step, and does not go with --method {method}", hint="leave one of them out")
@@ -218,76 +222,36 @@ def plan_command(
     asked = _Asked(
         method="rehearsed" if profiles and names_card else method,
         profiles=profiles and not names_card,
-        typed_memory=gpu_memory,
+        typed_memory=settings.gpu_memory,
         given={
-            "target": target,
-            "tolerance": tolerance,
-            "margin": margin,
-            "pins": pins,
-            "grow_negatives": grows_negatives,
+            "target": settings.target_effective_batch_size,
+            "tolerance": settings.target_tolerance,
+            "margin": settings.margin,
+            "pins": settings.pins,
+            "grow_negatives": settings.grow_negatives,
             "levers": with_levers,
         },
     )
-    from memplan.api.gpus import gpus_of_this_machine, named_gpu
     from memplan.api.plans import PlanRequest, check_writable
     from memplan.memory.budget import DEFAULT_MARGIN
-    from memplan.planner.pins import read_pins
+    from memplan.planner.pins import Pins
 
     request = PlanRequest(
-        target=target,
-        tolerance=tolerance,
-        margin=DEFAULT_MARGIN if margin is None else margin,
-        pins=read_pins(pins),
-        grows_negatives=grows_negatives,
+        target=settings.target_effective_batch_size,
+        tolerance=settings.target_tolerance,
+        margin=DEFAULT_MARGIN if settings.margin is None else settings.margin,
+        pins=Pins(settings.pins),
+        grows_negatives=settings.grow_negatives,
         with_levers=with_levers,
     )
-    configuration = _configuration(program, config_path, _Typed(fields, short, num_gpus, num_nodes), request).with_target(target)
+    configuration = asked_configuration(wished).with_target(request.target)
     if output.shows_diff:
         check_writable(configuration, request.pins)
     if profiles and names_card:
         said = "--profile: the step was rehearsed on a simulated GPU, since one was named"
         configuration = configuration.with_note(f"{said}; `memplan --auto --profile` runs it on this machine's GPU")
-    if auto and names_card:
-        raise UsageError("--auto excludes --gpu and --gpu-memory", hint="--auto takes the GPU of this machine")
-    gpus = [named_gpu(gpu_name, gpu_memory)] if names_card else gpus_of_this_machine()
-    return _plan(configuration, gpus, asked, request, output)
-
-
-class _Typed(NamedTuple):
-    """What was typed of a command's variables."""
-
-    fields: Sequence[str]
-    short: Sequence[str]
-    num_gpus: int | None
-    num_nodes: int | None
-
-
-def _check_program(config_path: Path | None, method: str, *, profiles: bool) -> None:
-    """Refuse what does not go with a program of the user's own."""
-    if config_path is not None:
-        raise UsageError("--config-path and a program exclude each other", hint="name the keys of the program's files with `--field`")
-    if method in ("analytic", "guide", "measured"):
-        raise UsageError(f"a program is run as it is, and --method {method} knows nothing of it", hint="leave `--method` out")
-    if profiles:
-        raise UsageError(
-            "--profile does not run programs on the GPU yet", hint="start the program by itself, with `memplan monitor` in another terminal"
-        )
-
-
-def _configuration(program: str | Sequence[str] | None, path: Path | None, typed: _Typed, request: PlanRequest) -> Configuration:
-    """Return what is to be planned: a command's words, the name of a function, or a configuration."""
-    from memplan.api.configuration import command_configuration, function_configuration, read_configuration
-
-    if isinstance(program, Sequence) and not isinstance(program, str):
-        return command_configuration(program, **typed._asdict(), pinned=request.pins.values.keys())
-    if any(typed):
-        raise UsageError(
-            "--field, --short, --num-gpus and --num-nodes are those of a command; the arguments of a function are its variables",
-            hint="give the command after `--`",
-        )
-    if program is not None:
-        return function_configuration(program)
-    return read_configuration(path).with_pins(request.pins.values)
+    output = output._replace(remembers=settings if apply_plan and configuration.is_own_program else None)
+    return _plan(configuration, asked_gpus(settings, auto=auto), asked, request, output)
 
 
 def _read_curves(text: str | None) -> Sequence[Variable] | None:

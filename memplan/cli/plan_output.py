@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from memplan.api.plans import Plan
     from memplan.edits.apply import FileChange
     from memplan.estimators.base import Estimator
+    from memplan.programs.plan_file import PlanSettings
 
 
 class Output(NamedTuple):
@@ -32,6 +33,8 @@ class Output(NamedTuple):
     """Along which variables; none of them: the usual ones."""
     report: Path | None
     snapshot: Path | None
+    remembers: PlanSettings | None = None
+    """What is written into `.memplan/plan.yaml` with the plan; None: nothing."""
 
 
 class Made(NamedTuple):
@@ -75,6 +78,7 @@ def _write_report(configuration: Configuration, plan: Plan, estimator: Estimator
     page = plan_as_html(
         plan,
         source=configuration.source,
+        remembered=configuration.remembered,
         notes=configuration.notes,
         curves=curves,
         timeline=timeline(estimator.trace(workload, gpu, stage)) if isinstance(estimator, ReplayingEstimator) else None,
@@ -96,6 +100,7 @@ def show(configuration: Configuration, made: Made, output: Output) -> None:
         from memplan.reports.json import plan_as_json
 
         written = write_changes(changes, configuration) if output.writes and changes else ()
+        _remember(plan, output)
         click.echo(plan_as_json(_typed(plan), _extra(configuration, made, changes, applied=bool(written))))
         return
     _report(configuration, made, changes, output)
@@ -103,6 +108,23 @@ def show(configuration: Configuration, made: Made, output: Output) -> None:
         written = write_changes(changes, configuration)
         count = f"{len(written)} file" + ("s" if len(written) > 1 else "")
         click.echo(f"\nWrote {count}; the originals are beside them (*.backup). `memplan undo` puts them back.", err=True)
+    _remember(plan, output)
+
+
+def _remember(plan: Plan, output: Output) -> None:
+    """Keep what was asked for with a plan that fits, and say so; a plan that is written counts also where that cannot be kept."""
+    if output.remembers is None or not plan.fits:
+        return
+    from memplan.errors import ConfigError
+    from memplan.programs.plan_file import write_plan_file
+
+    try:
+        file = write_plan_file(Path(), output.remembers)
+    except ConfigError as error:
+        click.echo(f"Warning: what was asked for is not remembered: {error.message}", err=True)
+        return
+    if file is not None:
+        click.echo(f"Wrote {file}: here, `memplan --apply` alone plans the same again.", err=True)
 
 
 def _report(configuration: Configuration, made: Made, changes: Sequence[FileChange], output: Output) -> None:
@@ -113,6 +135,7 @@ def _report(configuration: Configuration, made: Made, changes: Sequence[FileChan
     print_plan(
         _typed(plan.with_first_warnings(_alone(made.plans))),
         source=configuration.source,
+        remembered=configuration.remembered,
         notes=notes,
         is_short=not output.is_verbose,
         more=" with --verbose",
@@ -164,6 +187,7 @@ def _extra(configuration: Configuration, made: Made, changes: Sequence[FileChang
     """Return what the JSON has besides the plan."""
     return {
         "source": configuration.source,
+        "remembered": configuration.remembered or None,
         "notes": list(in_options(configuration.notes)),
         "applied": applied,
         "curves": [curve.model_dump(mode="json") for curve in made.curves],

@@ -33,6 +33,7 @@ OPTIONS = {
     "timeout_seconds": "--timeout",
     "device": "--device",
     "allow_writes": "--allow-writes",
+    "skip_weights": "--skip-weights",
     "num_gpus": "--num-gpus",
     "num_nodes": "--num-nodes",
     "rank": "--rank",

@@ -227,6 +227,12 @@ class YamlFile:
         node = self._find(key, follow=True)
         return len(node.elements) if node is not None and node.kind == "sequence" else None
 
+    def kind_of(self, key: KeyPath) -> str | None:
+        """Return what stands at *key*: scalar, mapping or sequence; None where nothing stands there, or one that is empty."""
+        node = self._find(key, follow=True)
+        is_empty = node is not None and node.kind != "scalar" and not (node.pairs or node.elements)
+        return None if node is None or is_empty else node.kind
+
     def line_of(self, key: KeyPath) -> int | None:
         """Return the line of what stands at *key*, or of the nearest thing above it."""
         node = None

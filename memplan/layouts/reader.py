@@ -1,21 +1,31 @@
-"""Reading a configuration tree by its layout: the workload that its files describe, and what was noticed on the way."""
+"""Reading a configuration by its layout, a tree of files or a recipe: the workload that it describes, and what was noticed on the way."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Set
+from dataclasses import dataclass, replace
+from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import ValidationError
 
 from memplan.edits.yaml_file import Found, YamlFile
 from memplan.errors import ConfigError, reason_of
-from memplan.layouts.schema import Assumption, FieldEntry, FirstStage, Layout, StageFiles
+from memplan.layouts.schema import Assumption, Conditions, FieldEntry, FirstStage, Layout, ModelEntry, Rule, StageFiles, spelled
 from memplan.layouts.templates import template_data
+from memplan.workload.huggingface import model_from_config
+from memplan.workload.model import HuggingFaceModel, TransformerModel
+from memplan.workload.model_catalog import find_model
 from memplan.workload.stage import Stage
 from memplan.workload.workload import Workload
 from memplan.workload.workload_file import location_of, problem_of, workload_from
+
+TARGET = ("training", "target_effective_batch_size")
+ACCUMULATION = ("training", "gradient_accumulation_steps")
+
+BY_TRANSFORMERS = frozenset(HuggingFaceModel.model_fields) - frozenset(TransformerModel.model_fields)
+"""What only a model that transformers builds has."""
 
 PREFIXES = ("", "/", "override ", "override /")
 """How a group may stand in Hydra's defaults list."""
@@ -23,11 +33,16 @@ PREFIXES = ("", "/", "override ", "override /")
 
 @dataclass(frozen=True)
 class Reading:
-    """A configuration tree, read."""
+    """A configuration, read."""
 
     layout: Layout
-    root: Path
+    main: Path
+    """The file by which the layout was recognised."""
     workload: Workload
+    entries: tuple[FieldEntry, ...]
+    """The lines of the layout's table that count for it."""
+    sources: Mapping[str, Source]
+    """Where each field that the files say was read, by its dotted name; `model` is the whole of it."""
     stage_files: Mapping[str, Path]
     """The file of each stage, by its name."""
     other_stages: tuple[Stage, ...]
@@ -38,27 +53,38 @@ class Reading:
     """The keys that stand in the files."""
     warnings: tuple[str, ...]
 
+    @property
+    def root(self) -> Path:
+        """Return the folder of the configuration."""
+        return self.main.parent
+
+    def file_of(self, file: str | None) -> Path:
+        """Return the path of a file that the layout names."""
+        return self.main if file is None else self.root / file
+
 
 @dataclass(frozen=True)
-class _Source:
+class Source:
     """Where a field's value was read."""
 
     file: Path
     line: int
     key: str
     value: Any
+    """As the file spells it, or the framework's default."""
+    why: Literal["written", "default", "rule"] = "written"
+    """It stands there; it is the framework's default, where nothing does; or the layout's rules make it out of several keys."""
 
 
-def missing_keys(layout: Layout, root: Path) -> list[str] | None:
+def missing_keys(layout: Layout, main: Path) -> list[str] | None:
     """
-    Return the keys by which *layout* recognises a tree and which that at *root* lacks; None where not even its main file is there.
+    Return the keys by which *layout* recognises its main file and which *main* lacks; None where there is no such file.
 
     Raises ConfigError where that file cannot be parsed.
     """
-    path = root / layout.detect.file
-    if not path.is_file():
+    if not main.is_file():
         return None
-    file = YamlFile.load(path)
+    file = YamlFile.load(main)
     return [key for key in layout.detect.keys if not _stands(file, key)]
 
 
@@ -69,53 +95,98 @@ def _stands(file: YamlFile, key: str) -> bool:
         return True  # it is there, if not readable: reading it will say why
 
 
-def read(layout: Layout, root: Path, *, starter: Path) -> Reading:
-    """
-    Return the workload that the tree at *root* describes; *starter* says what its files do not.
+def is_recipe_of(layout: Layout, path: Path, keys: Set[str]) -> bool:
+    """Say whether the file at *path*, which has those *keys*, is a recipe of *layout*."""
+    detect = layout.detect
+    if detect.file is not None or path.suffix not in detect.suffixes:
+        return False
+    has_all = keys >= set(detect.keys) and keys.isdisjoint(detect.without)
+    return has_all and (not detect.one_of or not keys.isdisjoint(detect.one_of))
 
-    Raises ConfigError with file, line and value for what makes no sense.
+
+def read(layout: Layout, main: Path, *, starter: Path | None) -> Reading:
     """
-    return _Reader(layout, root, starter).read()
+    Return the workload that the configuration with the main file *main* describes; *starter* says what its files do not.
+
+    Raises ConfigError with file, line and value for what makes no sense, and for what memplan's own model is not true for.
+    """
+    return _Reader(layout, main, starter).read()
 
 
 class _Reader:
-    """One reading of one tree."""
+    """One reading of one configuration."""
 
-    def __init__(self, layout: Layout, root: Path, starter: Path) -> None:
+    def __init__(self, layout: Layout, main: Path, starter: Path | None) -> None:
         self.layout = layout
-        self.root = root
+        self.main = main
+        self.root = main.parent
         self.starter = starter
-        self.sources: dict[tuple[str | int, ...], _Source] = {}
+        self.sources: dict[tuple[str | int, ...], Source] = {}
         self.spellings: dict[str, str] = {}
         self.present: set[str] = set()
         self.files: dict[Path, YamlFile] = {}
         self.warnings: list[str] = []
 
     def read(self) -> Reading:
+        for assumption in self.layout.assumes:
+            self._check(assumption)
         data = self._starting()
-        for entry in self.layout.fields:
+        for rule in self.layout.rules:
+            self._read_rule(rule, data)
+        entries = tuple(entry for entry in self.layout.fields if self._holds(entry.when))
+        for entry in entries:
             self._read_field(entry, data)
+        self._imply_accumulation(data)
+        _settle_kind(data)
+        for note in self.layout.notes:
+            if self._holds(note.when):
+                self.warnings.append(f"{self.main}: {note.text}")
         paths: list[Path] = []
         others: tuple[Stage, ...] = ()
         if self.layout.stages is not None:
             paths = self._stage_paths(self.layout.stages)
             data["stages"] = [self._stage(self.layout.stages, number, path) for number, path in enumerate(paths)]
             others = tuple(self._others(self.layout.stages, paths))
-        for assumption in self.layout.assumes:
-            self._check(assumption)
         self._warn_of_duplicates()
         workload = self._validated(data)
         files = {path.stem: path for path in paths}
-        return Reading(self.layout, self.root, workload, files, others, self.spellings, frozenset(self.present), tuple(self.warnings))
+        present = frozenset(self.present)
+        sources = {".".join(map(str, field)): source for field, source in self.sources.items()}
+        return Reading(self.layout, self.main, workload, entries, sources, files, others, self.spellings, present, tuple(self.warnings))
 
     def _starting(self) -> dict[str, Any]:
-        """Return the starter workload as data. Raises ConfigError, naming the starter, where it is not a workload."""
-        data = template_data(self.starter)
-        if not isinstance(data, dict):
+        """Return what the files do not say as data, and the model that they name. Raises ConfigError for one that nobody knows."""
+        data: dict[str, Any] = {"name": self.main.stem} if self.starter is None else self._of_starter(self.starter)
+        if self.layout.model is not None:
+            data["model"] = self._named_model(self.layout.model)
+        return data
+
+    def _named_model(self, entry: ModelEntry) -> dict[str, Any]:
+        """Return the fields of the model that the main file names."""
+        found = self._file(self.main).get(tuple(entry.key.split(".")))
+        if found is None or not isinstance(found.value, str):
             raise ConfigError(
-                "is not a workload: it has no keys and values", file=self.starter, hint="this is a mistake in the layout itself"
+                f"names no model: `{entry.key}` is not set",
+                file=self.main,
+                line=found.line if found else None,
+                hint="name a folder with a config.json, or a model of the Hugging Face hub",
             )
-        workload_from(data, self.starter)
+        self.spellings[entry.key] = found.value
+        try:
+            model = find_model(found.value, folders=(self.root, Path()))
+        except ConfigError as error:
+            hint = f"download what describes it (`hf download {found.value} config.json`), or name a folder that has its config.json"
+            raise ConfigError(f"`{entry.key}`: {error.problem}", file=self.main, line=found.line, hint=hint) from error
+        self.sources["model",] = Source(self.main, found.line, entry.key, found.value)
+        self.warnings.append(f"{self.main}:{found.line}: the sizes of {found.value} are from {model.origin}")
+        return model_from_config(model.config)
+
+    def _of_starter(self, starter: Path) -> dict[str, Any]:
+        """Return the starter workload as data. Raises ConfigError, naming the starter, where it is not a workload."""
+        data = template_data(starter)
+        if not isinstance(data, dict):
+            raise ConfigError("is not a workload: it has no keys and values", file=starter, hint="this is a mistake in the layout itself")
+        workload_from(data, starter)
         # What the tree does itself is its target: the starter's is for planning without a tree.
         data["training"] = {key: value for key, value in data.get("training", {}).items() if key != "target_effective_batch_size"}
         data["name"] = self.root.resolve().parent.name if self.root.name == "conf" else self.root.resolve().name
@@ -126,14 +197,55 @@ class _Reader:
             self.files[path] = YamlFile.load(path)
         return self.files[path]
 
+    def _imply_accumulation(self, data: dict[str, Any]) -> None:
+        """Work accumulation out of the global batch where the files hold that in its place."""
+        if TARGET not in self.sources or ACCUMULATION in self.sources:
+            return
+        training, parallelism = data["training"], data.get("parallelism", {})
+        at_once = [training.get("micro_batch_size", 1), parallelism.get("devices", 1), parallelism.get("nodes", 1)]
+        if all(isinstance(value, int) and value > 0 for value in [*at_once, training[TARGET[-1]]]):
+            training[ACCUMULATION[-1]] = max(1, training[TARGET[-1]] // prod(at_once))
+            self.sources[ACCUMULATION] = replace(self.sources[TARGET], why="rule")
+
+    def _path(self, file: str | None) -> Path:
+        return self.main if file is None else self.root / file
+
+    def _holds(self, conditions: Conditions) -> bool:
+        """Say whether the main file has one of the spellings at each key."""
+        return all(self._spelling(self.main, key) in spellings for key, spellings in conditions.items())
+
+    def _spelling(self, path: Path, key: str) -> str:
+        """Return how the file spells the value at *key*; of a list or mapping what it is, of nothing an empty text."""
+        file, where = self._file(path), tuple(key.split("."))
+        kind = file.kind_of(where)
+        if kind is None:
+            return ""
+        found = file.get(where) if kind == "scalar" else None
+        return spelled(found.value) if found is not None else f"a {kind}"
+
+    def _read_rule(self, rule: Rule, data: dict[str, Any]) -> None:
+        for case in rule.cases:
+            if self._holds(case.when):
+                field = tuple(rule.field.split("."))
+                asked = [key for each in rule.cases for key in each.when]
+                for key in [*case.when, *asked][:1]:  # what is left where no condition holds follows from the first key too
+                    found = self._file(self.main).line_of(tuple(key.split(".")))
+                    self.sources[field] = Source(self.main, found or 1, key, self._spelling(self.main, key), "rule")
+                _put(data, field, case.value)
+                return
+
     def _read_field(self, entry: FieldEntry, data: dict[str, Any]) -> None:
-        path = self.root / entry.file
+        path = self._path(entry.file)
         file = self._file(path)
+        if entry.is_list:
+            self._read_list(entry, path, data)
+            return
         found = self._found(file, entry)
-        if found is None or found.value is None:
-            found = self._default(entry, found, path)
-        else:
+        is_written = found is not None and found.value is not None
+        if is_written:
             self.present.add(entry.key)
+        else:
+            found = self._default(entry, found, path)
         if found is None:
             return
         if entry.counts:
@@ -141,7 +253,7 @@ class _Reader:
         value = self._translated(entry, found, path)
         self.spellings[entry.key] = str(found.value)
         field = tuple(entry.field.split("."))
-        source = _Source(path, found.line, entry.key, found.value)
+        source = Source(path, found.line, entry.key, found.value, "written" if is_written else "default")
         earlier = self.sources.get(field)
         if earlier is not None and earlier.value != found.value:
             self.warnings.append(
@@ -152,6 +264,29 @@ class _Reader:
                 return
         self.sources[field] = source
         _put(data, field, value)
+
+    def _read_list(self, entry: FieldEntry, path: Path, data: dict[str, Any]) -> None:
+        """Read a list, each element of which is translated."""
+        key = entry.path
+        file = self._file(path)
+        length = file.length_of(key)
+        if length is not None:
+            found = [file.get((*key, str(number))) for number in range(length)]
+        else:
+            single = file.get(key)
+            text = str(entry.default or "") if single is None or single.value is None else str(single.value)
+            found = [Found(part.strip(), single.line if single else 1) for part in text.split(",") if part.strip()]
+        values = [self._element(entry, each) for each in found if each is not None]
+        if not values:
+            return
+        field = tuple(entry.field.split("."))
+        self.sources[field] = Source(path, file.line_of(key) or 1, entry.key, values)
+        _put(data, field, list(dict.fromkeys(values)))
+
+    def _element(self, entry: FieldEntry, found: Found) -> Any:
+        """Return what an element of a list means: as the table translates it, else as it is."""
+        meaning = entry.meaning_of(spelled(found.value))
+        return found.value if meaning is None else meaning
 
     def _default(self, entry: FieldEntry, found: Found | None, path: Path) -> Found | None:
         """Return the framework's default for a key that says nothing, and say that it was taken; None leaves the starter's value."""
@@ -176,11 +311,11 @@ class _Reader:
         return Found(len([part for part in text.split(",") if part.strip()]), found.line) if "," in text else found
 
     def _translated(self, entry: FieldEntry, found: Found, path: Path) -> Any:
-        if isinstance(found.value, bool):
-            raise ConfigError(f"`{entry.key}` is {found.value}, where a number or a name belongs", file=path, line=found.line)
         if not entry.values:
+            if isinstance(found.value, bool):
+                raise ConfigError(f"`{entry.key}` is {found.value}, where a number or a name belongs", file=path, line=found.line)
             return found.value
-        value = entry.meaning_of(str(found.value))
+        value = entry.meaning_of(spelled(found.value))
         if value is None:
             known = ", ".join(spelling for family in entry.values for spelling in family)
             raise ConfigError(
@@ -243,7 +378,7 @@ class _Reader:
                 raise ConfigError(f"has no value for `{key}`", file=path, hint=f"add a line `{key}: 8`")
             if isinstance(found.value, bool):
                 raise ConfigError(f"`{key}` is {found.value}, where a number belongs", file=path, line=found.line)
-            self.sources["stages", number, field_name] = _Source(path, found.line, key, found.value)
+            self.sources["stages", number, field_name] = Source(path, found.line, key, found.value)
             values[field_name] = found.value
         return values
 
@@ -261,14 +396,14 @@ class _Reader:
                     self.warnings.append(f"{path}: left alone: {problem_of(error.errors()[0])}")
 
     def _check(self, assumption: Assumption) -> None:
-        path = self.root / assumption.file
-        found = self._file(path).get(assumption.path)
-        value = "" if found is None or found.value is None else str(found.value)
+        if not self._holds(assumption.when):
+            return
+        path = self._path(assumption.file)
+        value = self._spelling(path, assumption.key)
         if value not in assumption.values:
             said = f"`{assumption.key}` is {value}" if value else f"`{assumption.key}` is not set"
-            raise ConfigError(
-                f"{said}: {assumption.otherwise}", file=path, line=found.line if found else None, hint="plan it as a workload.yaml"
-            )
+            line = self._file(path).line_of(assumption.path) if value else None
+            raise ConfigError(f"{said}: {assumption.otherwise}", file=path, line=line, hint="plan it as a workload.yaml")
 
     def _warn_of_duplicates(self) -> None:
         for path, file in self.files.items():
@@ -290,6 +425,14 @@ class _Reader:
             # Where it is no single value, several contradict each other.
             value = f"`{source.key}` is {source.value!r}: " if location in self.sources else ""
             raise ConfigError(value + problem_of(first), file=source.file, line=source.line, hint="correct the value") from error
+
+
+def _settle_kind(data: dict[str, Any]) -> None:
+    """Leave a model to transformers where the files say of it what only that knows: PEFT's adapters, quantized layers, types of weights."""
+    model = data.get("model", {})
+    if BY_TRANSFORMERS.isdisjoint(model) or "huggingface_config" not in model:
+        return
+    data["model"] = {name: value for name, value in model.items() if name in HuggingFaceModel.model_fields} | {"kind": "huggingface"}
 
 
 def _number(value: Any) -> float:

@@ -39,6 +39,8 @@ class Recognised(NamedTuple):
     """What it looks like, with an article: "an axolotl configuration"."""
     is_known: bool
     """A framework that memplan knows by name."""
+    hint: str
+    """What to do with it."""
 
 
 def recognise(path: Path) -> Recognised | None:
@@ -47,10 +49,13 @@ def recognise(path: Path) -> Recognised | None:
     table = template_data(templates_folder() / FRAMEWORKS)
     for framework in table["frameworks"]:
         if keys and keys >= set(framework["keys"]) and (not framework.get("any") or not keys.isdisjoint(framework["any"])):
-            return Recognised(path, framework["title"], is_known=True)
+            return Recognised(path, framework["title"], is_known=True, hint=framework["hint"].replace("FILE", str(path)))
     own = {key.rpartition(".")[2]: key for key in sorted(keys)}
     found = next((own[name] for name in table["training_keys"] if name in own), None)
-    return Recognised(path, f"a training configuration (it has `{found}`)", is_known=False) if found else None
+    if found is None:
+        return None
+    hint = f"plan the program that reads it: `memplan --gpu t4 --field micro_batch_size={path}:{found} -- python train.py`"
+    return Recognised(path, f"a training configuration (it has `{found}`)", is_known=False, hint=hint)
 
 
 def configurations_in(folder: Path) -> Iterator[Recognised]:
@@ -60,7 +65,7 @@ def configurations_in(folder: Path) -> Iterator[Recognised]:
     Raises ConfigError for one that is called like a configuration and cannot be parsed.
     """
     found = []
-    for path in _candidates(folder):
+    for path in candidates(folder):
         try:
             recognised = recognise(path)
         except ConfigError:
@@ -72,7 +77,8 @@ def configurations_in(folder: Path) -> Iterator[Recognised]:
     yield from sorted(found, key=lambda each: not each.is_known)
 
 
-def _candidates(folder: Path) -> list[Path]:
+def candidates(folder: Path) -> list[Path]:
+    """Return the files of a project's *folder* that may be configurations."""
     found: list[Path] = []
     for name in FOLDERS:
         place = folder / name

@@ -1,31 +1,90 @@
 """The layouts that are there, and which of them a path is."""
 
 import os
+import shlex
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from memplan.edits.yaml_file import YamlFile
 from memplan.errors import ConfigError
-from memplan.layouts.reader import Reading, missing_keys, read
-from memplan.layouts.schema import Layout, layout_from
-from memplan.layouts.templates import template_data, template_files, template_folders
+from memplan.layouts.reader import Reading, is_recipe_of, missing_keys, read
+from memplan.layouts.recognition import candidates
+from memplan.layouts.schema import FieldEntry, Layout, layout_from
+from memplan.layouts.templates import template_data, template_files, template_folders, templates_folder
 
 BUILT_IN_WORKLOAD = "hydra-contrastive/workload.yaml"
 LAYOUT_FILE = "layout.yaml"
 
+VARIABLES = {
+    "training.micro_batch_size": "micro_batch_size",
+    "training.gradient_accumulation_steps": "gradient_accumulation_steps",
+    "training.target_effective_batch_size": "effective_batch_size",
+    "training.sequence_length": "sequence_length",
+}
+"""Fields of the table that are variables of the program itself."""
+
 
 class Located(NamedTuple):
-    """A tree that a layout fits."""
+    """A tree or a recipe that a layout fits."""
 
     layout: Layout
     folder: Path
     """Where the layout stands."""
-    root: Path
-    """Where the tree stands."""
+    main: Path
+    """The file by which it was recognised."""
+
+    @property
+    def root(self) -> Path:
+        """Return the folder of the configuration."""
+        return self.main.parent
+
+    @property
+    def is_recipe(self) -> bool:
+        """Say whether it is a single file, and no tree."""
+        return self.layout.detect.file is None
+
+    @property
+    def source(self) -> str:
+        """Return what a report calls it."""
+        return f"{self.main if self.is_recipe else self.root} ({self.layout.name})"
+
+    @property
+    def can_be_described(self) -> bool:
+        """Say whether the layout knows of a model, memplan's own or by its name; else only the program itself can be planned."""
+        return self.layout.workload is not None or self.layout.model is not None
 
     def read(self) -> Reading:
-        """Return the workload that the tree describes. Raises ConfigError for what makes no sense in it."""
-        return read(self.layout, self.root, starter=self.folder / self.layout.workload)
+        """Return the workload that it describes. Raises ConfigError for what makes no sense in it."""
+        starter = self.layout.workload
+        return read(self.layout, self.main, starter=None if starter is None else self.folder / starter)
+
+    @property
+    def command(self) -> list[str] | None:
+        """Return the words of the command that trains from it, where the layout knows one."""
+        if self.layout.command is None:
+            return None
+        return [word.replace("{file}", str(self.main)) for word in shlex.split(self.layout.command)]
+
+    @property
+    def has_batch(self) -> bool:
+        """Say whether its files hold a batch size."""
+        return any(field.partition("=")[0] in ("micro_batch_size", "effective_batch_size") for field in self.fields())
+
+    def fields(self) -> Iterator[str]:
+        """Yield where the batch is written, NAME=FILE:KEY each, for the keys that are there."""
+        for entry in self.layout.fields:
+            variable = VARIABLES.get(entry.field)
+            file = self.main if entry.file is None else self.root / entry.file
+            if variable is not None and _is_written(YamlFile.load(file), entry):
+                yield f"{variable}={file}:{entry.key}"
+
+    def short(self) -> Iterator[str]:
+        """Yield what makes a rehearsal of the command short, FILE:KEY=VALUE each, for the keys that are there."""
+        for key, value in self.layout.short.items():
+            found = YamlFile.load(self.main).get(tuple(key.split(".")))
+            if found is not None and found.value is not None:
+                yield f"{self.main}:{key}={value}"
 
 
 class NearMiss(NamedTuple):
@@ -39,27 +98,70 @@ class NearMiss(NamedTuple):
 
 
 def locate(path: Path, environment: Mapping[str, str] = os.environ) -> Located | None:
-    """Return the tree that *path* (its folder, the project's, or the tree's main file) belongs to, or None where no layout fits."""
+    """
+    Return the configuration that *path* is or belongs to, or None where no layout fits.
+
+    *path*: a tree's folder, its project's or its main file; a recipe, or a folder with one. Raises ConfigError where a folder has several
+    recipes, of which one has to be named.
+    """
     for layout, template in layouts(environment):
-        for root in _roots(layout, path):
-            if missing_keys(layout, root) == []:
-                return Located(layout, template.parent, root)
-    return None
+        for main in _mains(layout, path):
+            if missing_keys(layout, main) == []:
+                return Located(layout, template.parent, main)
+    if path.is_file():
+        return _recipe(path, environment)
+    found = [recipe for file in candidates(path) for recipe in [_recipe(file, environment)] if recipe is not None]
+    if len(found) > 1:
+        others = ", ".join(str(recipe.main) for recipe in found[:5])
+        raise ConfigError(f"has {len(found)} recipes: {others}", file=path, hint=f'name the one to plan: `source="{found[0].main}"`')
+    return found[0] if found else None
+
+
+def _recipe(path: Path, environment: Mapping[str, str]) -> Located | None:
+    """
+    Return the recipe that the file at *path* is, None where no layout knows it.
+
+    Where several do, a layout of the user's own goes first, then one that knows the model, then one that looks for more keys.
+    """
+    known = [each for each in layouts(environment) if each[0].detect.file is None and path.suffix in each[0].detect.suffixes]
+    keys = _keys_of(path) if known else set()
+    found = [Located(layout, template.parent, path) for layout, template in known if is_recipe_of(layout, path, keys)]
+    return max(found, key=_precedence, default=None)
+
+
+def _precedence(located: Located) -> tuple[bool, bool, int]:
+    detect = located.layout.detect
+    is_own = located.folder.parent != templates_folder()
+    return is_own, located.can_be_described, len(detect.keys) + len(detect.without)
+
+
+def _is_written(file: YamlFile, entry: FieldEntry) -> bool:
+    """Say whether a number stands at the key: "auto" and an empty value are filled in by somebody else."""
+    found = file.get(entry.path) if file.kind_of(entry.path) == "scalar" else None
+    return found is not None and isinstance(found.value, int) and not isinstance(found.value, bool)
+
+
+def _keys_of(path: Path) -> set[str]:
+    """Return the keys of a file that may be anything; none for one that is no YAML, which recognising it will say."""
+    try:
+        return YamlFile.load(path).keys()
+    except ConfigError:
+        return set()
 
 
 def near_misses(path: Path, environment: Mapping[str, str] = os.environ) -> Iterator[NearMiss]:
     """Yield the trees at *path* that have lost keys by which a layout would recognise them, and kept others."""
     for layout, _ in layouts(environment):
-        for root in _roots(layout, path):
-            missing = missing_keys(layout, root)
+        for main in _mains(layout, path):
+            missing = missing_keys(layout, main)
             if missing and len(missing) < len(layout.detect.keys):
-                yield NearMiss(layout, root / layout.detect.file, tuple(missing))
+                yield NearMiss(layout, main, tuple(missing))
 
 
 def roots_of(path: Path, environment: Mapping[str, str] = os.environ) -> Iterator[Path]:
     """Yield every folder that some layout would take for the tree's when *path* is given."""
     for layout, _ in layouts(environment):
-        yield from _roots(layout, path)
+        yield from (main.parent for main in _mains(layout, path))
 
 
 def layouts(environment: Mapping[str, str] = os.environ) -> Iterator[tuple[Layout, Path]]:
@@ -75,12 +177,19 @@ def layouts(environment: Mapping[str, str] = os.environ) -> Iterator[tuple[Layou
             yield layout_from(template_data(template), template), template
 
 
-def _roots(layout: Layout, path: Path) -> list[Path]:
+def _mains(layout: Layout, path: Path) -> list[Path]:
+    """Return where the main file of a tree would be when *path* is given; none for the layout of a recipe."""
+    file = layout.detect.file
+    if file is None:
+        return []
     if path.is_file():
-        return [path.parent] if path.name == Path(layout.detect.file).name else []
-    return [Path(os.path.normpath(path / root)) for root in layout.roots]
+        return [path] if path.name == Path(file).name else []
+    return [Path(os.path.normpath(path / root)) / file for root in layout.roots]
 
 
 def describe_layouts(environment: Mapping[str, str] = os.environ) -> str:
     """Return what a path would need to have to be known, for an error."""
-    return "; ".join(f"{layout.detect.file} with {', '.join(layout.detect.keys)} ({layout.name})" for layout, _ in layouts(environment))
+    found = [layout for layout, _ in layouts(environment)]
+    trees = [f"{layout.detect.file} with {', '.join(layout.detect.keys)} ({layout.name})" for layout in found if layout.detect.file]
+    recipes = ", ".join(layout.name for layout in found if layout.detect.file is None)
+    return "; ".join([*trees, *([f"recipes of {recipes}"] if recipes else [])])

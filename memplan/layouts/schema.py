@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, get_args
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ValidationError, create_model
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, ValidationError, create_model
 from pydantic.fields import FieldInfo
 
 from memplan.description import Description
@@ -36,11 +36,32 @@ def _dotted(key: str) -> str:
 
 
 def _as_families(values: Any) -> Any:
-    return [values] if isinstance(values, dict) else values
+    families = [values] if isinstance(values, dict) else values
+    return [{spelled(key): value for key, value in family.items()} for family in families] if isinstance(families, list) else families
+
+
+def _as_list(values: Any) -> Any:
+    return values if isinstance(values, (list, tuple)) else [values]
+
+
+def spelled(value: Any) -> Any:
+    """Return a switch, a number or nothing as the text by which a layout calls it."""
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return str(value) if isinstance(value, (int, float)) else value
 
 
 RelativePath = Annotated[str, AfterValidator(_relative)]
 DottedKey = Annotated[str, AfterValidator(_dotted)]
+
+
+Spelling = Annotated[str, BeforeValidator(spelled)]
+"""A value as a file spells it; true and false for a switch, an empty text for a key that is not there or empty."""
+
+Conditions = dict[DottedKey, Annotated[tuple[Spelling, ...], BeforeValidator(_as_list)]]
+"""Keys of the main file and the spellings of which each has to have one."""
 
 
 class FieldEntry(Description):
@@ -49,8 +70,8 @@ class FieldEntry(Description):
     field: DottedKey
     """The workload's field, dotted: training.micro_batch_size."""
 
-    file: RelativePath
-    """The file, as seen from the tree's folder."""
+    file: RelativePath | None = None
+    """The file, as seen from the tree's folder. None: the main file, by which the layout was recognised."""
 
     key: DottedKey
     """The key in it, dotted."""
@@ -62,10 +83,16 @@ class FieldEntry(Description):
     allowed: tuple[str, ...] = ()
     """The only spellings that the framework's own validation accepts; empty for all of `values`."""
 
+    when: Conditions = Field(default_factory=dict)
+    """The line counts only where the main file says so, as `{adapter: [lora, qlora]}`."""
+
     counts: bool = False
     """A list stands for its length, -1 and "auto" for what is not known here."""
 
-    default: int | float | str | None = None
+    is_list: bool = False
+    """The value is a list, or words joined by commas; an element that is not in `values` stands for itself."""
+
+    default: bool | int | float | str | None = None
     """What the framework takes where the key is not there or empty, in its own spelling."""
 
     @property
@@ -78,27 +105,76 @@ class FieldEntry(Description):
         return next((family[spelling] for family in self.values if spelling in family), None)
 
 
-class Detection(Description):
-    """How a tree is recognised."""
+class Case(Description):
+    """A value that a field has where several keys together say so."""
 
-    file: RelativePath
-    """A file that is there."""
+    when: Conditions = Field(default_factory=dict)
+    """What the main file has to say; nothing: it is what is left."""
+
+    value: bool | int | str
+    """What the field then is, in memplan's words."""
+
+
+class Rule(Description):
+    """A field that no single key decides: the first case whose conditions hold does. It is read, and never written."""
+
+    field: DottedKey
+    """The workload's field, dotted: training.precision."""
+
+    cases: tuple[Case, ...]
+    """In the order in which they are tried."""
+
+
+class Note(Description):
+    """What a plan does not follow, where the files say so: it then needs less memory than planned, never more."""
+
+    when: Conditions
+    """What the main file has to say."""
+
+    text: str
+    """The warning."""
+
+
+class ModelEntry(Description):
+    """The key that names the model: a folder or config.json, a name in the Hugging Face hub's cache, or in memplan's catalogue."""
+
+    key: DottedKey
+    """The key in the main file."""
+
+
+class Detection(Description):
+    """How a tree is recognised, or a recipe: a single file of any name."""
+
+    file: RelativePath | None = None
+    """A file that is there. None: a recipe."""
+
+    suffixes: tuple[str, ...] = (".yaml", ".yml")
+    """What the name of a recipe ends with."""
 
     keys: tuple[DottedKey, ...]
     """Keys that it has."""
 
+    one_of: tuple[DottedKey, ...] = ()
+    """Keys of which it has one at least."""
+
+    without: tuple[DottedKey, ...] = ()
+    """Keys that it does not have."""
+
 
 class Assumption(Description):
-    """A value that the starter workload was written for."""
+    """A value that memplan's own model is true for; with any other, only the program itself can be planned."""
 
-    file: RelativePath
-    """The file."""
+    file: RelativePath | None = None
+    """The file. None: the main file."""
 
     key: DottedKey
     """The key in it."""
 
-    values: tuple[str, ...]
+    values: Annotated[tuple[Spelling, ...], BeforeValidator(_as_list)]
     """What it may be; an empty text stands for a key that is not there or empty."""
+
+    when: Conditions = Field(default_factory=dict)
+    """It is assumed only where the main file says so."""
 
     otherwise: str
     """Why any other value is refused."""
@@ -153,11 +229,26 @@ class Layout(Description):
     detect: Detection
     """How a tree is recognised."""
 
-    workload: RelativePath
-    """The starter workload, beside the layout: what the files do not say."""
+    workload: RelativePath | None = None
+    """The starter workload, beside the layout: what the files do not say. None: they say it all, or only the program itself can tell."""
+
+    model: ModelEntry | None = None
+    """Where the files name the model, if they do."""
 
     fields: tuple[FieldEntry, ...]
     """The table."""
+
+    rules: tuple[Rule, ...] = ()
+    """Fields that several keys decide together."""
+
+    notes: tuple[Note, ...] = ()
+    """What is planned on the safe side."""
+
+    command: str | None = None
+    """The command that trains from the main file, {file} being its path, as `axolotl train {file}`."""
+
+    short: dict[DottedKey, Spelling] = Field(default_factory=dict)
+    """Values that make a rehearsal of the command short, for keys that stand in the main file: no evaluation, no saving, no upload."""
 
     assumes: tuple[Assumption, ...] = ()
     """What the starter workload was written for."""
@@ -182,6 +273,11 @@ def layout_from(data: Any, template: Path) -> Layout:
     for number, entry in enumerate(layout.fields):
         for key, problem in _problems_of(entry):
             raise _mistake(template, ("fields", str(number), key), problem)
+    for number, rule in enumerate(layout.rules):
+        for key, problem in _problems_of_rule(rule):
+            raise _mistake(template, ("rules", str(number), key), problem)
+    if layout.workload is None and layout.model is None and layout.command is None:
+        raise _mistake(template, (), "has neither `workload`, `model` nor `command`: nothing says what is trained")
     for field in layout.stages.fields if layout.stages else ():
         if field == "name" or field not in Stage.model_fields:
             known = ", ".join(name for name in Stage.model_fields if name != "name")
@@ -197,19 +293,33 @@ def _problems_of(entry: FieldEntry) -> Iterator[tuple[str, str]]:
     """Yield what of *entry* does not go with the workload's models: its key, and the problem."""
     declared = list(_declarations(entry.field))
     if not declared:
-        yield "field", f"`{entry.field}` is not a field of a workload's {', '.join(PARTS[:-1])} or {PARTS[-1]}"
+        yield "field", _no_field(entry.field)
         return
     for spelling, meaning in ((spelling, meaning) for family in entry.values for spelling, meaning in family.items()):
-        if not any(_accepts(field, meaning) for field in declared):
+        if not any(_accepts(field, [meaning] if entry.is_list else meaning) for field in declared):
             yield "values", f"`{spelling}` is spelled {meaning!r}, which `{entry.field}` cannot be"
     for spelling in entry.allowed:
         if entry.values and entry.meaning_of(spelling) is None:
             yield "allowed", f"`{spelling}` is allowed and has no meaning in `values`"
     if entry.default is None or (entry.counts and entry.default in ("auto", -1)):
         return
-    default = entry.meaning_of(str(entry.default)) if entry.values else entry.default
+    default = entry.meaning_of(spelled(entry.default)) if entry.values else entry.default
     if default is None or not any(_accepts(field, default) for field in declared):
         yield "default", f"the default {entry.default!r} is not a value of `{entry.field}`"
+
+
+def _problems_of_rule(rule: Rule) -> Iterator[tuple[str, str]]:
+    """Yield what of *rule* does not go with the workload's models: its key, and the problem."""
+    declared = list(_declarations(rule.field))
+    if not declared:
+        yield "field", _no_field(rule.field)
+    for case in rule.cases if declared else ():
+        if not any(_accepts(field, case.value) for field in declared):
+            yield "cases", f"{case.value!r} is not a value of `{rule.field}`"
+
+
+def _no_field(field: str) -> str:
+    return f"`{field}` is not a field of a workload's {', '.join(PARTS[:-1])} or {PARTS[-1]}"
 
 
 def _declarations(field: str) -> Iterator[FieldInfo]:

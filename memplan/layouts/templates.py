@@ -2,7 +2,7 @@
 
 Templates are YAML, since people read and copy them. Parsing YAML takes a tenth of a second that a plan does not have, so their content also
 lies in `compiled.json`, with a checksum each; a template that was edited since is parsed. `make templates` writes that file and the
-JSON Schema of a workload, and a test holds both to their sources.
+JSON Schemas of a workload and a layout, and a test holds them to their sources.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any
 
 COMPILED = "compiled.json"
 SCHEMA = "workload.schema.json"
+LAYOUT_SCHEMA = "layout.schema.json"
 
 
 def templates_folder() -> Path:
@@ -80,7 +81,16 @@ def schema_text() -> str:
     return json.dumps(schema, indent=2) + "\n"
 
 
+def layout_schema_text() -> str:
+    """Return the JSON Schema of a layout."""
+    from memplan.layouts.schema import Layout
+
+    schema = {"$schema": "https://json-schema.org/draft/2020-12/schema"} | Layout.model_json_schema()
+    return json.dumps(schema, indent=2) + "\n"
+
+
 if __name__ == "__main__":
     own_folder = templates_folder()
     (own_folder / COMPILED).write_text(compiled_text(own_folder), encoding="utf-8")
     (own_folder / SCHEMA).write_text(schema_text(), encoding="utf-8")
+    (own_folder / LAYOUT_SCHEMA).write_text(layout_schema_text(), encoding="utf-8")

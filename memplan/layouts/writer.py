@@ -7,8 +7,8 @@ from typing import Any
 
 from memplan.edits.edit import Edit, EditValue
 from memplan.errors import EditRefusedError
-from memplan.layouts.reader import Reading
-from memplan.layouts.schema import FieldEntry, StageFiles
+from memplan.layouts.reader import ACCUMULATION, TARGET, Reading
+from memplan.layouts.schema import FieldEntry, StageFiles, spelled
 from memplan.workload.workload import Workload
 
 NOT_IN_FILES = ("stages", "training.target_effective_batch_size", "model.encoder.is_in_eval_mode", "model.is_in_eval_mode")
@@ -24,10 +24,12 @@ def edits_for(reading: Reading, after: Workload) -> list[Edit]:
     """
     before, wanted = reading.workload.model_dump(), after.model_dump()
     edits = []
-    for entry in reading.layout.fields:
+    for entry in reading.entries:
         old, new = _value_at(before, entry.field), _value_at(wanted, entry.field)
+        if entry.field == ".".join(TARGET):  # the files hold the global batch, from which accumulation is worked out
+            old, new = reading.workload.effective_batch_size, after.effective_batch_size
         if old != new:
-            edits.append(Edit(reading.root / entry.file, entry.path, _spelled(reading, entry, new)))
+            edits.append(Edit(reading.file_of(entry.file), entry.path, _spelled(reading, entry, new)))
     if reading.layout.stages is not None:
         edits += _stage_edits(reading, reading.layout.stages, after)
     return edits
@@ -39,7 +41,7 @@ def planned_edits(reading: Reading, *, but: Collection[str]) -> Iterator[Edit]:
 
     A key that is not there need not be: the plan may leave the framework's default as it is.
     """
-    for entry in reading.layout.fields:
+    for entry in reading.entries:
         name = entry.field.removeprefix("training.")
         present = reading.spellings.get(entry.key)
         if (
@@ -48,7 +50,7 @@ def planned_edits(reading: Reading, *, but: Collection[str]) -> Iterator[Edit]:
             and present is not None
             and entry.key in reading.present
         ):
-            yield Edit(reading.root / entry.file, entry.path, int(present) + 1)
+            yield Edit(reading.file_of(entry.file), entry.path, int(present) + 1)
 
 
 def _stage_edits(reading: Reading, stages: StageFiles, after: Workload) -> Iterator[Edit]:
@@ -69,24 +71,26 @@ def _value_at(data: dict[str, Any], field: str) -> Any:
 def _spelled(reading: Reading, entry: FieldEntry, value: Any) -> EditValue:
     """Return *value* as the framework spells it, in the family of spellings that the file's present value belongs to where that has one."""
     if not entry.values:
-        spelled: EditValue = value
-        return spelled
+        plain: EditValue = value
+        return plain
     present = reading.spellings.get(entry.key)
     families = sorted(entry.values, key=lambda family: present not in family)
-    spellings = [spelling for family in families for spelling, meaning in family.items() if meaning == value]
+    spellings = [spelling for family in families for spelling, meaning in family.items() if meaning == spelled(value)]
     accepted = [spelling for spelling in spellings if not entry.allowed or spelling in entry.allowed]
     if not accepted:
-        file = reading.root / entry.file
+        file = reading.file_of(entry.file)
         known = ", ".join(entry.allowed) or ", ".join(spelling for family in entry.values for spelling in family)
         raise EditRefusedError(
             f"`{entry.key}` cannot say {value!r}: it takes {known}", file=file, hint="leave the pin out, or pin another value"
         )
-    return accepted[0]
+    return accepted[0] == "true" if accepted[0] in ("true", "false") else accepted[0]
 
 
 def unwritable(reading: Reading, after: Workload) -> list[str]:
     """Return the fields in which *after* differs from the tree and for which the layout has no key: an apply would lose them."""
-    written = {entry.field for entry in reading.layout.fields}
+    written = {entry.field for entry in reading.entries}
+    if ".".join(TARGET) in written:
+        written.add(".".join(ACCUMULATION))
     before, wanted = _leaves(reading.workload.model_dump()), _leaves(after.model_dump())
     changed = [field for field in wanted if before.get(field) != wanted[field] and field not in written]
     return [field for field in changed if field not in NOT_IN_FILES]

@@ -38,7 +38,7 @@ def command_program(
     other variables, which get a value besides. Raises UsageError for a placeholder or a field that makes no sense, ConfigError for a key
     that is not in its file, EditRefusedError for one whose value cannot be changed without guessing.
     """
-    places = tuple(map(_place, fields))
+    places = tuple(map(read_place, fields))
     named = {*pinned, *(place.variable for place in places)}
     for name in (name for word in words for name in PLACEHOLDER.findall(word)):
         if name not in KNOWN | named:
@@ -47,7 +47,7 @@ def command_program(
                 hint=f'variables are {", ".join(sorted(KNOWN))}; another one needs a value: `pins={{"{name}": 8}}`',
             )
     program = CommandProgram(
-        name=_name_of(words), command=tuple(words), places=places, shortened=tuple(map(_short, short)), parallelism=parallelism
+        name=_name_of(words), command=tuple(words), places=places, shortened=tuple(map(read_short, short)), parallelism=parallelism
     )
     program = _with_present_values(program)
     training = program.training
@@ -63,7 +63,8 @@ def _name_of(words: Sequence[str]) -> str:
     return script or module or Path(words[0]).name
 
 
-def _place(text: str) -> Place:
+def read_place(text: str) -> Place:
+    """Return where "NAME=FILE:KEY" or "NAME=VARIABLE" says that a variable is written. Raises UsageError for another text."""
     name, _, where = text.partition("=")
     place = _written_at(where)
     if place is None or not name.isidentifier():
@@ -74,7 +75,8 @@ def _place(text: str) -> Place:
     return place.model_copy(update={"variable": name})
 
 
-def _short(text: str) -> Place:
+def read_short(text: str) -> Place:
+    """Return what "FILE:KEY=VALUE" or "VARIABLE=VALUE" changes for rehearsals. Raises UsageError for another text."""
     where, equals, value = text.partition("=")
     place = _written_at(where)
     if place is None or not equals:
@@ -97,8 +99,15 @@ def _with_present_values(program: CommandProgram) -> CommandProgram:
     values = {name: str(value) for name, value in found.items() if name not in PLANNED}
     present = program.with_training(**training).model_copy(update={"values": values})
     if "effective_batch_size" in found:
-        present = present.with_training(target_effective_batch_size=_count(program, "effective_batch_size", found["effective_batch_size"]))
-    return present.model_copy(update={"is_present_known": "micro_batch_size" in found})
+        product = _count(program, "effective_batch_size", found["effective_batch_size"])
+        present = present.with_training(target_effective_batch_size=product)
+        if "micro_batch_size" not in program.variables:  # the product is all that is written of the batch
+            present = present.with_training(micro_batch_size=max(1, product // program.parallelism.data_parallel_size))
+        elif "gradient_accumulation_steps" not in program.variables:
+            present = present.with_training(gradient_accumulation_steps=max(1, product // present.effective_batch_size))
+    without_value = tuple(sorted(program.variables & set(PLANNED) - found.keys()))
+    is_known = bool({"micro_batch_size", "effective_batch_size"} & found.keys())
+    return present.model_copy(update={"is_present_known": is_known, "without_value": without_value})
 
 
 def _read(place: Place) -> object:

@@ -104,7 +104,8 @@ def function_program(source: str) -> FunctionProgram:
     arguments = {meanings.get(name, name): name for name in list(names)[1:]}
     present = {variable: names[arguments[variable]] for variable in arguments.keys() & set(PLANNED)}
     known = {variable: value for variable, value in present.items() if isinstance(value, int) and 1 <= value <= MOST_STEPS}
-    program = FunctionProgram(name=source, source=source, arguments=arguments, is_present_known=False)
+    without_value = tuple(sorted(arguments.keys() & set(PLANNED) - known.keys()))
+    program = FunctionProgram(name=source, source=source, arguments=arguments, is_present_known=False, without_value=without_value)
     return program.with_training(**known)
 
 
@@ -123,8 +124,19 @@ def _file_of(place: str) -> Path:
     raise UsageError(f"there is no module {place} here", hint="name its file: `train_step.py:build`")
 
 
+def place_of_function(source: str) -> tuple[Path, int]:
+    """Return the file and the line of the function that *source* names. Raises UsageError where it is not there."""
+    place, _, function = source.rpartition(":")
+    file = _file_of(place)
+    return file, _definition_of(file, function).lineno
+
+
 def _arguments_of(file: Path, function: str) -> Sequence[tuple[str, object]]:
     """Return the arguments of *function* with their defaults (None where there is none that is a constant)."""
+    return list(_with_defaults(_definition_of(file, function).args))
+
+
+def _definition_of(file: Path, function: str) -> ast.FunctionDef:
     try:
         tree = ast.parse(file.read_bytes())
     except OSError as error:
@@ -134,7 +146,7 @@ def _arguments_of(file: Path, function: str) -> Sequence[tuple[str, object]]:
     found = next((node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name == function), None)
     if found is None:
         raise UsageError(f"{file} defines no function {function}", hint="name the file in which it is defined")
-    return list(_with_defaults(found.args))
+    return found
 
 
 def _with_defaults(arguments: ast.arguments) -> Iterator[tuple[str, object]]:

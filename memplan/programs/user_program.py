@@ -23,6 +23,12 @@ class UserProgram(Program):
     is_present_known: bool = True
     """Its present batch could be read."""
 
+    without_value: tuple[str, ...] = ()
+    """Variables that a plan decides, and whose present value nothing says: words of a command, arguments without a default."""
+
+    skips_weights: bool = False
+    """Pretrained models are built without reading their weights, which need not be there."""
+
     @property
     def has_present_batch(self) -> bool:
         """Say whether its present batch is known."""
@@ -35,8 +41,12 @@ class UserProgram(Program):
 
     def varies(self, name: str) -> bool:
         """Say whether the variable of that name can be given another value."""
-        is_in_product = name == "gradient_accumulation_steps" and "effective_batch_size" in self.variables
-        return name in self.variables or is_in_product
+        if name in self.variables:
+            return True
+        if "effective_batch_size" not in self.variables:
+            return False
+        # Of a product, accumulation is what the micro-batch leaves of it; where it is all that there is, it is the micro-batch.
+        return name == ("gradient_accumulation_steps" if "micro_batch_size" in self.variables else "micro_batch_size")
 
     def text_of(self, name: str) -> str:
         """Return the value of the variable *name*, as it is written. Raises UsageError for one that has none."""

@@ -75,6 +75,7 @@ def plan_as_html(
     plan: Plan,
     *,
     source: str,
+    remembered: str = "",
     notes: Sequence[str] = (),
     curves: Sequence[Curve] = (),
     timeline: Timeline | None = None,
@@ -86,7 +87,7 @@ def plan_as_html(
 
     *timeline* is that of one step of the stage named *stage*; None: only formulas know of the plan, and they know no time.
     """
-    view = view_plan(plan, source=source, notes=notes)
+    view = view_plan(plan, source=source, remembered=remembered, notes=notes)
     parts = [
         f'<h1 class="{"good" if plan.fits else "bad"}">{escape(view.headline)}</h1>',
         definitions(view.facts),

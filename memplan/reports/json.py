@@ -6,8 +6,11 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from memplan.analysis.checking import Check
 from memplan.analysis.comparison import ComparedGpu
+from memplan.analysis.dataset_memory import DatasetMemory
 from memplan.analysis.would_fit import WouldFit
+from memplan.edits.drift import Drifted
 from memplan.errors import NothingSeenError
 from memplan.execution.rehearsal import Rehearsal
 from memplan.hardware.gpu import GpuSpec
@@ -35,3 +38,16 @@ def comparison_as_json(gpus: Sequence[ComparedGpu], *, method: str, source: str)
     """Return the settings for each of *gpus* as one JSON object."""
     answer = {"schema_version": 1, "source": source, "method": method, "gpus": [gpu.model_dump(mode="json") for gpu in gpus]}
     return json.dumps(answer, indent=2)
+
+
+def check_as_json(check: Check | None, drifted: Drifted | None, *, source: str | None, notes: Sequence[str]) -> str:
+    """Return what was checked as one JSON object; `fits` and `drift` are null where that was not asked."""
+    found = {"fits": None} if check is None else check.model_dump(mode="json")
+    drift = None if drifted is None else [each.model_dump(mode="json") for each in drifted.drifts]
+    return json.dumps({"schema_version": 1, "source": source, **found, "drift": drift, "notes": list(notes)}, indent=2)
+
+
+def dataset_as_json(memory: DatasetMemory, *, source: str, beside: str, notes: Sequence[str]) -> str:
+    """Return what a dataset takes, read from *source*, beside a training, as one JSON object."""
+    told = {"source": source, "beside": beside, "fits": memory.fits, "notes": list(notes)}
+    return json.dumps(memory.model_dump(mode="json") | told, indent=2)

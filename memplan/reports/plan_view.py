@@ -47,16 +47,17 @@ class PlanView(NamedTuple):
     """Lines that a short report leaves out: breakdowns, reasons, warnings and levers."""
 
 
-def view_plan(plan: Plan, *, source: str, notes: Sequence[str] = (), is_short: bool = False) -> PlanView:
+def view_plan(plan: Plan, *, source: str, remembered: str = "", notes: Sequence[str] = (), is_short: bool = False) -> PlanView:
     """
-    Return what a report of *plan* shows; *source* is where its workload was read, *notes* what was noticed on the way.
+    Return what a report of *plan* shows; *source* is where its workload was read, *notes* what was noticed on the way, *remembered* where
+    what was not typed was found.
 
     A short one has the breakdown of the stage that takes most, and of the reasons and warnings those that cost most.
     """
     warnings = (*plan.warnings, *notes)
     view = PlanView(
         headline=_headline(plan),
-        facts=tuple(_facts(plan, source, is_short=is_short)),
+        facts=tuple(_facts(plan, source, remembered, is_short=is_short)),
         columns=_columns(plan),
         rows=tuple(_row(plan, stage) for stage in plan.stages),
         breakdowns=tuple(_breakdowns(plan, is_short=is_short)),
@@ -96,8 +97,10 @@ def _headline(plan: Plan) -> str:
     return f"Fits on {plan.gpu.name}: micro-batch {micro}, accumulation {steps}, effective batch {plan.effective_batch_size}"
 
 
-def _facts(plan: Plan, source: str, *, is_short: bool) -> Iterator[tuple[str, str]]:
+def _facts(plan: Plan, source: str, remembered: str, *, is_short: bool) -> Iterator[tuple[str, str]]:
     yield "planned", _planned(plan, source)
+    if remembered:
+        yield "remembered", remembered
     reached = plan.effective_batch_size if plan.fits else plan.before.effective_batch_size
     if not (is_short and reached == plan.target_effective_batch_size):
         yield "effective batch", f"{_change(plan.before.effective_batch_size, reached)}, target {plan.target_effective_batch_size}"

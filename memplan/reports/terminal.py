@@ -16,12 +16,14 @@ from rich.table import Table
 from rich.text import Text
 
 from memplan.analysis.curves import Curve
+from memplan.analysis.dataset_memory import DatasetMemory
 from memplan.analysis.profile import Profile
 from memplan.analysis.would_fit import WouldFit
 from memplan.execution.rehearsal import Rehearsal
 from memplan.hardware.gpu import GpuSpec
 from memplan.planner.plan import Plan
 from memplan.reports.curve_view import view_curve
+from memplan.reports.dataset_view import view_dataset
 from memplan.reports.plan_view import view_plan
 from memplan.reports.profile_view import view_profile
 from memplan.reports.rehearsal_view import view_rehearsal
@@ -60,14 +62,21 @@ def _console(stream: TextIO | None) -> Console:
 
 
 def print_plan(
-    plan: Plan, *, source: str, notes: Sequence[str] = (), is_short: bool = False, more: str = "", stream: TextIO | None = None
+    plan: Plan,
+    *,
+    source: str,
+    remembered: str = "",
+    notes: Sequence[str] = (),
+    is_short: bool = False,
+    more: str = "",
+    stream: TextIO | None = None,
 ) -> None:
     """
-    Print the report of *plan*, read from *source*; *notes* are what was noticed on the way to it.
+    Print the report of *plan*, read from *source*; *notes* are what was noticed on the way to it, *remembered* is what was not typed.
 
     A short one leaves out what matters less, and says with *more* how to see it.
     """
-    console, view = _console(stream), view_plan(plan, source=source, notes=notes, is_short=is_short)
+    console, view = _console(stream), view_plan(plan, source=source, remembered=remembered, notes=notes, is_short=is_short)
     console.print(Text(view.headline, style="bold green" if plan.fits else "bold red"))
     console.print()
     console.print(_facts(view.facts))
@@ -143,6 +152,16 @@ def print_profile(profile: Profile, *, stream: TextIO | None = None) -> None:
         console.print(Text("What CUDA took beside PyTorch is kept: plans for this GPU use it from now on."))
 
 
+def print_dataset(memory: DatasetMemory, *, beside: str, stream: TextIO | None = None) -> None:
+    """Print what a dataset takes beside a training, and how much of it each GPU has memory for."""
+    console, view = _console(stream), view_dataset(memory, beside=beside)
+    console.print(Text(view.headline, style="bold green" if memory.fits else "bold red"))
+    console.print()
+    console.print(_facts(view.facts))
+    console.print()
+    console.print(_table(view.columns, view.rows))
+
+
 def _facts(facts: Iterable[tuple[str, str]]) -> Table:
     table = Table.grid(padding=(0, 2))
     for name, value in facts:
@@ -150,10 +169,10 @@ def _facts(facts: Iterable[tuple[str, str]]) -> Table:
     return table
 
 
-def _table(columns: Iterable[str], rows: Iterable[Sequence[str]]) -> Table:
+def _table(columns: Iterable[str], rows: Iterable[Sequence[str]], *, has_numbers: bool = True) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     for number, column in enumerate(columns):
-        table.add_column(column, justify="left" if number == 0 else "right", no_wrap=number == 0)
+        table.add_column(column, justify="right" if number and has_numbers else "left", no_wrap=number == 0, overflow="fold")
     for row in rows:
         table.add_row(*(Text(value, style="bold" if "→" in value else "") for value in row))
     return table
@@ -192,9 +211,9 @@ def live_table(columns: Sequence[str]) -> Iterator[Callable[[Sequence[Sequence[s
         yield update
 
 
-def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, stream: TextIO | None = None) -> None:
-    """Print a table with a head."""
-    _console(stream).print(_table(columns, rows))
+def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, has_numbers: bool = True, stream: TextIO | None = None) -> None:
+    """Print a table with a head; numbers stand to the right."""
+    _console(stream).print(_table(columns, rows, has_numbers=has_numbers))
 
 
 def print_diff(lines: Iterable[str], *, stream: TextIO | None = None) -> None:

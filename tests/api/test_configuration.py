@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from memplan.api.configuration import read_configuration
+from memplan.api.configuration import function_configuration, read_configuration
 from memplan.errors import UsageError
 from memplan.layouts.writer import edits_for, unwritable
 from memplan.workload.model import HuggingFaceModel, TransformerModel
@@ -92,3 +92,20 @@ def test_a_config_json_is_planned_and_told_of(tmp_path: Path) -> None:
     assert isinstance(mpnet.workload.model, HuggingFaceModel)
     assert any("`quantization_config` is ignored" in note for note in mpnet.notes)
     assert not bert.has_batch
+
+
+def test_a_program_skips_weights_and_says_so(tmp_path: Path) -> None:
+    """It is another program for what is kept of its rehearsals, and the report notes it."""
+    (tmp_path / "step.py").write_text("def build(device, batch=8): ...\n")
+    plain = function_configuration(f"{tmp_path / 'step.py'}:build")
+
+    skipping = plain.skipping_weights()
+
+    assert (plain.program.model_dump()["skips_weights"], skipping.program.model_dump()["skips_weights"]) == (False, True)
+    assert any("weights of pretrained models were not read" in note for note in skipping.notes)
+
+
+def test_a_configuration_has_no_weights_to_skip() -> None:
+    """memplan's own modules are made without any."""
+    with pytest.raises(UsageError, match="skip_weights is for programs"):
+        read_configuration(Path("built-in")).skipping_weights()

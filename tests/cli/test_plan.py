@@ -216,11 +216,11 @@ def test_a_workload_that_names_no_batch_fills_the_card(run_memplan: Run, tmp_pat
             "conf/config.yaml: looks like a training configuration (it has `data.batch_size`)",
         ),
         ("conf/config.yaml", "data: [\n", "conf/config.yaml:2: is not valid YAML"),
-        ("qlora.yml", "base_model: a/b\nmicro_batch_size: 2\n", "qlora.yml: is an axolotl configuration, which memplan cannot plan from"),
+        ("qlora.yml", "base_model: a/b\nmicro_batch_size: 2\n", "qlora.yml:1: `base_model`: unknown model: 'a/b'"),
         (
             "recipes/sft.yaml",
             "model_name_or_path: a/b\nper_device_train_batch_size: 2\n",
-            "recipes/sft.yaml: is a Hugging Face Trainer or TRL",
+            "recipes/sft.yaml:1: `model_name_or_path`: unknown model: 'a/b'",
         ),
         ("ds.json", '{\n\t"zero_optimization": {"stage": 2}\n}', "ds.json: is a DeepSpeed configuration"),
         ("workload.yaml", "model: {}\n", "workload.yaml:1: `model`: `kind` must be"),

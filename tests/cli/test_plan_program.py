@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from memplan.hardware.torch_install import TorchBuild
+from memplan.programs.plan_file import PLAN_FILE
 from tests.conftest import Run, content
 
 TREE = Path(__file__).parents[1] / "trees" / "own_program"
@@ -44,6 +45,16 @@ def test_a_programs_file_is_planned_written_and_put_back(run_memplan: Run, torch
     rehearsed = run_memplan("rehearse", "--gpu", "t4", "--steps", "2", "--format", "json", *COMMAND, cwd=project)
     assert json.loads(rehearsed.stdout)["verdict"] == "fits"
 
+    assert f"Wrote {PLAN_FILE}: " in planned.stderr
+    again = run_memplan("--apply", "--format", "json", cwd=project)
+    answer = json.loads(again.stdout)
+    assert answer["remembered"] == f"{PLAN_FILE}: command, fields, gpu, target_effective_batch_size"
+    assert [answer["stages"][0]["planned"], answer["gpu"], answer["applied"]] == [values, plan["gpu"], False]
+    typed = run_memplan("--gpu-memory", "24", "--target-effective-batch", str(micro), cwd=project)
+    assert f"remembered  {PLAN_FILE}: command, fields\n" in typed.stdout
+    assert "24 GB" in typed.stdout
+    assert run_memplan("--auto", cwd=project, CUDA_VISIBLE_DEVICES="").returncode == 3
+
     assert run_memplan("undo", cwd=project).returncode == 0
     assert content(project)["config.yaml"] == before["config.yaml"]
 
@@ -58,6 +69,7 @@ def test_a_programs_file_is_planned_written_and_put_back(run_memplan: Run, torch
         (["--config-path", ".", "--", "train.py", "{micro_batch_size}"], "--config-path and a program exclude each other"),
         (["--field", "micro_batch_size=config.yaml:data.size", "--", "train.py"], "has no key `data.size`"),
         (["--field", "micro_batch_size=config.yaml:data.batch_size"], "are those of a command"),
+        (["--"], "no command follows `--`"),
         (["--pin", "width=8", "train_step.py:build"], "the program has no variable width"),
         (["train_step.py:nothing"], "defines no function nothing"),
     ],

@@ -121,6 +121,20 @@ def rehearsed(python: Path | str, *arguments: str) -> dict[str, object]:
     return {name: answer[name] for name in ("peak_allocated_bytes", "peak_reserved_bytes", "peak_phase", "breakdown")}
 
 
+NO_COMPILE = PROGRAM.with_name("no_compile_steps.py")
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("version", VERSIONS)
+def test_torch_compile_can_be_turned_off_in_an_older_pytorch(version: str, torch_build: TorchBuild) -> None:
+    """Which has no public way for that. It is loaded on the simulated GPU alone, since it lacks CUDA's libraries."""
+    program = ["--", str(environment_with(version)), str(NO_COMPILE)]
+    command = [sys.executable, "-m", "memplan", "rehearse", "--gpu", "t4", *program]
+    done = subprocess.run(command, env=os.environ | {"PYTHONPATH": str(REPOSITORY)}, capture_output=True, text=True, check=False)
+
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 WIDTH, HEADS, TOKENS = 512, 8, 64 * 256
 """A batch of 64 images of 128 x 128 in patches of 8 x 8: 256 tokens each."""
 

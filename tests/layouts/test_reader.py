@@ -318,7 +318,7 @@ def test_own_layouts_are_found_first(tree: Path, tmp_path: Path) -> None:
 
 BROKEN = [
     ("name: hydra-contrastive", "- hydra-contrastive", 3, "is not valid YAML"),
-    ("detect:\n  file: config.yaml", "detect:\n  files: config.yaml", 10, "`detect.file`: is missing"),
+    ("detect:\n  file: config.yaml", "detect:\n  files: config.yaml", 10, "`detect.files`: no such field"),
     ("keys: [data_loader.batch_size, training.trainer]", "keys: 3", 11, "`detect.keys`"),
     ("roots: [., conf]", "roots: [1, 2]", 6, "`roots.0`"),
     ("title: Hydra", "titel: Hydra", None, "`title`: is missing"),

@@ -10,7 +10,17 @@ import pytest
 
 from memplan.edits.yaml_file import YamlFile
 from memplan.layouts.schema import layout_from
-from memplan.layouts.templates import COMPILED, SCHEMA, compiled_text, schema_text, template_data, template_files, templates_folder
+from memplan.layouts.templates import (
+    COMPILED,
+    LAYOUT_SCHEMA,
+    SCHEMA,
+    compiled_text,
+    layout_schema_text,
+    schema_text,
+    template_data,
+    template_files,
+    templates_folder,
+)
 
 FOLDER = templates_folder()
 
@@ -23,6 +33,19 @@ def test_the_compiled_templates_are_those_that_stand_there() -> None:
 def test_the_schema_is_that_of_the_models() -> None:
     """After a change: `make templates`."""
     assert (FOLDER / SCHEMA).read_text() == schema_text()
+
+
+def test_the_schema_of_layouts_is_that_of_the_models() -> None:
+    """After a change: `make templates`."""
+    assert (FOLDER / LAYOUT_SCHEMA).read_text() == layout_schema_text()
+
+
+@pytest.mark.parametrize("path", list(template_files(FOLDER, "layout.yaml")), ids=lambda path: path.parent.name)
+def test_every_layout_is_valid_by_the_schema(path: Path) -> None:
+    """Switches and numbers may stand without quotes, which the schema of a text does not know."""
+    layout = layout_from(template_data(path), path)
+
+    jsonschema.validate(layout.model_dump(mode="json", exclude_unset=True), json.loads(layout_schema_text()))
 
 
 def test_a_template_that_was_edited_is_parsed(tmp_path: Path) -> None:
@@ -46,8 +69,10 @@ def test_every_starter_workload_is_valid_by_the_schema(path: Path) -> None:
 
 @pytest.mark.parametrize("path", list(template_files(FOLDER, "layout.yaml")), ids=lambda path: path.parent.name)
 def test_every_layout_names_fields_that_exist(path: Path) -> None:
-    """A field that no workload has would be read and never planned."""
+    """A field that no workload has would be read and never planned; a tree's stands in its starter."""
     layout = layout_from(template_data(path), path)
+    if layout.workload is None:
+        return
     starter = template_data(path.parent / layout.workload)
 
     for entry in layout.fields:

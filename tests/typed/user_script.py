@@ -12,6 +12,8 @@ import torch
 from typing_extensions import assert_type
 
 import memplan
+from memplan.data import DeviceCachedDataset, DeviceLoader, LoaderState, SampleError
+from memplan.debug import no_compile
 
 
 def build(device: str, batch: int = 8) -> memplan.FittingSteps:
@@ -53,12 +55,45 @@ def train(model: torch.nn.Linear, optimizer: torch.optim.Optimizer, batch: torch
     assert_type(monitor.peaks, dict[str, int])
 
 
+def keep_data(dataset: torch.utils.data.TensorDataset, plan: memplan.Plan) -> None:
+    """Keep a dataset on the GPU, take its batches, and go on in the middle of an epoch."""
+    cached = DeviceCachedDataset(dataset, "cuda", dtype=torch.bfloat16, others=plan, on_error="skip", cache_file=Path("cache.safetensors"))
+    assert_type(cached.device_bytes, int)
+    assert_type(cached.skipped, dict[int, str])
+    assert_type(cached.parts[0].shape, tuple[int, ...])
+    memplan.data.DeviceCachedDataset([1, 2, 3], transform=float)
+    loader = DeviceLoader(cached, 32, shuffle=True, generator=torch.Generator(), transform=lambda batch: batch)
+    for images, labels in loader:
+        print(images, labels)
+    state = loader.state_dict()
+    assert_type(state, LoaderState)
+    assert_type(state["epoch"], int)
+    loader.load_state_dict(state)
+    DeviceLoader(dataset)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    DeviceCachedDataset(dataset, on_error="zeros")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+
+@no_compile()
+def debugged(step: int, *, name: str) -> float:
+    """Run without torch.compile."""
+    with no_compile(), memplan.debug.no_compile():
+        return step + len(name)
+
+
+def call_debugged() -> None:
+    """Call it: it has the signature that it was written with."""
+    assert_type(debugged(1, name="a"), float)
+    debugged("1", name="a")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+
 def errors() -> None:
     """Catch what memplan raises."""
     try:
         plan()
     except memplan.DoesNotFitError as error:
         assert_type(error.message, str)
+    except SampleError as error:
+        assert_type(error.index, int)
     except memplan.MemplanError as error:
         assert_type(error.exit_code, int)
 

@@ -1,0 +1,302 @@
+"""Recipes of frameworks: single files of any name, recognised by their keys, read, and edited by the same table."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from memplan.api.configuration import Configuration, command_configuration, read_configuration
+from memplan.edits.apply import prepare
+from memplan.errors import ConfigError, UsageError
+from memplan.layouts.registry import locate
+from memplan.layouts.writer import edits_for
+from memplan.programs.command_program import CommandProgram
+from memplan.workload.model import Adapters, HuggingFaceModel, TransformerModel
+from memplan.workload.workload import Workload
+
+RECIPES = Path(__file__).parents[1] / "trees" / "recipes"
+
+
+@pytest.fixture
+def recipes(tmp_path: Path) -> Path:
+    """A writable copy of our own recipes, the config.json of their model beside them."""
+    return Path(shutil.copytree(RECIPES, tmp_path / "recipes"))
+
+
+def changed(path: Path, *changes: tuple[str, str]) -> Path:
+    text = path.read_text()
+    for old, new in changes:
+        assert old in text
+        text = text.replace(old, new, 1)
+    path.write_text(text)
+    return path
+
+
+def model_of(configuration: Configuration) -> HuggingFaceModel:
+    model = configuration.workload.model
+    assert isinstance(model, HuggingFaceModel)
+    return model
+
+
+def as_edited(configuration: Configuration, **training: Any) -> dict[str, Any]:
+    """What a plan with these values would write, by key."""
+    assert configuration.reading is not None
+    changes = prepare(edits_for(configuration.reading, configuration.workload.with_training(**training)))
+    return {edit.dotted: edit.value for change in changes for edit in change.edits}
+
+
+def test_a_recipe_of_trl_becomes_a_workload(recipes: Path) -> None:
+    """Adapters beside a model of 4 bits, norms in fp32 as TRL makes them, autocast over weights in bf16."""
+    configuration = read_configuration(recipes / "sft.yaml")
+    workload, model = configuration.workload, model_of(configuration)
+
+    assert (workload.training.micro_batch_size, workload.training.gradient_accumulation_steps) == (2, 4)
+    assert (workload.training.sequence_length, workload.training.precision) == (128, "bf16-mixed")
+    assert workload.training.activation_checkpointing
+    assert (workload.optimizer.name, workload.optimizer.implementation) == ("adam8bit", "foreach")
+    assert model.adapters == Adapters(rank=8, dropout=0.05, targets=("q_proj", "v_proj"))
+    assert (model.quantization, model.weights_dtype, model.norm_dtype, model.attention) == ("4bit", "bfloat16", "float32", "sdpa")
+    assert '"hidden_size": 256' in model.huggingface_config
+
+
+def test_a_recipe_says_what_memplan_does_not_follow(recipes: Path) -> None:
+    """Where the sizes come from, that this is memplan's own model, and what is planned on the safe side."""
+    notes = read_configuration(recipes / "sft.yaml").notes
+
+    assert notes[0].startswith("planned with memplan's own model of it; to plan the program itself")
+    assert f"`memplan --gpu t4 -- trl sft --config {recipes / 'sft.yaml'}`" in notes[0]
+    assert f"{recipes / 'sft.yaml'}:2: the sizes of tiny-llama are from {recipes / 'tiny-llama' / 'config.json'}" in notes
+    assert any("the paged optimizer's state is counted as if all of it were on the GPU" in note for note in notes)
+
+
+def test_a_recipe_of_axolotl_becomes_a_workload(recipes: Path) -> None:
+    """Of batch_size, micro_batch_size and gradient_accumulation_steps it has two, and the third follows."""
+    configuration = read_configuration(recipes / "axolotl.yml")
+    workload, model = configuration.workload, model_of(configuration)
+
+    assert (workload.training.micro_batch_size, workload.training.gradient_accumulation_steps) == (2, 4)
+    assert workload.training.target_effective_batch_size == 8
+    assert (workload.optimizer.name, workload.optimizer.implementation) == ("adamw", "fused")
+    assert model.adapters == Adapters(rank=16, dropout=0.05, targets=("all-linear",))
+    assert (model.quantization, model.weights_dtype, workload.training.precision) == (None, "bfloat16", "bf16-mixed")
+
+
+def test_the_global_batch_is_written_where_the_file_has_it(recipes: Path) -> None:
+    """Accumulation, which the file leaves out, is not written beside it: axolotl refuses both together."""
+    configuration = read_configuration(recipes / "axolotl.yml")
+
+    assert as_edited(configuration, micro_batch_size=4, gradient_accumulation_steps=2) == {"micro_batch_size": 4}
+    assert as_edited(configuration, micro_batch_size=8, gradient_accumulation_steps=2) == {"micro_batch_size": 8, "batch_size": 16}
+
+
+def test_a_recipe_of_llama_factory_becomes_a_workload(recipes: Path) -> None:
+    """Its switch turns checkpointing off, its list of layers is one text."""
+    configuration = read_configuration(recipes / "llama_factory.yaml")
+    workload, model = configuration.workload, model_of(configuration)
+
+    assert not workload.training.activation_checkpointing
+    assert model.adapters == Adapters(rank=4, targets=("q_proj", "v_proj"))
+    assert as_edited(configuration, activation_checkpointing=True) == {"disable_gradient_checkpointing": False}
+
+
+def test_a_switch_that_is_not_set_has_the_framework_s_default(recipes: Path) -> None:
+    """LLaMA-Factory checkpoints where nothing is said."""
+    path = changed(recipes / "llama_factory.yaml", ("disable_gradient_checkpointing: true\n", ""), ("lora_target: q_proj,v_proj\n", ""))
+    configuration = read_configuration(path)
+
+    assert configuration.workload.training.activation_checkpointing
+    assert model_of(configuration).adapters == Adapters(rank=4)
+
+
+def test_a_full_fine_tuning_has_formulas(recipes: Path) -> None:
+    """Without adapters, and with weights in fp32, nothing is left to transformers."""
+    configuration = read_configuration(changed(recipes / "llama_factory.yaml", ("finetuning_type: lora", "finetuning_type: full")))
+
+    assert isinstance(configuration.workload.model, TransformerModel)
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "line", "reason"),
+    [
+        ("sft.yaml", "bf16: true", "deepspeed: zero3.json", 16, "memplan's own model is not sharded by DeepSpeed"),
+        ("sft.yaml", "q_proj\n  - v_proj", "q_proj\n  - nothing_proj\nuse_dora: true", 14, "memplan's own model has no DoRA"),
+        ("axolotl.yml", "tf32: false", "fsdp:\n  - full_shard", 18, "`fsdp` is a sequence: memplan's own model is not sharded by FSDP"),
+        ("axolotl.yml", "tf32: false", "rl: dpo", 17, "`rl` is dpo: preference and reinforcement learning hold more than this model"),
+        ("axolotl.yml", "adapter: lora", "adapter: qlora\nload_in_4bit: false\npeft_use_dora: true", 5, "`peft_use_dora` is true"),
+        ("axolotl.yml", "optimizer: adamw_torch_fused", "optimizer: muon", 20, "`optimizer` is 'muon', which memplan does not know"),
+        ("llama_factory.yaml", "stage: sft", "stage: dpo", 5, "`stage` is dpo: only supervised fine-tuning"),
+        ("llama_factory.yaml", "cutoff_len: 64", "cutoff_len: many", 13, "`cutoff_len` is 'many'"),
+        ("sft.yaml", "tiny-llama", "nobody/knows-this", 2, "`model_name_or_path`: unknown model: 'nobody/knows-this'"),
+    ],
+)
+def test_what_memplan_s_model_is_not_true_for_is_refused(recipes: Path, file: str, old: str, new: str, line: int, reason: str) -> None:
+    """With the file, the line, and what to type to plan the program itself."""
+    path = changed(recipes / file, (old, new))
+
+    with pytest.raises(ConfigError) as refused:
+        read_configuration(path)
+
+    assert reason in str(refused.value)
+    assert refused.value.line == line
+    assert "to plan the program itself, where it is installed: `memplan --gpu t4 -- " in str(refused.value)
+
+
+def test_a_model_that_nobody_knows_is_asked_for_by_its_name(recipes: Path) -> None:
+    """The hint is a command that can be typed."""
+    with pytest.raises(ConfigError, match=r"`hf download nobody/knows-this config\.json`"):
+        read_configuration(changed(recipes / "sft.yaml", ("tiny-llama", "nobody/knows-this")))
+
+
+def test_a_recipe_alone_in_a_folder_is_found(recipes: Path) -> None:
+    """No path, in the project's folder."""
+    (recipes / "axolotl.yml").unlink()
+    (recipes / "llama_factory.yaml").unlink()
+
+    located = locate(recipes)
+
+    assert located is not None
+    assert located.main == recipes / "sft.yaml"
+
+
+def test_of_several_recipes_one_has_to_be_named(recipes: Path) -> None:
+    """None of them is planned in the place of the others."""
+    with pytest.raises(ConfigError, match=r"has 3 recipes: .*axolotl\.yml.*llama_factory\.yaml.*sft\.yaml"):
+        read_configuration(recipes)
+
+
+def test_a_layout_of_the_user_s_own_goes_first(recipes: Path, tmp_path: Path) -> None:
+    """And one that knows the model goes before one that only knows the command."""
+    own = tmp_path / "templates" / "mine"
+    own.mkdir(parents=True)
+    (own / "layout.yaml").write_text(
+        "name: mine\ntitle: my recipe\ndetect: {keys: [base_model]}\nmodel: {key: base_model}\n"
+        "fields:\n  - {field: training.micro_batch_size, key: micro_batch_size}\n"
+    )
+    located = locate(recipes / "axolotl.yml", {"MEMPLAN_TEMPLATES": str(own.parent)})
+    shipped = locate(recipes / "sft.yaml", {})
+
+    assert located is not None
+    assert located.layout.name == "mine"
+    assert shipped is not None
+    assert shipped.layout.name == "trl-sft"
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "problem"),
+    [
+        ("detect: {keys: [a]}\nfields: []\n", None, "has neither `workload`, `model` nor `command`"),
+        (
+            "detect: {keys: [a]}\nmodel: {key: a}\nfields: []\nrules:\n  - field: training.speed\n    cases: []\n",
+            7,
+            "`training.speed` is not a",
+        ),
+        (
+            "detect: {keys: [a]}\nmodel: {key: a}\nfields: []\nrules:\n  - field: training.precision\n    cases: [{value: fast}]\n",
+            8,
+            "'fast' is not a value of `training.precision`",
+        ),
+    ],
+)
+def test_a_mistake_in_a_recipe_s_layout_is_told_in_the_layout(tmp_path: Path, text: str, line: int | None, problem: str) -> None:
+    """Its own file and line, before any file of the user is read."""
+    own = tmp_path / "templates" / "mine"
+    own.mkdir(parents=True)
+    (own / "layout.yaml").write_text("name: mine\ntitle: my recipe\n" + text)
+
+    with pytest.raises(ConfigError) as refused:
+        locate(tmp_path, {"MEMPLAN_TEMPLATES": str(own.parent)})
+
+    assert problem in refused.value.problem
+    assert refused.value.file == own / "layout.yaml"
+    assert line is None or refused.value.line == line
+
+
+def test_a_command_that_names_a_recipe_needs_no_fields(recipes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where its batch is written, and what makes it short, the layout says."""
+    monkeypatch.chdir(recipes)
+    configuration = command_configuration(["axolotl", "train", "axolotl.yml"])
+    program = configuration.program
+
+    assert isinstance(program, CommandProgram)
+    assert {(str(place.file), place.key, place.variable) for place in program.places} == {
+        ("axolotl.yml", "micro_batch_size", "micro_batch_size"),
+        ("axolotl.yml", "batch_size", "effective_batch_size"),
+        ("axolotl.yml", "sequence_len", "sequence_length"),
+    }
+    assert {(place.key, place.text) for place in program.shortened} == {("val_set_size", "0")}
+    assert (program.training.micro_batch_size, program.training.target_effective_batch_size) == (2, 8)
+
+
+def test_a_global_batch_alone_is_the_micro_batch_of_one_gpu(tmp_path: Path) -> None:
+    """RecBole's train_batch_size is divided by the GPUs; accumulation is none of its variables."""
+    path = tmp_path / "overall.yaml"
+    path.write_text("train_batch_size: 2048\ntrain_neg_sample_args: {sample_num: 1}\n")
+    configuration = command_configuration(["python", "run_recbole.py", "--config_files", str(path)], num_gpus=4)
+    program = configuration.program
+
+    assert program.training.micro_batch_size == 512
+    assert program.varies("micro_batch_size")
+    assert not program.varies("gradient_accumulation_steps")
+    assert configuration.has_batch
+
+
+def test_gpus_are_those_that_are_given(recipes: Path) -> None:
+    """A recipe does not say on how many it is started."""
+    configuration = read_configuration(recipes / "sft.yaml").with_gpus(4, 2)
+
+    assert configuration.workload.parallelism.data_parallel_size == 8
+    assert configuration.workload.effective_batch_size == 64
+    assert configuration.reading is not None
+    assert edits_for(configuration.reading, configuration.workload) == []
+
+
+def test_a_tree_that_says_on_how_many_gpus_it_trains_is_not_overruled(tree: Path) -> None:
+    """The key is named."""
+    with pytest.raises(UsageError, match=r"says on how many GPUs it trains: `training\.trainer\.devices`"):
+        read_configuration(tree).with_gpus(2, None)
+
+
+PARTS = {
+    "ds_auto.json": (
+        '{"train_batch_size": "auto", "zero_optimization": {"stage": 3}}',
+        "a DeepSpeed configuration whose batch the trainer",
+    ),
+    "accelerate.yaml": (
+        "compute_environment: LOCAL_MACHINE\ndistributed_type: FSDP\n",
+        "an Accelerate configuration, which says on how many",
+    ),
+    "01_stage.yaml": ("n_positives: 8\nn_negatives: 4\n", "a stage of a curriculum, a part of a tree"),
+    "job.yaml": ("apiVersion: v1\nkind: Job\n---\nkind: Pod\n", "a Kubernetes manifest"),
+    "trainer.yaml": ("max_epochs: 10\naccelerator: gpu\n", "settings of a Lightning Trainer, a part of a configuration"),
+    "data.yaml": ("batch_size: 128\n", "a training configuration (it has `batch_size`)"),
+    "urls.yaml": ("url: https://example.com\n", "describes no training"),
+    "lora.yaml": (
+        "model: {_component_: a.b, lora_rank: 8}\nbatch_size: 2\n",
+        "a torchtune configuration (LoRA), of whose model memplan knows",
+    ),
+    "train.yaml": ("trainer: {max_epochs: 1}\nmodel: {}\ndata: {batch_size: 4}\n", "a LightningCLI configuration, of whose model memplan"),
+}
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_what_is_no_recipe_is_named_with_what_to_do(tmp_path: Path, name: str) -> None:
+    """Never that it lacks a `model`, which no file of theirs has."""
+    text, said = PARTS[name]
+    (tmp_path / name).write_text(text)
+
+    with pytest.raises(ConfigError) as refused:
+        read_configuration(tmp_path / name)
+
+    assert said in refused.value.problem
+    assert refused.value.hint
+    assert "`model`" not in str(refused.value)
+
+
+def test_a_workload_written_for_a_recipe_is_one(recipes: Path) -> None:
+    """What was read can be written down as a workload file and read again."""
+    workload = read_configuration(recipes / "sft.yaml").workload
+
+    assert Workload.model_validate_json(workload.model_dump_json()) == workload

@@ -241,6 +241,8 @@ class _Reader:
             self._read_list(entry, path, data)
             return
         found = self._found(file, entry)
+        if found is not None and found.value is None and entry.if_null is not None:
+            raise ConfigError(f"`{entry.key}` is empty: {entry.if_null}", file=path, line=found.line, hint="give it a value")
         is_written = found is not None and found.value is not None
         if is_written:
             self.present.add(entry.key)

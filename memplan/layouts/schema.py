@@ -95,6 +95,9 @@ class FieldEntry(Description):
     default: bool | int | float | str | None = None
     """What the framework takes where the key is not there or empty, in its own spelling."""
 
+    if_null: str | None = None
+    """Why an empty value is refused. None: it is the same as a key that is not there."""
+
     @property
     def path(self) -> KeyPath:
         """Return the key as a path."""

@@ -129,6 +129,7 @@ def test_a_full_fine_tuning_has_formulas(recipes: Path) -> None:
         ("axolotl.yml", "optimizer: adamw_torch_fused", "optimizer: muon", 20, "`optimizer` is 'muon', which memplan does not know"),
         ("llama_factory.yaml", "stage: sft", "stage: dpo", 5, "`stage` is dpo: only supervised fine-tuning"),
         ("llama_factory.yaml", "cutoff_len: 64", "cutoff_len: many", 13, "`cutoff_len` is 'many'"),
+        ("sft.yaml", "max_length: 128", "max_length:", 7, "`max_length` is empty: no text is cut then, and the longest decides"),
         ("sft.yaml", "tiny-llama", "nobody/knows-this", 2, "`model_name_or_path`: unknown model: 'nobody/knows-this'"),
     ],
 )

@@ -195,7 +195,9 @@ def _of_layout(located: Located) -> Configuration:
     Raises ConfigError for what memplan's own model is not true for, with what to type to plan the program itself.
     """
     if not located.can_be_described:
-        raise ConfigError(f"is {located.layout.title}, of whose model memplan knows nothing", file=located.main, hint=_by_itself(located))
+        raise ConfigError(
+            f"is {located.layout.title}, which memplan plans through its command", file=located.main, hint=_by_itself(located)
+        )
     try:
         reading = located.read()
     except ConfigError as error:
@@ -211,7 +213,7 @@ def _of_layout(located: Located) -> Configuration:
 def _by_itself(located: Located) -> str:
     """Return what to type to plan the program that trains from a recipe."""
     words = located.command or ["python", "train.py", str(located.main)]
-    return f"to plan the program itself, where it is installed: `memplan --gpu t4 -- {shlex.join(words)}`"
+    return f"to plan the program itself, where it is installed, give its command in place of the configuration: `-- {shlex.join(words)}`"
 
 
 def _either(hint: str | None, other: str) -> str:
@@ -336,11 +338,13 @@ def _of_file(path: Path) -> Configuration:
 def _refuse_framework(path: Path) -> None:
     """Raise ConfigError for a file that is another framework's: it would only be told to be no workload."""
     keys = set() if path.suffix == ".toml" else YamlFile.load(path).keys()
-    if keys & {"model.kind", "model_type"} or (keys and {key.partition(".")[0] for key in keys} <= set(Workload.model_fields)):
+    if "model.kind" in keys or (keys and {key.partition(".")[0] for key in keys} <= set(Workload.model_fields)):
         return
     found = recognise(path)
+    if "model_type" in keys and found is None:
+        return  # a model, and no training
     if found is not None:
         verb = "is" if found.is_known else "looks like"
         raise ConfigError(f"{verb} {found.title}", file=path, hint=found.hint)
-    if "model" not in keys:
+    if not any(key.startswith("model.") for key in keys):
         raise ConfigError("describes no training: it has neither a model nor a batch size", file=path, hint=INSTEAD)

@@ -14,7 +14,7 @@ from memplan.edits.yaml_file import Found, YamlFile
 from memplan.errors import ConfigError, reason_of
 from memplan.layouts.schema import Assumption, Conditions, FieldEntry, FirstStage, Layout, ModelEntry, Rule, StageFiles, spelled
 from memplan.layouts.templates import template_data
-from memplan.workload.huggingface import model_from_config
+from memplan.workload.huggingface import ConfigJson, model_from_config
 from memplan.workload.model import HuggingFaceModel, TransformerModel
 from memplan.workload.model_catalog import find_model
 from memplan.workload.stage import Stage
@@ -179,7 +179,11 @@ class _Reader:
             raise ConfigError(f"`{entry.key}`: {error.problem}", file=self.main, line=found.line, hint=hint) from error
         self.sources["model",] = Source(self.main, found.line, entry.key, found.value)
         self.warnings.append(f"{self.main}:{found.line}: the sizes of {found.value} are from {model.origin}")
-        return model_from_config(model.config)
+        fields = model_from_config(model.config)
+        if entry.is_decoder and not _is_decoder(model.config, fields):
+            problem = f"`{entry.key}` is {found.value}, which is not a decoder of text alone: a plan knows nothing of what it reads besides"
+            raise ConfigError(problem, file=self.main, line=found.line)
+        return fields
 
     def _of_starter(self, starter: Path) -> dict[str, Any]:
         """Return the starter workload as data. Raises ConfigError, naming the starter, where it is not a workload."""
@@ -283,7 +287,8 @@ class _Reader:
             return
         field = tuple(entry.field.split("."))
         self.sources[field] = Source(path, file.line_of(key) or 1, entry.key, values)
-        _put(data, field, list(dict.fromkeys(values)))
+        ruled = _at(data, field)  # what a rule says counts beside the list
+        _put(data, field, list(dict.fromkeys([*([ruled] if isinstance(ruled, str) else []), *values])))
 
     def _element(self, entry: FieldEntry, found: Found) -> Any:
         """Return what an element of a list means: as the table translates it, else as it is."""
@@ -295,7 +300,9 @@ class _Reader:
         if entry.default is None:
             return None
         line = found.line if found else 1
-        self.warnings.append(f"{path}: `{entry.key}` is not set; planned with the default, {entry.default}")
+        meaning = entry.meaning_of(spelled(entry.default)) if entry.values else None
+        told = f" ({entry.field.rpartition('.')[2]} {meaning})" if meaning not in (None, spelled(entry.default)) else ""
+        self.warnings.append(f"{path}: `{entry.key}` is not set; planned with the default, {spelled(entry.default)}{told}")
         return Found(entry.default, line)
 
     def _found(self, file: YamlFile, entry: FieldEntry) -> Found | None:
@@ -402,10 +409,20 @@ class _Reader:
             return
         path = self._path(assumption.file)
         value = self._spelling(path, assumption.key)
+        if assumption.is_list:
+            value = next((each for each in self._elements(path, assumption.path) if each not in assumption.values), "")
+            if not value:
+                return
         if value not in assumption.values:
-            said = f"`{assumption.key}` is {value}" if value else f"`{assumption.key}` is not set"
+            verb = "has" if assumption.is_list else "is"
+            said = f"`{assumption.key}` {verb} {value}" if value else f"`{assumption.key}` is not set"
             line = self._file(path).line_of(assumption.path) if value else None
             raise ConfigError(f"{said}: {assumption.otherwise}", file=path, line=line, hint="plan it as a workload.yaml")
+
+    def _elements(self, path: Path, key: tuple[str, ...]) -> list[str]:
+        """Return the spellings of the elements of a list; none where there is no list."""
+        file = self._file(path)
+        return [self._spelling(path, ".".join((*key, str(number)))) for number in range(file.length_of(key) or 0)]
 
     def _warn_of_duplicates(self) -> None:
         for path, file in self.files.items():
@@ -427,6 +444,23 @@ class _Reader:
             # Where it is no single value, several contradict each other.
             value = f"`{source.key}` is {source.value!r}: " if location in self.sources else ""
             raise ConfigError(value + problem_of(first), file=source.file, line=source.line, hint="correct the value") from error
+
+
+def _at(data: dict[str, Any], field: tuple[str, ...]) -> Any:
+    """Return what stands at *field*, None where nothing does."""
+    value: Any = data
+    for name in field:
+        value = value.get(name) if isinstance(value, dict) else None
+    return value
+
+
+def _is_decoder(config: ConfigJson, fields: dict[str, Any]) -> bool:
+    """Say whether a model reads text alone and predicts the next token."""
+    if any(name in config.values for name in ("vision_config", "audio_config", "text_config")) or config.values.get("is_encoder_decoder"):
+        return False
+    if config.architecture is not None:
+        return config.architecture.endswith(("ForCausalLM", "LMHeadModel"))
+    return fields.get("architecture") != "encoder"
 
 
 def _settle_kind(data: dict[str, Any]) -> None:

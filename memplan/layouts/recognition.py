@@ -48,13 +48,16 @@ def recognise(path: Path) -> Recognised | None:
     keys = _keys_of(path)
     table = template_data(templates_folder() / FRAMEWORKS)
     for framework in table["frameworks"]:
+        if path.suffix not in framework.get("suffixes", SUFFIXES):
+            continue
         if keys and keys >= set(framework["keys"]) and (not framework.get("any") or not keys.isdisjoint(framework["any"])):
             return Recognised(path, framework["title"], is_known=True, hint=framework["hint"].replace("FILE", str(path)))
     own = {key.rpartition(".")[2]: key for key in sorted(keys)}
     found = next((own[name] for name in table["training_keys"] if name in own), None)
     if found is None:
         return None
-    hint = f"plan the program that reads it: `memplan --gpu t4 --field micro_batch_size={path}:{found} -- python train.py`"
+    variable = "effective_batch_size" if "global" in found else "micro_batch_size"
+    hint = f"plan the program that reads it: `memplan --gpu t4 --field {variable}={path}:{found} -- python train.py`"
     return Recognised(path, f"a training configuration (it has `{found}`)", is_known=False, hint=hint)
 
 

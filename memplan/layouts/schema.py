@@ -129,7 +129,7 @@ class Rule(Description):
 
 
 class Note(Description):
-    """What a plan does not follow, where the files say so: it then needs less memory than planned, never more."""
+    """What a plan does not follow, where the files say so: what takes less than planned, or is no part of a training step."""
 
     when: Conditions
     """What the main file has to say."""
@@ -143,6 +143,9 @@ class ModelEntry(Description):
 
     key: DottedKey
     """The key in the main file."""
+
+    is_decoder: bool = False
+    """The framework trains decoders of text; another model is refused, as what it reads besides is not in a plan."""
 
 
 class Detection(Description):
@@ -178,6 +181,9 @@ class Assumption(Description):
 
     when: Conditions = Field(default_factory=dict)
     """It is assumed only where the main file says so."""
+
+    is_list: bool = False
+    """The value is a list, each element of which has to be one of `values`."""
 
     otherwise: str
     """Why any other value is refused."""

@@ -11,7 +11,10 @@ import pytest
 from tests.conftest import Run, content
 
 RECIPES = Path(__file__).parents[1] / "trees" / "recipes"
-LORA = "model: {_component_: torchtune.models.some, lora_rank: 8}\nbatch_size: 2\ngradient_accumulation_steps: 8\n"
+LORA = (
+    "model: {_component_: torchtune.models.some, lora_rank: 8}\noptimizer: {_component_: torch.optim.AdamW}\n"
+    "batch_size: 2\ngradient_accumulation_steps: 8\n"
+)
 
 
 @pytest.fixture

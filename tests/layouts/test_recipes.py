@@ -67,7 +67,7 @@ def test_a_recipe_says_what_memplan_does_not_follow(recipes: Path) -> None:
     notes = read_configuration(recipes / "sft.yaml").notes
 
     assert notes[0].startswith("planned with memplan's own model of it; to plan the program itself")
-    assert f"`memplan --gpu t4 -- trl sft --config {recipes / 'sft.yaml'}`" in notes[0]
+    assert f"`-- trl sft --config {recipes / 'sft.yaml'}`" in notes[0]
     assert f"{recipes / 'sft.yaml'}:2: the sizes of tiny-llama are from {recipes / 'tiny-llama' / 'config.json'}" in notes
     assert any("the paged optimizer's state is counted as if all of it were on the GPU" in note for note in notes)
 
@@ -142,7 +142,53 @@ def test_what_memplan_s_model_is_not_true_for_is_refused(recipes: Path, file: st
 
     assert reason in str(refused.value)
     assert refused.value.line == line
-    assert "to plan the program itself, where it is installed: `memplan --gpu t4 -- " in str(refused.value)
+    assert "to plan the program itself, where it is installed, give its command in place of the configuration: `-- " in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "said"),
+    [
+        ("axolotl.yml", "tf32: false", "plugins:\n  - some.KDPlugin", "`plugins` has some.KDPlugin: memplan does not know what it adds"),
+        ("sft.yaml", 'eval_strategy: "no"', "loss_type: sigmoid", "`loss_type` is sigmoid: memplan knows the losses of supervised"),
+        ("llama_factory.yaml", "bf16: true", "use_asft_loss: true", "`use_asft_loss` is true: ASFT holds a reference model"),
+    ],
+)
+def test_what_would_take_more_than_the_model_is_refused(recipes: Path, file: str, old: str, new: str, said: str) -> None:
+    """A plan of less would be called a fit."""
+    with pytest.raises(ConfigError) as refused:
+        read_configuration(changed(recipes / file, (old, new)))
+
+    assert said in refused.value.problem
+
+
+@pytest.mark.parametrize(
+    "change", [("LlamaForCausalLM", "LlamaForSequenceClassification"), ('"model_type"', '"vision_config": {}, "model_type"')]
+)
+def test_a_recipe_of_something_else_than_a_decoder_of_text_is_refused(recipes: Path, change: tuple[str, str]) -> None:
+    """What it reads besides, the recipe does not say."""
+    changed(recipes / "tiny-llama" / "config.json", change)
+
+    with pytest.raises(ConfigError, match="which is not a decoder of text alone"):
+        read_configuration(recipes / "sft.yaml")
+
+
+def test_a_list_counts_beside_what_a_rule_says(recipes: Path) -> None:
+    """axolotl adapts every linear layer and those of its list besides; where there is none of the name, the rehearsal says so."""
+    path = changed(recipes / "axolotl.yml", ("lora_target_linear: true", "lora_target_linear: true\nlora_target_modules: [embed_tokens]"))
+
+    adapters = model_of(read_configuration(path)).adapters
+
+    assert adapters is not None
+    assert adapters.targets == ("all-linear", "embed_tokens")
+
+
+def test_a_recipe_with_a_model_type_is_no_model(tmp_path: Path) -> None:
+    """It has a batch, and is not read as the config.json of a model of default sizes."""
+    path = tmp_path / "reranker.yaml"
+    path.write_text("model_name_or_path: a/b\nmodel_type: bert\ntrain_group_size: 10\nbatch_size: 8\nmax_len: 512\n")
+
+    with pytest.raises(ConfigError, match=r"is a RAG-Retrieval configuration \(reranker\), which memplan plans through its command"):
+        read_configuration(path)
 
 
 def test_a_model_that_nobody_knows_is_asked_for_by_its_name(recipes: Path) -> None:
@@ -275,10 +321,13 @@ PARTS = {
     "data.yaml": ("batch_size: 128\n", "a training configuration (it has `batch_size`)"),
     "urls.yaml": ("url: https://example.com\n", "describes no training"),
     "lora.yaml": (
-        "model: {_component_: a.b, lora_rank: 8}\nbatch_size: 2\n",
-        "a torchtune configuration (LoRA), of whose model memplan knows",
+        "model: {_component_: a.b, lora_rank: 8}\noptimizer: {_component_: c.d}\nbatch_size: 2\n",
+        "a torchtune configuration (LoRA), which memplan plans through its command",
     ),
-    "train.yaml": ("trainer: {max_epochs: 1}\nmodel: {}\ndata: {batch_size: 4}\n", "a LightningCLI configuration, of whose model memplan"),
+    "train.yaml": (
+        "trainer: {max_epochs: 1}\nmodel: {}\ndata: {batch_size: 4}\n",
+        "a LightningCLI configuration, which memplan plans through its",
+    ),
 }
 
 

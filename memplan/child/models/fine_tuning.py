@@ -155,12 +155,20 @@ def prepare_fine_tuning(inner: nn.Module, model: HuggingFaceModel) -> None:
             base = AdaptedLinear(base, model.adapters, layer.in_features, layer.out_features)
         if base is not layer:
             inner.set_submodule(name, base)
-    if model.adapters is not None and not any(isinstance(module, AdaptedLinear) for module in inner.modules()):
-        names = " or ".join(model.adapters.targets)
-        raise ValueError(f"no linear layer of {type(inner).__name__} is called {names}, which the adapters are for")
+    if model.adapters is not None:
+        _check_targets(inner, model.adapters.targets)
     for name, module in inner.named_modules():
         if model.norm_dtype is not None and "norm" in name.rpartition(".")[2].lower():
             module.to(getattr(torch, model.norm_dtype))
+
+
+def _check_targets(inner: nn.Module, targets: tuple[str, ...]) -> None:
+    """Raise ValueError for a target beside which no adapter was put: there is no such layer, or it is an embedding or the head."""
+    adapted = [name for name, module in inner.named_modules() if isinstance(module, AdaptedLinear)]
+    missing = [target for target in targets if not any(_is_target(name, (target,)) for name in adapted)]
+    if missing:
+        names = " or ".join(missing)
+        raise ValueError(f"{type(inner).__name__} has no linear layer {names} beside its head, where memplan puts adapters")
 
 
 def _head_of(inner: nn.Module) -> nn.Module | None:

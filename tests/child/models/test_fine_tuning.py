@@ -126,9 +126,10 @@ def test_checkpointing_of_adapters_saves_memory(rehearser: SharedRehearser) -> N
 
 
 def test_a_layer_that_is_not_there_cannot_be_adapted(rehearser: SharedRehearser) -> None:
-    """The names are told."""
-    with pytest.raises(UsageError, match="no linear layer of LlamaForCausalLM is called c_attn, which the adapters are for"):
-        run(rehearser, tuned(adapters={"rank": RANK, "targets": ["c_attn"]}))
+    """Nor the head, nor an embedding: an adapter there is not left out without a word."""
+    for targets, missing in ((["c_attn"], "c_attn"), (["q_proj", "lm_head", "embed_tokens"], "lm_head or embed_tokens")):
+        with pytest.raises(UsageError, match=f"LlamaForCausalLM has no linear layer {missing} beside its head"):
+            run(rehearser, tuned(adapters={"rank": RANK, "targets": targets}))
 
 
 def test_quantized_weights_need_adapters() -> None:

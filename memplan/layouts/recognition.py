@@ -57,7 +57,7 @@ def recognise(path: Path) -> Recognised | None:
     if found is None:
         return None
     variable = "effective_batch_size" if "global" in found else "micro_batch_size"
-    hint = f"plan the program that reads it: `memplan --gpu t4 --field {variable}={path}:{found} -- python train.py`"
+    hint = f'plan the program that reads it, by its command and `fields=["{variable}={path}:{found}"]`'
     return Recognised(path, f"a training configuration (it has `{found}`)", is_known=False, hint=hint)
 
 

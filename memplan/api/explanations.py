@@ -10,7 +10,8 @@ from pydantic import BaseModel
 
 from memplan.api.configuration import Configuration
 from memplan.description import Description
-from memplan.layouts.reader import Reading, Source
+from memplan.layouts.reader import Reading
+from memplan.layouts.sources import Source
 from memplan.programs.command_program import CommandProgram
 from memplan.programs.function_program import FunctionProgram
 from memplan.programs.user_program import UserProgram

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import ValidationError
 
 from memplan.edits.yaml_file import Found, YamlFile
-from memplan.errors import ConfigError, reason_of
-from memplan.layouts.schema import Assumption, Conditions, FieldEntry, FirstStage, Layout, ModelEntry, Rule, StageFiles, spelled
+from memplan.errors import ConfigError
+from memplan.layouts.schema import Assumption, Conditions, FieldEntry, Layout, ModelEntry, Rule, spelled
+from memplan.layouts.sources import ParsedFiles, Source
+from memplan.layouts.stages import StageReader
 from memplan.layouts.templates import template_data
 from memplan.workload.huggingface import ConfigJson, model_from_config
 from memplan.workload.model import HuggingFaceModel, TransformerModel
@@ -26,9 +28,6 @@ ACCUMULATION = ("training", "gradient_accumulation_steps")
 
 BY_TRANSFORMERS = frozenset(HuggingFaceModel.model_fields) - frozenset(TransformerModel.model_fields)
 """What only a model that transformers builds has."""
-
-PREFIXES = ("", "/", "override ", "override /")
-"""How a group may stand in Hydra's defaults list."""
 
 
 @dataclass(frozen=True)
@@ -61,19 +60,6 @@ class Reading:
     def file_of(self, file: str | None) -> Path:
         """Return the path of a file that the layout names."""
         return self.main if file is None else self.root / file
-
-
-@dataclass(frozen=True)
-class Source:
-    """Where a field's value was read."""
-
-    file: Path
-    line: int
-    key: str
-    value: Any
-    """As the file spells it, or the framework's default."""
-    why: Literal["written", "default", "rule"] = "written"
-    """It stands there; it is the framework's default, where nothing does; or the layout's rules make it out of several keys."""
 
 
 def missing_keys(layout: Layout, main: Path) -> list[str] | None:
@@ -124,7 +110,7 @@ class _Reader:
         self.sources: dict[tuple[str | int, ...], Source] = {}
         self.spellings: dict[str, str] = {}
         self.present: set[str] = set()
-        self.files: dict[Path, YamlFile] = {}
+        self.files = ParsedFiles()
         self.warnings: list[str] = []
 
     def read(self) -> Reading:
@@ -144,9 +130,12 @@ class _Reader:
         paths: list[Path] = []
         others: tuple[Stage, ...] = ()
         if self.layout.stages is not None:
-            paths = self._stage_paths(self.layout.stages)
-            data["stages"] = [self._stage(self.layout.stages, number, path) for number, path in enumerate(paths)]
-            others = tuple(self._others(self.layout.stages, paths))
+            stages = StageReader(self.layout.stages, self.root, self.files)
+            paths = stages.paths()
+            data["stages"] = [stages.read(number, path) for number, path in enumerate(paths)]
+            others = tuple(stages.others(paths))
+            self.sources |= stages.sources
+            self.warnings += stages.warnings
         self._warn_of_duplicates()
         workload = self._validated(data)
         files = {path.stem: path for path in paths}
@@ -197,9 +186,7 @@ class _Reader:
         return data
 
     def _file(self, path: Path) -> YamlFile:
-        if path not in self.files:
-            self.files[path] = YamlFile.load(path)
-        return self.files[path]
+        return self.files.of(path)
 
     def _imply_accumulation(self, data: dict[str, Any]) -> None:
         """Work accumulation out of the global batch where the files hold that in its place."""
@@ -332,78 +319,6 @@ class _Reader:
             )
         return value
 
-    def _stage_paths(self, stages: StageFiles) -> list[Path]:
-        """Return the stages' files: the one that training starts with, and the others by their names."""
-        paths = self._matching(stages.files)
-        first = self._first_stage(stages.first) if stages.first is not None else None
-        if first is not None:
-            paths = [first, *(path for path in paths if path != first)]
-        if not paths:
-            raise ConfigError(
-                f"has no stages: no file is named like {stages.files}", file=self.root, hint="name the folder of the configuration"
-            )
-        return paths
-
-    def _matching(self, pattern: str) -> list[Path]:
-        """Return the files of that pattern. Raises ConfigError for a folder that cannot be listed."""
-        folder = self.root / Path(pattern).parent
-        try:
-            if folder.is_dir():
-                next(folder.iterdir(), None)  # globbing passes over a folder that it may not list
-            return sorted(self.root.glob(pattern))
-        except OSError as error:
-            raise ConfigError(f"cannot be listed: {reason_of(error)}", file=folder, hint="check its permissions") from error
-
-    def _first_stage(self, first: FirstStage) -> Path | None:
-        """Return the file of the stage that training starts with, as the defaults list names it; None where it names none."""
-        path = self.root / first.file
-        file = self._file(path)
-        for number in range(file.length_of(("defaults",)) or 0):
-            for prefix in PREFIXES:
-                found = self._choice(file, ("defaults", str(number), prefix + first.group))
-                if found is None or not isinstance(found.value, (str, int)):
-                    continue
-                stage = self.root / first.files.replace("{}", str(found.value))
-                if stage.is_file():
-                    return stage
-                self.warnings.append(
-                    f"{path}:{found.line}: `{first.group}: {found.value}` names the stage that training starts with, and "
-                    f"{first.files.replace('{}', str(found.value))} does not exist"
-                )
-        return None
-
-    def _choice(self, file: YamlFile, key: tuple[str, ...]) -> Found | None:
-        """Return the choice at *key* of a defaults list; None where nothing, or a list of choices, stands there."""
-        try:
-            return file.get(key)
-        except ConfigError:
-            return None
-
-    def _stage(self, stages: StageFiles, number: int, path: Path) -> dict[str, Any]:
-        values: dict[str, Any] = {"name": path.stem}
-        for field_name, key in stages.fields.items():
-            found = self._file(path).get(tuple(key.split(".")))
-            if found is None or found.value is None:
-                raise ConfigError(f"has no value for `{key}`", file=path, hint=f"add a line `{key}: 8`")
-            if isinstance(found.value, bool):
-                raise ConfigError(f"`{key}` is {found.value}, where a number belongs", file=path, line=found.line)
-            self.sources["stages", number, field_name] = Source(path, found.line, key, found.value)
-            values[field_name] = found.value
-        return values
-
-    def _others(self, stages: StageFiles, planned: list[Path]) -> Iterator[Stage]:
-        """Yield the files with a stage's keys that are no stages, where their values make sense."""
-        for path in self._matching(stages.others) if stages.others else []:
-            if path in planned:
-                continue
-            found = {name: self._file(path).get(tuple(key.split("."))) for name, key in stages.fields.items()}
-            if all(value is not None for value in found.values()):
-                values = {name: value.value for name, value in found.items() if value is not None}
-                try:
-                    yield Stage.model_validate({"name": path.stem} | values)
-                except ValidationError as error:
-                    self.warnings.append(f"{path}: left alone: {problem_of(error.errors()[0])}")
-
     def _check(self, assumption: Assumption) -> None:
         if not self._holds(assumption.when):
             return
@@ -425,7 +340,7 @@ class _Reader:
         return [self._spelling(path, ".".join((*key, str(number)))) for number in range(file.length_of(key) or 0)]
 
     def _warn_of_duplicates(self) -> None:
-        for path, file in self.files.items():
+        for path, file in self.files.all.items():
             for duplicate in file.duplicate_keys():
                 self.warnings.append(
                     f"{path}:{duplicate.line}: `{duplicate.key}` is set here and in line {duplicate.first_line}; one of them has no effect"

@@ -1,0 +1,35 @@
+"""Where the values of a configuration are read: its files, each parsed once, and the line of every value."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from memplan.edits.yaml_file import YamlFile
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a field's value was read."""
+
+    file: Path
+    line: int
+    key: str
+    value: Any
+    """As the file spells it, or the framework's default."""
+    why: Literal["written", "default", "rule"] = "written"
+    """It stands there; it is the framework's default, where nothing does; or the layout's rules make it out of several keys."""
+
+
+@dataclass(frozen=True)
+class ParsedFiles:
+    """The files of one configuration."""
+
+    all: dict[Path, YamlFile] = field(default_factory=dict)
+
+    def of(self, path: Path) -> YamlFile:
+        """Return the file at *path*. Raises ConfigError where it cannot be parsed."""
+        if path not in self.all:
+            self.all[path] = YamlFile.load(path)
+        return self.all[path]

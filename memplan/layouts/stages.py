@@ -1,0 +1,103 @@
+"""Reading a curriculum: the files of its stages, the one that training starts with first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from memplan.edits.yaml_file import Found, YamlFile
+from memplan.errors import ConfigError, reason_of
+from memplan.layouts.schema import FirstStage, StageFiles
+from memplan.layouts.sources import ParsedFiles, Source
+from memplan.workload.stage import Stage
+from memplan.workload.workload_file import problem_of
+
+PREFIXES = ("", "/", "override ", "override /")
+"""How a group may stand in Hydra's defaults list."""
+
+
+class StageReader:
+    """One reading of the stages of one tree."""
+
+    def __init__(self, stages: StageFiles, root: Path, files: ParsedFiles) -> None:
+        self.stages = stages
+        self.root = root
+        self.files = files
+        self.sources: dict[tuple[str | int, ...], Source] = {}
+        self.warnings: list[str] = []
+
+    def paths(self) -> list[Path]:
+        """Return the files, that of the stage that training starts with first. Raises ConfigError where none is there."""
+        paths = self._matching(self.stages.files)
+        first = self._first_stage(self.stages.first) if self.stages.first is not None else None
+        if first is not None:
+            paths = [first, *(path for path in paths if path != first)]
+        if not paths:
+            raise ConfigError(
+                f"has no stages: no file is named like {self.stages.files}", file=self.root, hint="name the folder of the configuration"
+            )
+        return paths
+
+    def _matching(self, pattern: str) -> list[Path]:
+        """Return the files of that pattern. Raises ConfigError for a folder that cannot be listed."""
+        folder = self.root / Path(pattern).parent
+        try:
+            if folder.is_dir():
+                next(folder.iterdir(), None)  # globbing passes over a folder that it may not list
+            return sorted(self.root.glob(pattern))
+        except OSError as error:
+            raise ConfigError(f"cannot be listed: {reason_of(error)}", file=folder, hint="check its permissions") from error
+
+    def _first_stage(self, first: FirstStage) -> Path | None:
+        """Return the file of the stage that training starts with, as the defaults list names it; None where it names none."""
+        path = self.root / first.file
+        file = self.files.of(path)
+        for number in range(file.length_of(("defaults",)) or 0):
+            for prefix in PREFIXES:
+                found = self._choice(file, ("defaults", str(number), prefix + first.group))
+                if found is None or not isinstance(found.value, (str, int)):
+                    continue
+                stage = self.root / first.files.replace("{}", str(found.value))
+                if stage.is_file():
+                    return stage
+                self.warnings.append(
+                    f"{path}:{found.line}: `{first.group}: {found.value}` names the stage that training starts with, and "
+                    f"{first.files.replace('{}', str(found.value))} does not exist"
+                )
+        return None
+
+    def _choice(self, file: YamlFile, key: tuple[str, ...]) -> Found | None:
+        """Return the choice at *key* of a defaults list; None where nothing, or a list of choices, stands there."""
+        try:
+            return file.get(key)
+        except ConfigError:
+            return None
+
+    def read(self, number: int, path: Path) -> dict[str, Any]:
+        """Return the values of the stage in *path*. Raises ConfigError for one that is missing, or that is no number."""
+        values: dict[str, Any] = {"name": path.stem}
+        for field_name, key in self.stages.fields.items():
+            found = self.files.of(path).get(tuple(key.split(".")))
+            if found is None or found.value is None:
+                raise ConfigError(f"has no value for `{key}`", file=path, hint=f"add a line `{key}: 8`")
+            if isinstance(found.value, bool):
+                raise ConfigError(f"`{key}` is {found.value}, where a number belongs", file=path, line=found.line)
+            self.sources["stages", number, field_name] = Source(path, found.line, key, found.value)
+            values[field_name] = found.value
+        return values
+
+    def others(self, planned: list[Path]) -> Iterator[Stage]:
+        """Yield the files with a stage's keys that are no stages, where their values make sense."""
+        for path in self._matching(self.stages.others) if self.stages.others else []:
+            if path in planned:
+                continue
+            found = {name: self.files.of(path).get(tuple(key.split("."))) for name, key in self.stages.fields.items()}
+            if all(value is not None for value in found.values()):
+                values = {name: value.value for name, value in found.items() if value is not None}
+                try:
+                    yield Stage.model_validate({"name": path.stem} | values)
+                except ValidationError as error:
+                    self.warnings.append(f"{path}: left alone: {problem_of(error.errors()[0])}")

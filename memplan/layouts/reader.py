@@ -288,7 +288,8 @@ class _Reader:
             return None
         line = found.line if found else 1
         meaning = entry.meaning_of(spelled(entry.default)) if entry.values else None
-        told = f" ({entry.field.rpartition('.')[2]} {meaning})" if meaning not in (None, spelled(entry.default)) else ""
+        name = entry.field.removesuffix(".name").rpartition(".")[2]
+        told = f" ({name} {meaning})" if meaning not in (None, spelled(entry.default)) else ""
         self.warnings.append(f"{path}: `{entry.key}` is not set; planned with the default, {spelled(entry.default)}{told}")
         return Found(entry.default, line)
 

@@ -28,6 +28,10 @@ if TYPE_CHECKING:
     from memplan.execution.rehearse import Rehearser
 
 
+MODEL_PACKAGE = "transformers"
+"""What builds a model that there are no formulas for."""
+
+
 class WorkloadSteps(StepRunner):
     """Runs steps of workloads."""
 
@@ -96,8 +100,14 @@ def instead_of_running(step: Step) -> str:
 
 
 def check_packages(step: Step) -> None:
-    """Raise NotRehearsedError where the step's optimizer comes from a package that is missing: no process has to begin for that."""
-    optimizer = workload_of(step.program).optimizer
+    """Raise NotRehearsedError where the model or optimizer comes from a package that is missing: no process has to begin for that."""
+    workload = workload_of(step.program)
+    if isinstance(workload.model, HuggingFaceModel) and PathFinder.find_spec(MODEL_PACKAGE) is None:
+        raise NotRehearsedError(
+            f"the model is built by {MODEL_PACKAGE}, which is not installed, and there are no formulas for it",
+            hint=f"`pip install {MODEL_PACKAGE}`",
+        )
+    optimizer = workload.optimizer
     package = OPTIMIZER_PACKAGES.get(optimizer.name)
     if package is not None and PathFinder.find_spec(package) is None:
         raise NotRehearsedError(
@@ -131,7 +141,7 @@ def _packages_of(workload: Workload) -> tuple[str, ...]:
     """Return the packages besides PyTorch that build the step."""
     is_huggingface = getattr(workload.model, "huggingface_config", None) is not None
     optimizer = OPTIMIZER_PACKAGES.get(workload.optimizer.name)
-    return (*(["transformers"] if is_huggingface else []), *([optimizer] if optimizer else []))
+    return (*([MODEL_PACKAGE] if is_huggingface else []), *([optimizer] if optimizer else []))
 
 
 _own = threading.local()

@@ -22,7 +22,7 @@ from memplan.hardware.torch_install import TorchBuild
 from memplan.memory.estimate import MemoryEstimate, MemoryRange
 from memplan.traces.requests import requests_of
 from memplan.units import GIB, MIB, parse_size
-from memplan.workload.model import ContrastiveEncoderModel
+from memplan.workload.model import ContrastiveEncoderModel, HuggingFaceModel
 from memplan.workload.optimizer import OPTIMIZER_PACKAGES, Optimizer
 from memplan.workload.stage import Stage
 from memplan.workload.workload import Workload
@@ -275,6 +275,17 @@ def test_a_missing_package_is_named_at_once(torch_build: TorchBuild, monkeypatch
 
     with pytest.raises(NotRehearsedError, match="a_package_of_nobody, which is not installed"):
         RehearsedEstimator()(step, find_gpu("t4"), None)
+
+
+def test_a_model_of_transformers_needs_transformers(torch_build: TorchBuild, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which is said at once, with what to install: there are no formulas to fall back on."""
+    monkeypatch.setattr(workload_steps, "MODEL_PACKAGE", "a_package_of_nobody")
+    model = HuggingFaceModel(huggingface_config='{"model_type": "llama"}')
+
+    with pytest.raises(NotRehearsedError, match="built by a_package_of_nobody, which is not installed") as refused:
+        RehearsedEstimator()(workload().model_copy(update={"model": model}), find_gpu("t4"), None)
+
+    assert refused.value.hint == "`pip install a_package_of_nobody`"
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])

@@ -9,13 +9,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from memplan.workload.optimizer import OPTIMIZER_PACKAGES, Optimizer
+from memplan.workload.optimizer import OPTIMIZER_PACKAGES, QUANTIZED_BLOCK, QUANTIZED_FROM, QUANTIZED_MOMENTS, Optimizer
 
 RATE = 1e-4
-
-_EIGHT_BIT_MOMENTS = {"adam8bit": 2, "lion8bit": 1}
-QUANTIZED_FROM = 4096
-QUANTIZED_BLOCK = 256
 
 _TORCH = {
     "sgd": ("SGD", {}), "sgd_momentum": ("SGD", {"momentum": 0.9}), "adam": ("Adam", {}), "adamw": ("AdamW", {}), "nadam": ("NAdam", {}),
@@ -88,8 +84,8 @@ def make_optimizer(optimizer: Optimizer, parameters: list[nn.Parameter]) -> torc
         return made
     if optimizer.name == "lion":
         return Lion(parameters)
-    if optimizer.name in _EIGHT_BIT_MOMENTS:
-        return EightBit(parameters, num_moments=_EIGHT_BIT_MOMENTS[optimizer.name])
+    if optimizer.name in QUANTIZED_MOMENTS:
+        return EightBit(parameters, num_moments=QUANTIZED_MOMENTS[optimizer.name])
     package = OPTIMIZER_PACKAGES[optimizer.name]
     try:
         module = importlib.import_module(package)

@@ -10,7 +10,7 @@ from math import prod
 
 from memplan.dtypes import ELEMENT_BYTES, DType
 from memplan.estimators.analytic.parameters import ParameterGroup, rounded
-from memplan.workload.optimizer import Optimizer
+from memplan.workload.optimizer import QUANTIZED_BLOCK, QUANTIZED_FROM, QUANTIZED_MOMENTS, Optimizer
 
 # Tensors of the parameter's shape and type that torch.optim (PyTorch 2.13) keeps for each trainable parameter.
 _STATE_TENSORS = {
@@ -28,12 +28,6 @@ _STATE_TENSORS = {
 
 # One temporary set of all trainable parameters is 1 (measured on PyTorch 2.13, foreach).
 _FOREACH_TEMPORARIES = {"adam": 1, "adamw": 1, "nadam": 1, "radam": 1, "rmsprop": 1, "adagrad": 2, "adadelta": 2}
-
-# bitsandbytes keeps one byte a moment and an fp32 maximum for each block of 256; tensors under 4096 elements stay fp32
-# (bitsandbytes 0.45, optim/optimizer.py: min_8bit_size, and functional.py: blocksize 256).
-_QUANTIZED_MOMENTS = {"adam8bit": 2, "lion8bit": 1}
-_QUANTIZED_BLOCK = 256
-_QUANTIZED_FROM = 4096
 
 
 def parameter_bytes(groups: Sequence[ParameterGroup], *, dtype: DType) -> int:
@@ -55,11 +49,11 @@ def _state_of_tensor(shape: tuple[int, ...], optimizer: Optimizer, dtype: DType)
     elements = prod(shape)
     if optimizer.name == "adafactor":  # one row and one column of fp32 second moments for a matrix, all of them for a vector
         return sum(4 * side for side in shape) if len(shape) == 2 else rounded(4 * elements)
-    if optimizer.name in _QUANTIZED_MOMENTS:
-        moments = _QUANTIZED_MOMENTS[optimizer.name]
-        if elements < _QUANTIZED_FROM:
+    if optimizer.name in QUANTIZED_MOMENTS:
+        moments = QUANTIZED_MOMENTS[optimizer.name]
+        if elements < QUANTIZED_FROM:
             return moments * rounded(4 * elements)
-        return moments * (rounded(elements) + rounded(-(-elements // _QUANTIZED_BLOCK) * 4))
+        return moments * (rounded(elements) + rounded(-(-elements // QUANTIZED_BLOCK) * 4))
     return _STATE_TENSORS[optimizer.name] * rounded(elements * ELEMENT_BYTES[dtype])
 
 
@@ -70,7 +64,7 @@ def optimizer_temporary_bytes(groups: Sequence[ParameterGroup], optimizer: Optim
     Measured on PyTorch 2.13: nothing for SGD and everything fused; one or two sets of all trainable parameters for foreach;
     about twice the largest parameter for what goes tensor by tensor.
     """
-    if optimizer.implementation == "fused" or optimizer.name in ("sgd", "sgd_momentum", *_QUANTIZED_MOMENTS):
+    if optimizer.implementation == "fused" or optimizer.name in ("sgd", "sgd_momentum", *QUANTIZED_MOMENTS):
         return 0
     trainable = [group for group in groups if group.is_trainable]
     if optimizer.name in _FOREACH_TEMPORARIES and optimizer.implementation == "foreach":

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from memplan.edits.yaml_file import YamlFile
 from memplan.errors import ConfigError, UsageError
 from memplan.layouts.reader import Reading
-from memplan.layouts.recognition import configurations_in, recognise
+from memplan.layouts.recognition import SUFFIXES, configurations_in, recognise
 from memplan.layouts.registry import BUILT_IN_WORKLOAD, Located, describe_layouts, locate, near_misses
 from memplan.layouts.templates import template_data, templates_folder
 from memplan.planner.plan import AnyProgram
@@ -32,9 +32,6 @@ BUILT_IN = "built-in"
 
 PLAIN_FILES = ("workload.yaml", "config.json")
 """Files that are planned where they stand alone in a folder: a workload of memplan's own, and a Hugging Face model."""
-
-RECIPE_SUFFIXES = (".yaml", ".yml", ".json")
-"""What the names of files end with that a command trains from."""
 
 ALLOCATOR_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 """Where PyTorch looks for allocator settings: the first that is set counts, empty or not (seen in rehearsals under PyTorch 2.13)."""
@@ -257,7 +254,7 @@ def command_configuration(
 
 def _named_by(words: Sequence[str]) -> Located | None:
     """Return the configuration that a command trains from: the recipe that it names, else the tree in this folder."""
-    named = (locate(Path(word)) for word in words if Path(word).suffix in RECIPE_SUFFIXES and Path(word).is_file())
+    named = (locate(Path(word)) for word in words if Path(word).suffix in SUFFIXES and Path(word).is_file())
     found = next((located for located in named if located is not None), None)
     return found or locate(Path())
 

@@ -2,7 +2,7 @@
 
 import os
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -104,27 +104,27 @@ def locate(path: Path, environment: Mapping[str, str] = os.environ) -> Located |
     *path*: a tree's folder, its project's or its main file; a recipe, or a folder with one. Raises ConfigError where a folder has several
     recipes, of which one has to be named.
     """
-    for layout, template in layouts(environment):
+    known = list(layouts(environment))
+    for layout, template in known:
         for main in _mains(layout, path):
             if missing_keys(layout, main) == []:
                 return Located(layout, template.parent, main)
     if path.is_file():
-        return _recipe(path, environment)
-    found = [recipe for file in candidates(path) for recipe in [_recipe(file, environment)] if recipe is not None]
+        return _recipe(path, known)
+    found = [recipe for file in candidates(path) for recipe in [_recipe(file, known)] if recipe is not None]
     if len(found) > 1:
         others = ", ".join(str(recipe.main) for recipe in found[:5])
         raise ConfigError(f"has {len(found)} recipes: {others}", file=path, hint=f'name the one to plan: `source="{found[0].main}"`')
     return found[0] if found else None
 
 
-def _recipe(path: Path, environment: Mapping[str, str]) -> Located | None:
+def _recipe(path: Path, known: Sequence[tuple[Layout, Path]]) -> Located | None:
     """
-    Return the recipe that the file at *path* is, None where no layout knows it.
+    Return the recipe that the file at *path* is, None where none of the *known* layouts is for it.
 
     Where several do, a layout of the user's own goes first, then one that knows the model, then one that looks for more keys.
     """
-    known = [each for each in layouts(environment) if each[0].detect.file is None and path.suffix in each[0].detect.suffixes]
-    keys = _keys_of(path) if known else set()
+    keys = _keys_of(path)
     found = [Located(layout, template.parent, path) for layout, template in known if is_recipe_of(layout, path, keys)]
     return max(found, key=_precedence, default=None)
 

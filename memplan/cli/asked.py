@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -60,15 +61,36 @@ _PROGRAM_OPTIONS = (
     click.option("--num-nodes", type=click.IntRange(min=1), metavar="N", help="Machines on which it trains."),
 )
 
+_OF_PROGRAM = ("fields", "short", "skip_weights", "num_gpus", "num_nodes")
+"""What they are called as arguments, and in PlanSettings."""
+
 
 def gpu_options(command: Command) -> Command:
     """Give *command* the options that say for which GPU."""
     return _with(command, _GPU_OPTIONS)
 
 
-def program_options(command: Command) -> Command:
-    """Give *command* the options that say where a program's variables are, and how it trains."""
-    return _with(command, _PROGRAM_OPTIONS)
+def program_options(command: Callable[..., int]) -> Callable[..., int]:
+    """
+    Give *command* the options that say where a program's variables are, and how it trains.
+
+    It takes them together, as `of_program`: they are for `typed_settings`, whatever there are.
+    """
+
+    @wraps(command)
+    def gathered(*arguments: Any, **options: Any) -> int:
+        of_program = {name: options.pop(name) for name in _OF_PROGRAM}
+        return command(*arguments, of_program=of_program, **options)
+
+    return _with(gathered, _PROGRAM_OPTIONS)
+
+
+def program_of(context: click.Context, function: str | None) -> str | list[str] | None:
+    """Return the program that is named: the words behind `--`, or a *function*. Raises UsageError where both are."""
+    words: list[str] | None = context.meta.get(PROGRAM)
+    if function is not None and words is not None:
+        raise UsageError("a function and a command exclude each other", hint="leave one of them out")
+    return function if words is None else words
 
 
 def _with(command: Command, options: Sequence[Callable[[Command], Command]]) -> Command:
@@ -155,7 +177,7 @@ def asked_configuration(asked: Asked, *, is_planned: bool = True) -> Configurati
     from memplan.api.configuration import command_configuration, function_configuration, read_configuration
 
     settings = asked.settings
-    options = {name: getattr(settings, name) for name in ("fields", "short", "num_gpus", "num_nodes")}
+    options = {name: getattr(settings, name) for name in _OF_PROGRAM if name != "skip_weights"}
     if settings.command is not None:
         found = command_configuration(settings.command, **options, pinned=settings.pins.keys(), is_planned=is_planned)
     elif settings.fields or settings.short or (settings.function is not None and any(options.values())):

@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
 from memplan.cli.asked import (
-    PROGRAM,
     WithProgram,
     asked_configuration,
     asked_for,
     asked_gpus,
     gpu_options,
     method_for,
+    program_of,
     program_options,
     typed_settings,
 )
 from memplan.cli.options import config_path_option, margin_option, method_option, pin_option
 from memplan.cli.typed_options import in_options
-from memplan.errors import MemplanError, UsageError
+from memplan.errors import MemplanError
 
 if TYPE_CHECKING:
     from memplan.analysis.checking import Check
@@ -70,11 +70,7 @@ def check(
     gpu_name: str | None,
     gpu_memory: str | None,
     config_path: Path | None,
-    fields: Sequence[str],
-    short: Sequence[str],
-    num_gpus: int | None,
-    num_nodes: int | None,
-    skip_weights: bool,
+    of_program: Mapping[str, Any],
     method: Method,
     margin: float | None,
     pins: Sequence[str],
@@ -88,23 +84,13 @@ def check(
     usage or configuration error; 3: it cannot be told on this machine. Seconds: by formulas, or a rehearsal that is kept for the next time;
     the line says which.
     """
-    program: str | list[str] | None = context.meta.get(PROGRAM, function)
-    others = {
-        "fields": fields,
-        "short": short,
-        "num_gpus": num_gpus,
-        "num_nodes": num_nodes,
-        "skip_weights": skip_weights,
-        "margin": margin,
-    }
     try:
-        if function is not None and PROGRAM in context.meta:
-            raise UsageError("a function and a command exclude each other", hint="leave one of them out")
+        program = program_of(context, function)
         told = _Told()
         if checks_drift:
             told = told._replace(drifted=_drift_of(config_path))
         if not checks_drift or auto or gpu_name or gpu_memory:
-            typed = typed_settings(program, config_path, pins, gpu=gpu_name, gpu_memory=gpu_memory, **others)
+            typed = typed_settings(program, config_path, pins, gpu=gpu_name, gpu_memory=gpu_memory, margin=margin, **of_program)
             asked = asked_for(typed, with_gpu=not auto)
             method = method_for(context, method, asked.settings.program)  # type: ignore[assignment]
             told = _checked(asked, asked_gpus(asked.settings, auto=auto)[0], method, told)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
@@ -65,11 +65,7 @@ def compare(
     names: Sequence[str],
     more_names: str,
     config_path: Path | None,
-    fields: Sequence[str],
-    short: Sequence[str],
-    num_gpus: int | None,
-    num_nodes: int | None,
-    skip_weights: bool,
+    of_program: Mapping[str, Any],
     target: int | None,
     tolerance: float | None,
     grows_negatives: bool,
@@ -98,11 +94,7 @@ def compare(
             context.meta.get(PROGRAM, functions[0] if functions else None),
             config_path,
             pins,
-            fields=fields,
-            short=short,
-            num_gpus=num_gpus,
-            num_nodes=num_nodes,
-            skip_weights=skip_weights,
+            **of_program,
             target_effective_batch_size=target,
             target_tolerance=tolerance,
             margin=margin,

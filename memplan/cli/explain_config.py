@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from memplan.cli.asked import PROGRAM, WithProgram, asked_configuration, asked_for, program_options, typed_settings
+from memplan.cli.asked import WithProgram, asked_configuration, asked_for, program_of, program_options, typed_settings
 from memplan.cli.options import config_path_option, format_option, pin_option
 
 if TYPE_CHECKING:
@@ -36,11 +36,7 @@ def explain_config(
     *,
     function: str | None,
     config_path: Path | None,
-    fields: Sequence[str],
-    short: Sequence[str],
-    num_gpus: int | None,
-    num_nodes: int | None,
-    skip_weights: bool,
+    of_program: Mapping[str, Any],
     pins: Sequence[str],
     output_format: str,
 ) -> int:
@@ -51,9 +47,8 @@ def explain_config(
     """
     from memplan.api.explanations import explain
 
-    program = context.meta.get(PROGRAM, function)
-    others = {"fields": fields, "short": short, "num_gpus": num_gpus, "num_nodes": num_nodes, "skip_weights": skip_weights}
-    configuration = asked_configuration(asked_for(typed_settings(program, config_path, pins, **others)))
+    typed = typed_settings(program_of(context, function), config_path, pins, **of_program)
+    configuration = asked_configuration(asked_for(typed))
     explained = explain(configuration)
     if output_format == "json":
         told = [each.model_dump(mode="json") for each in explained]

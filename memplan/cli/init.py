@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import click
 
-from memplan.cli.asked import PROGRAM, Asked, WithProgram, asked_configuration, program_options, typed_settings
+from memplan.cli.asked import Asked, WithProgram, asked_configuration, program_of, program_options, typed_settings
 from memplan.cli.explain_config import show_fields
 from memplan.cli.options import config_path_option, format_option, pin_option, target_option
 from memplan.errors import UsageError
@@ -43,11 +44,7 @@ def init(
     gpu_name: str | None,
     gpu_memory: str | None,
     config_path: Path | None,
-    fields: Sequence[str],
-    short: Sequence[str],
-    num_gpus: int | None,
-    num_nodes: int | None,
-    skip_weights: bool,
+    of_program: Mapping[str, Any],
     target: int | None,
     pins: Sequence[str],
     force: bool,
@@ -63,9 +60,8 @@ def init(
     from memplan.api.plan_files import found_in
     from memplan.programs.plan_file import PLAN_FILE, as_yaml, read_plan_file, write_plan_file
 
-    others = {"fields": fields, "short": short, "num_gpus": num_gpus, "num_nodes": num_nodes, "skip_weights": skip_weights}
     wanted = {"gpu": gpu_name, "gpu_memory": gpu_memory, "target_effective_batch_size": target}
-    settings = found_in(Path(), typed_settings(context.meta.get(PROGRAM, function), config_path, pins, **others, **wanted))
+    settings = found_in(Path(), typed_settings(program_of(context, function), config_path, pins, **of_program, **wanted))
     configuration = asked_configuration(Asked(settings))
     kept = None if force else read_plan_file(Path())
     if kept is not None and kept != settings and not dry_run:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
@@ -135,11 +135,7 @@ def plan_command(
     gpu_name: str | None,
     gpu_memory: str | None,
     config_path: Path | None,
-    fields: Sequence[str],
-    short: Sequence[str],
-    skip_weights: bool,
-    num_gpus: int | None,
-    num_nodes: int | None,
+    of_program: Mapping[str, Any],
     target: int | None,
     tolerance: float | None,
     grows_negatives: bool,
@@ -177,11 +173,7 @@ def plan_command(
         program,
         config_path,
         pins,
-        fields=fields,
-        short=short,
-        num_gpus=num_gpus,
-        num_nodes=num_nodes,
-        skip_weights=skip_weights,
+        **of_program,
         gpu=gpu_name,
         gpu_memory=gpu_memory,
         target_effective_batch_size=target,

@@ -121,3 +121,13 @@ def test_a_folder_without_a_training_is_one_clear_line(tmp_path: Path, run_mempl
     assert result.returncode == 2
     assert "has nothing that memplan recognises as a training" in result.stderr
     assert not list(empty.iterdir())
+
+
+@pytest.mark.parametrize("command", ["init", "explain-config", "check"])
+def test_a_function_and_a_command_exclude_each_other(project: Path, run_memplan: Run, command: str) -> None:
+    """Neither is taken in the place of the other."""
+    result = run_memplan(command, "step.py:build", "--", "python", "train.py", cwd=project)
+
+    assert result.returncode == 2
+    assert "a function and a command exclude each other" in result.stderr
+    assert not (project / ".memplan").exists()

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from memplan.edits.yaml_file import Found, YamlFile
 from memplan.errors import ConfigError
 from memplan.layouts.schema import Assumption, Conditions, FieldEntry, Layout, ModelEntry, Rule, spelled
-from memplan.layouts.sources import ParsedFiles, Source
+from memplan.layouts.sources import ParsedFiles, Source, file_of
 from memplan.layouts.stages import StageReader
 from memplan.layouts.templates import template_data
 from memplan.workload.huggingface import ConfigJson, model_from_config
@@ -59,7 +59,7 @@ class Reading:
 
     def file_of(self, file: str | None) -> Path:
         """Return the path of a file that the layout names."""
-        return self.main if file is None else self.root / file
+        return file_of(self.main, file)
 
 
 def missing_keys(layout: Layout, main: Path) -> list[str] | None:
@@ -198,9 +198,6 @@ class _Reader:
             training[ACCUMULATION[-1]] = max(1, training[TARGET[-1]] // prod(at_once))
             self.sources[ACCUMULATION] = replace(self.sources[TARGET], why="rule")
 
-    def _path(self, file: str | None) -> Path:
-        return self.main if file is None else self.root / file
-
     def _holds(self, conditions: Conditions) -> bool:
         """Say whether the main file has one of the spellings at each key."""
         return all(self._spelling(self.main, key) in spellings for key, spellings in conditions.items())
@@ -226,7 +223,7 @@ class _Reader:
                 return
 
     def _read_field(self, entry: FieldEntry, data: dict[str, Any]) -> None:
-        path = self._path(entry.file)
+        path = file_of(self.main, entry.file)
         file = self._file(path)
         if entry.is_list:
             self._read_list(entry, path, data)
@@ -323,7 +320,7 @@ class _Reader:
     def _check(self, assumption: Assumption) -> None:
         if not self._holds(assumption.when):
             return
-        path = self._path(assumption.file)
+        path = file_of(self.main, assumption.file)
         value = self._spelling(path, assumption.key)
         if assumption.is_list:
             value = next((each for each in self._elements(path, assumption.path) if each not in assumption.values), "")

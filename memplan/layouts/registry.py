@@ -11,6 +11,7 @@ from memplan.errors import ConfigError
 from memplan.layouts.reader import Reading, is_recipe_of, missing_keys, read
 from memplan.layouts.recognition import candidates
 from memplan.layouts.schema import FieldEntry, Layout, layout_from
+from memplan.layouts.sources import ParsedFiles, file_of
 from memplan.layouts.templates import template_data, template_files, template_folders, templates_folder
 
 BUILT_IN_WORKLOAD = "hydra-contrastive/workload.yaml"
@@ -73,16 +74,17 @@ class Located(NamedTuple):
 
     def fields(self) -> Iterator[str]:
         """Yield where the batch is written, NAME=FILE:KEY each, for the keys that are there."""
+        files = ParsedFiles()
         for entry in self.layout.fields:
-            variable = VARIABLES.get(entry.field)
-            file = self.main if entry.file is None else self.root / entry.file
-            if variable is not None and _is_written(YamlFile.load(file), entry):
+            variable, file = VARIABLES.get(entry.field), file_of(self.main, entry.file)
+            if variable is not None and _is_written(files.of(file), entry):
                 yield f"{variable}={file}:{entry.key}"
 
     def short(self) -> Iterator[str]:
         """Yield what makes a rehearsal of the command short, FILE:KEY=VALUE each, for the keys that are there."""
+        file = YamlFile.load(self.main)
         for key, value in self.layout.short.items():
-            found = YamlFile.load(self.main).get(tuple(key.split(".")))
+            found = file.get(tuple(key.split(".")))
             if found is not None and found.value is not None:
                 yield f"{self.main}:{key}={value}"
 

@@ -9,6 +9,11 @@ from typing import Any, Literal
 from memplan.edits.yaml_file import YamlFile
 
 
+def file_of(main: Path, file: str | None) -> Path:
+    """Return the path of a *file* that a layout names: beside the *main* one, or that itself where it names none."""
+    return main if file is None else main.parent / file
+
+
 @dataclass(frozen=True)
 class Source:
     """Where a field's value was read."""

@@ -57,7 +57,7 @@ def init(
     It asks nothing, and runs nothing: it shows what it read and from where. `memplan --apply` and `memplan check` then need no options.
     """
     from memplan.api.explanations import explain
-    from memplan.api.plan_files import found_in
+    from memplan.api.recognised_training import found_in
     from memplan.programs.plan_file import PLAN_FILE, as_yaml, read_plan_file, write_plan_file
 
     wanted = {"gpu": gpu_name, "gpu_memory": gpu_memory, "target_effective_batch_size": target}

@@ -50,6 +50,9 @@ MOST_SCANS = 64
 NOTED = ("parameters", "gradients", "optimizer_state", "workspaces", "batch_data")
 """What can be told of a tensor that is there; the rest are activations."""
 
+NOT_COMPILED = {"TORCHDYNAMO_DISABLE": "1"}
+"""The variables that are set while values are sought."""
+
 CHECKPOINT_FLAGS = (
     "gradient_checkpointing", "grad_checkpointing", "use_gradient_checkpointing", "use_checkpoint", "use_checkpointing",
     "activation_checkpointing", "use_activation_checkpointing",
@@ -134,7 +137,7 @@ class Recorder:
         if not variant:
             self.reads.recorded = RecordedValues(Path(path))
             return
-        os.environ["TORCHDYNAMO_DISABLE"] = "1"
+        os.environ.update(NOT_COMPILED)
         if "torch._dynamo" in sys.modules:
             torch._dynamo.config.disable = True
         self._values_path = Path(path)

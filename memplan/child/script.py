@@ -33,7 +33,7 @@ from memplan.child.installed_modules import installed_modules
 from memplan.child.not_compiled import not_compiled
 from memplan.child.one_rank import world
 from memplan.child.ordinary_answers import compare_with_zeros
-from memplan.child.recorder import Recorder, failure_of, objects_of
+from memplan.child.recorder import NOT_COMPILED, Recorder, failure_of, objects_of
 from memplan.child.skipped_loading import skipped
 from memplan.child.skipped_weights import lacks_weights, skip_weights
 
@@ -249,7 +249,7 @@ class Script:
             "shared_bytes": _counted("memplan_most_shared"),
             "command": _command(),
             "modules": list(installed_modules()),
-            "set_variables": {name: value for name, value in os.environ.items() if self._given.get(name) != value},
+            "set_variables": dict(os.environ.items() - self._given.items() - NOT_COMPILED.items()),
             "was_cut": self._is_done,
             "was_interrupted": isinstance(error, KeyboardInterrupt),
             "peers": sorted(seen.peers),

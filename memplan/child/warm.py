@@ -9,7 +9,8 @@ command, environment, folder, umask and ignored (signals). Answers are lines too
 when it has ended. Where a file that it imported has changed since, or a fork cannot be had any more, the process ends without an answer.
 
 Only installed packages are imported ahead, never a file of the user's project, so that a program that was edited runs as it is now.
-Nothing of CUDA has begun when a fork is made.
+Nothing of CUDA has begun when a fork is made: what packages ask of the GPU at their import, another fork answers. Programs on other kinds
+of GPU are then for another process.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ from typing import Any, NoReturn
 
 import torch
 
+from memplan.child.gpu_at_import import GpuAtImport
 from memplan.child.held_back import hold_back
 from memplan.child.installed_modules import installed_modules
 from memplan.child.one_rank import take_rank
@@ -53,13 +55,15 @@ class Warm:
     def __init__(self) -> None:
         self._changed_at: dict[str, int] = {}
         self._given = first_environment()
+        self.gpu = GpuAtImport(self._given)
 
     def import_all(self, names: Iterable[str]) -> None:
         """Import the modules that can be; some can only from the place where the program does."""
-        for name in names:
-            if name not in sys.modules:
-                with suppress(Exception, SystemExit):
-                    importlib.import_module(name)
+        with self.gpu.answered():
+            for name in names:
+                if name not in sys.modules:
+                    with suppress(Exception, SystemExit):
+                        importlib.import_module(name)
         own = [file for name, module in sys.modules.items() if name.startswith("memplan.") and (file := module.__file__)]
         for file in (*installed_modules().values(), *own):
             self._changed_at.setdefault(file, _changed_at(file))
@@ -73,8 +77,14 @@ class Warm:
         """Say whether a file that was imported is another one now: a package was installed, or removed."""
         return any(_changed_at(file) != when for file, when in self._changed_at.items())
 
-    def can_serve(self) -> bool:
-        """Say whether a fork is as good as a process of its own: no thread would be lost, and CUDA has not begun."""
+    def can_serve(self, request: dict[str, Any] | None) -> bool:
+        """
+        Say whether a fork is as good as a process of its own.
+
+        No thread would be lost, CUDA has not begun, and packages have not learned of another kind of GPU than that of the *request*.
+        """
+        if request is not None and "run" in request and not self.gpu.is_that_of(request["run"]["environment"]):
+            return False
         return threading.active_count() == 1 and not torch.cuda.is_initialized() and can_fork()
 
 
@@ -111,7 +121,7 @@ def serve(listening: int, folder: str, idle_seconds: float) -> Callable[[], None
         if request is not None and "import" in request:
             warm.import_all(request["import"])
         is_over = request is not None and "end" in request
-        if is_over or warm.is_stale() or not warm.can_serve():
+        if is_over or warm.is_stale() or not warm.can_serve(request):
             _remove(folder)
             os._exit(0)
         if request is not None and "run" in request and fork() == 0:
@@ -210,6 +220,7 @@ def become(request: dict[str, Any], streams: list[int], set_by_packages: dict[st
     os.umask(request["umask"])
     os.environ.clear()
     os.environ.update(request["environment"] | set_by_packages)
+    ctypes.CDLL(None).memplan_begin_again()
     take_rank()
     os.chdir(request["folder"])
     overlay = getattr(ctypes.CDLL(None), "memplan_overlay_begin", None)

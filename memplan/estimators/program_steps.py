@@ -12,6 +12,7 @@ import atexit
 import hashlib
 import os
 import shutil
+import signal
 import tempfile
 import time
 from collections.abc import Mapping
@@ -53,6 +54,8 @@ MOST_WALKED_BATCHES = 1000
 
 _LAST_LINES = 12
 
+_ENDED_BY_USER = (-signal.SIGINT, -signal.SIGTERM, -signal.SIGHUP)
+
 
 class ProgramSteps(StepRunner):
     """Runs steps of the user's own programs."""
@@ -63,6 +66,7 @@ class ProgramSteps(StepRunner):
         self._digests: dict[str, str] = {}
         self._not_kept: set[tuple[str, int]] = set()
         self._walked: set[tuple[str, ...]] = set()  # commands whose batches differ in shape
+        self._decided_by_data: set[tuple[str, ...]] = set()  # commands whose memory hangs on values that they read from the GPU
         self._messages: dict[str, dict[int, str]] = {}  # by family and size, why the program failed
         self._functions: dict[str, Rehearser] = {}
         self._warm: Path | None = None
@@ -137,6 +141,8 @@ class ProgramSteps(StepRunner):
                 files.learn(found.read_files)
                 self._check(step, found, said)
             except NothingSeenError as error:
+                if error.program_exit_code in _ENDED_BY_USER:
+                    raise KeyboardInterrupt from error
                 if error.program_exit_code == 0:
                     raise NotRehearsedError(error.message, hint=error.hint) from error
                 lines = _last_lines(said).splitlines() or [""]
@@ -193,7 +199,11 @@ class ProgramSteps(StepRunner):
         }
         if ranks.size > 1:
             return rehearse_ranks(words, ranks=ranks, which="kinds", **options)
-        return rehearse_script(words, keep_warm=self._warm_file(program) or False, **options)
+        is_decided = program.command in self._decided_by_data
+        found = rehearse_script(words, keep_warm=self._warm_file(program) or False, expects_values=is_decided, **options)
+        if any(read.basis == "data" and read.following_bytes for read in found.reads):
+            self._decided_by_data.add(program.command)
+        return found
 
     def _run_function(self, program: FunctionProgram, step: Step) -> Rehearsal:
         key = f"{program.source} {program.skips_weights}"
@@ -212,6 +222,8 @@ class ProgramSteps(StepRunner):
 
     def _check(self, step: Step, found: Rehearsal, said: Path) -> None:
         """Raise an error where a plan cannot rest on what was *found*."""
+        if found.was_interrupted:
+            raise KeyboardInterrupt
         if found.failure is not None:
             where = f" at {found.failure.place}" if found.failure.place else ""
             message = f"the program failed in its {found.failure.phase}{where}: {found.failure.message}"

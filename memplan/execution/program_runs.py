@@ -185,6 +185,11 @@ class ProgramRuns(Closing):
             shutil.rmtree(folder, ignore_errors=True)
         self._temporary.cleanup()
 
+    @property
+    def was_interrupted(self) -> bool:
+        """Say whether a signal was to end the program."""
+        return self._stopped_by is not None
+
     def ended(self, run: Run) -> HowEnded:
         """Return how *run*, one of these, ended."""
         return self._ended[run.record.pid]
@@ -194,12 +199,13 @@ class ProgramRuns(Closing):
         Run the program with that file of values, the first time with None.
 
         Raises NothingSeenError for a program that did not use the GPU, UsageError for one that takes longer than it is given, StoppedError
-        where a signal was to end the program in an earlier run.
+        where a signal was to end the program, in this run or an earlier one; what the first run showed before is returned.
         """
-        if values_file is not None and self._stopped_by is None and self._asked.on_next_run is not None:
+        is_first = self._first is None
+        if not is_first and self._stopped_by is None and self._asked.on_next_run is not None:
             self._asked.on_next_run(str(values_file))
         found = self._run_somehow(values_file)
-        if self._stopped_by is not None and values_file is not None:
+        if self._stopped_by is not None and not is_first:
             raise StoppedError(f"{self._stopped_by.name} ended it")
         return found
 

@@ -198,6 +198,9 @@ class Rehearsal(MemoryEstimate):
     exit_code: int = 0
     """How the program ended, where it was a whole one."""
 
+    was_interrupted: bool = Field(default=False, exclude=True, repr=False)
+    """A signal that was sent to memplan ended it: what is told covers what ran until then."""
+
     failure: ProgramFailure | None = None
     """Why it ended before its time, where it did: what is told covers what ran until then, and there is no verdict."""
 

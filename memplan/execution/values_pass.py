@@ -5,7 +5,8 @@ The first run answers what it is asked with zero, and shows whether anything tha
 program run with the integers computed on the host (`child/host_values.py`), and after that again, undisturbed, with what that found.
 
 Most programs only count what they log (hits, tokens). Then the run with the values asks for the same memory as the first one did, which was
-undisturbed: that one is told, and none need follow.
+undisturbed: that one is told, and none need follow. Of a program that was seen to need its values with another batch, they are found
+at once.
 
 Some things have no value, and there both ends of an assumption are run and the larger one is told: numbers that a model computes and that
 decide sizes, those that are drawn at random on the device, those that the program compares and branches by, and times by which a compiler
@@ -86,14 +87,23 @@ class Settled(NamedTuple):
 
 
 def settle(
-    run: Callable[[ValuesFile | None], Run], *, folder: Path, answers: Mapping[str, Any] | None, has_padding: bool = False
+    run: Callable[[ValuesFile | None], Run],
+    *,
+    folder: Path,
+    answers: Mapping[str, Any] | None,
+    has_padding: bool = False,
+    expects_values: bool = False,
 ) -> Settled:
     """
     Return what *run*, called once or several times, shows of a program; files of values go to *folder*.
 
     *answers* are the user's: a share or a number is the content of a mask, which only a values pass can keep for the backward.
-    *has_padding*: the batch is one with padding, so that to ask a mask for it is no reason to follow values.
+    *has_padding*: the batch is one with padding, so that to ask a mask for it is no reason to follow values. *expects_values*: data
+    decided its memory with another batch, and nothing had to be assumed.
     """
+    known = _with_values_at_once(run, ValuesFile(folder / "values-all", "all")) if expects_values else None
+    if known is not None:
+        return known
     first = run(None)
     if first.record.needed_rank is not None:
         return Settled(first)  # it is to be run again
@@ -102,6 +112,27 @@ def settle(
         return _with_both_times(run, _with_both_numbers(run, found))
     except StoppedError as error:
         return Settled(first, failure=str(error))
+
+
+def _with_values_at_once(run: Callable[[ValuesFile | None], Run], file: ValuesFile) -> Settled | None:
+    """Return the program as it runs with its values; None where they are not all there is to it, so that more runs are needed."""
+    sought: Run | None = None
+    try:
+        sought = run(file)
+        is_whole = not _has_failed(sought.record) and file.path is not None and file.path.exists()
+        if not is_whole or any(read.basis in _OPEN for read in sought.record.reads):
+            return None
+        told = ValuesFile(file.path)
+        found = run(told)
+    except StoppedError as error:
+        return None if sought is None else Settled(sought, failure=str(error))
+    except (NothingSeenError, EndlessError):
+        return None
+    return None if _has_failed(found.record) or found.record.chosen_by_time else Settled(found, values=told)
+
+
+_OPEN: frozenset[Basis] = frozenset({"drawn", "assumed", "compared"})
+"""What a read stands on that has two ends."""
 
 
 class StoppedError(Exception):

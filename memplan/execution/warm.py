@@ -160,7 +160,6 @@ def start_warm(
     after *idle_seconds* without a program. *folder* is its own; one that is kept removes it at its end.
     """
     environment = {**environment, **variables}
-    environment.pop("MEMPLAN_CARD", None)  # that of a later program may be another
     (folder / _VARIABLES).write_text(json.dumps(dict(variables)), encoding="utf-8")
     with socket.socket(socket.AF_UNIX) as listening, _address_in(folder) as address:
         listening.bind(address)

@@ -204,9 +204,12 @@ class BatchSearch:
             return self.most
         if self.most == 1:
             return 1 if comes_last and self.fits(1) else None
-        found = largest_micro_batch(self.of_size, self.gpu, self.estimator, self.budget, most=self.most - 1)
+        most = self.most if comes_last else self.most - 1
+        found = largest_micro_batch(
+            self.of_size, self.gpu, self.estimator, self.budget, most=most, guessed_by=self._accumulated if comes_last else None
+        )
         self.unit = found.unit
-        if comes_last and self._may_fit_at_once(found.size) and self.fits(self.most):
+        if comes_last and found.size != self.most and self._may_fit_at_once(found.size) and self.fits(self.most):
             return self.most
         return found.size
 
@@ -218,8 +221,12 @@ class BatchSearch:
     def _may_fit_at_once(self, largest: int | None) -> bool:
         """Say whether the whole target may fit without accumulation, by what was seen with it."""
         wider = self.budget.model_copy(update={"margin": 1 - (1 - self.budget.margin) * NEAR})
-        accumulated = self.pinned.with_training(micro_batch_size=self.most, gradient_accumulation_steps=2)
-        return largest == self.most - 1 or all_stages_seem_to_fit(accumulated, self.gpu, self.estimator, wider)
+        return largest == self.most - 1 or all_stages_seem_to_fit(self._accumulated(self.most), self.gpu, self.estimator, wider)
+
+    def _accumulated(self, micro_batch_size: int) -> Program:
+        """Return the program with that micro-batch and with accumulation, whatever the target: as that is seen at smaller sizes."""
+        steps = self.accumulation or 2
+        return self.pinned.with_training(micro_batch_size=micro_batch_size, gradient_accumulation_steps=steps)
 
     def by_preference(self, largest: int) -> Iterator[BatchChoice]:
         """

@@ -62,12 +62,19 @@ def heaviest_stage(program: Program, gpu: GpuSpec, estimator: Estimator) -> Stag
 
 
 def largest_micro_batch(
-    of_size: Callable[[int], Program], gpu: GpuSpec, estimator: Estimator, budget: MemoryBudget, *, most: int
+    of_size: Callable[[int], Program],
+    gpu: GpuSpec,
+    estimator: Estimator,
+    budget: MemoryBudget,
+    *,
+    most: int,
+    guessed_by: Callable[[int], Program] | None = None,
 ) -> Largest:
     """
     Return the largest size up to *most* with which the heaviest stage of *of_size* fits, of those that the program takes.
 
-    Whether the others do is for the plan to see, at the size that it chooses. Raises SizeRefusedError where it takes none of those tried.
+    *guessed_by*: whose memory at a size says about what *of_size* takes there; None: its own. Whether the other stages fit is for the plan
+    to see, at the size that it chooses. Raises SizeRefusedError where it takes none of those tried.
     """
     stage = heaviest_stage(of_size(1), gpu, estimator)
     refusals: list[SizeRefusedError] = []
@@ -86,7 +93,7 @@ def largest_micro_batch(
     found = largest_accepted(
         ask,
         high=most,
-        guess=lambda size: _seems_to_fit(of_size(size), gpu, stage, estimator, budget),
+        guess=lambda size: _seems_to_fit((guessed_by or of_size)(size), gpu, stage, estimator, budget),
         leaps=estimator.is_slow,
     )
     if refusals and not runs:

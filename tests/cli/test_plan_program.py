@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
 from pathlib import Path
 
 import pytest
@@ -18,6 +23,17 @@ FIELDS = (
     *("--field", "gradient_accumulation_steps=config.yaml:trainer.accumulate"),
 )
 COMMAND = ("--", "train.py", "config.yaml")
+
+
+ENDLESS = """
+import sys, time, torch
+model = torch.nn.Linear(512, 512).cuda()
+update = torch.optim.SGD(model.parameters())
+model(torch.randn(int(sys.argv[1]), 512, device="cuda")).sum().backward()
+update.step()
+open(sys.argv[2], "w").close()
+time.sleep(600)
+"""
 
 
 @pytest.fixture
@@ -88,6 +104,23 @@ def test_what_makes_no_sense_is_one_clear_error(run_memplan: Run, project: Path,
 
 
 @pytest.mark.heavy
+def test_ctrl_c_ends_a_plan(torch_build: TorchBuild, tmp_path: Path) -> None:
+    """What the program did until then is no answer, and no other size is tried."""
+    script = tmp_path / "train.py"
+    script.write_text(ENDLESS)
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as passed:  # what is written there is not held back
+        seen = Path(passed, "seen")
+        command = [sys.executable, "-m", "memplan", "--gpu", "t4", "--", str(script), "{micro_batch_size}", str(seen)]
+        running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+        while running.poll() is None and not seen.exists():
+            time.sleep(0.05)
+        running.send_signal(signal.SIGINT)
+        said, errors = running.communicate(timeout=60)
+
+    assert (running.returncode, said) == (130, "")
+    assert errors.splitlines()[-1] == "Aborted"
+
+
 def test_a_function_fills_each_gpu(run_memplan: Run, torch_build: TorchBuild, project: Path) -> None:
     """The larger one takes more."""
     sizes = []

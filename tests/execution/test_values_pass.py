@@ -12,7 +12,7 @@ from memplan.execution.device_log import NO_LOG
 from memplan.execution.findings import lower_bound_reasons
 from memplan.execution.run_record import AllocationFailure, ChosenByTime, Failure, RecordedRead, RunRecord
 from memplan.execution.summary import Run
-from memplan.execution.values_pass import EndlessError, Settled, ValuesFile, settle
+from memplan.execution.values_pass import EndlessError, Settled, StoppedError, ValuesFile, settle
 from memplan.traces.trace import CountedMark, EventColumns
 
 CHOICE = ChosenByTime(by="_inductor/fx_passes/pad_mm.py", place="train.py:3")
@@ -69,6 +69,44 @@ def test_what_asks_for_the_same_memory_whatever_it_reads_is_not_run_again(tmp_pa
     assert read.basis == sought.reads[0].basis
     is_first = settled.run.record.events == FIRST.events
     assert read.positions == (() if is_first else (1,))  # what decides nothing has no bytes behind it
+
+
+@pytest.mark.parametrize(
+    ("sought", "runs"),
+    [
+        (record("data", [512, 4096], [2048]), ["all", "found"]),
+        (record("assumed", [512, 4096], [2048]), ["all", "plain", "all", "found", "none", "found"]),
+        (failed("TypeError: no"), ["all", "plain", "all", "found"]),
+    ],
+)
+def test_values_that_decided_before_are_found_at_once(tmp_path: Path, sought: RunRecord, runs: list[str]) -> None:
+    """Without a first run to see whether they do; where they are not all there is to it, everything is looked at."""
+    asked: list[str] = []
+
+    def run(file: ValuesFile | None) -> Run:
+        asked.append("plain" if file is None else file.variant or "found")
+        if file is not None and file.variant is not None and file.path is not None:
+            file.path.touch()
+        return Run(FIRST if file is None else sought)
+
+    found = settle(run, folder=tmp_path, answers=None, expects_values=True)
+
+    assert asked == runs
+    assert found.run.record == (FIRST if sought.failure else sought)
+
+
+def test_what_was_seen_before_a_signal_is_told_of_values_that_are_expected_too(tmp_path: Path) -> None:
+    """The run that found them is all there is."""
+
+    def run(file: ValuesFile | None) -> Run:
+        assert file is not None
+        assert file.path is not None
+        if file.variant is None:
+            raise StoppedError("SIGINT ended it")
+        file.path.touch()
+        return Run(record("data", [512], [512]))
+
+    assert settle(run, folder=tmp_path, answers=None, expects_values=True).failure == "SIGINT ended it"
 
 
 def test_a_pass_that_fails_is_told(tmp_path: Path) -> None:

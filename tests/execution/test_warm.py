@@ -231,6 +231,48 @@ def test_a_variable_that_a_package_reads_at_its_import_is_that_of_the_program(pr
     assert other.peak_allocated_bytes == 32 * 2**20 * 4
 
 
+ASKS_AT_IMPORT = """
+import torch
+number = torch.cuda.device_count()
+capability = torch.cuda.get_device_capability(torch.cuda.current_device())
+PROPERTIES = torch.cuda.get_device_properties
+def now(): return PROPERTIES(0)
+"""
+
+ASKED = (
+    HEAD
+    + """
+import packaged
+torch.ones(packaged.capability[0] * 2**20, device="cuda")
+assert packaged.now().name == torch.cuda.get_device_name() and packaged.now().total_memory > 0
+"""
+)
+
+
+def test_a_package_that_asks_for_the_gpu_at_its_import_is_imported_ahead(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fork answers it. What it learned holds for GPUs of that kind: for another one it is imported anew."""
+    packages = project.folder / "site-packages"
+    packages.mkdir()
+    monkeypatch.setenv("PYTHONPATH", str(packages), prepend=os.pathsep)
+    (packages / "packaged.py").write_text(ASKS_AT_IMPORT)
+
+    first, second, other = (project.rehearse(ASKED, gpu=gpu) for gpu in ("t4", "t4", "h100"))
+
+    assert project.runs() == ["cold", "warm", "cold"]
+    assert first == second
+    assert [found.peak_allocated_bytes for found in (first, other)] == [7 * 2**22, 9 * 2**22]
+
+
+def test_values_that_are_expected_are_found_in_the_first_run(project: Project) -> None:
+    """The report is that of three runs."""
+    plain = project.rehearse(MASKED)
+
+    expected = project.rehearse(MASKED, expects_values=True)
+
+    assert project.runs() == ["cold", "warm", "warm", "warm", "warm"]
+    assert expected.model_copy(update={"trace": None}) == plain.model_copy(update={"trace": None})
+
+
 def test_what_a_fork_writes_is_held_back(project: Project) -> None:
     """In the scratch folder of its own rehearsal, where it finds it again, and nobody else does."""
     text = (

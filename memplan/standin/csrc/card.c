@@ -119,6 +119,16 @@ static void open_account(void) {
     slots = mmap(NULL, SLOTS * sizeof(Slot), PROT_READ | PROT_WRITE, MAP_SHARED, account, 0);
     if (slots == MAP_FAILED) abort();
 }
+/* This process is a fork that stands for a program with an environment of its own: what its parent has read of its own is read anew. */
+void memplan_begin_again(void) {
+    const pthread_once_t never = PTHREAD_ONCE_INIT;
+    num_cards = num_visible = current = 0;
+    described = opened = never;
+    if (slots) munmap(slots, SLOTS * sizeof(Slot));
+    if (account >= 0) close(account);
+    slots = NULL;
+    account = -1;
+}
 static void lock_account(int type) {
     struct flock whole = {.l_type = type};
     while (account >= 0 && fcntl(account, F_SETLKW, &whole) && errno == EINTR) {}

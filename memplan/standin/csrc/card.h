@@ -26,7 +26,7 @@ typedef struct {
 } Slot;
 #define SLOTS 64
 
-/* Cards are numbered as on the bus, as in MEMPLAN_CARD, which is read once; devices are what CUDA_VISIBLE_DEVICES leaves of them. */
+/* Cards are numbered as on the bus, as in MEMPLAN_CARD, which is read once in a program; devices are what CUDA_VISIBLE_DEVICES leaves of them. */
 const Card *card(void);          /* of the device that this thread has chosen */
 const Card *card_on_bus(int number);
 int num_cards_on_bus(void);

@@ -88,7 +88,8 @@ def _of_waiting(gpu: GpuSample, history: Sequence[GpuSample], samples: Sequence[
     told = [percent for percent in recent if percent is not None]
     if len(told) < WAITING_SAMPLES or not gpu.processes or sum(told) / len(told) >= WAITING_PERCENT:
         return
-    cpu = sum(sample.cpu_percent for sample in samples[-WAITING_SAMPLES:]) / WAITING_SAMPLES
+    latest = [*samples][-WAITING_SAMPLES:]  # a deque, as the monitor keeps them, has no slices
+    cpu = sum(sample.cpu_percent for sample in latest) / len(latest)
     cause = (
         "the processors are busy: move work out of the data loading, or to the GPU"
         if cpu >= BUSY_CPU_PERCENT

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 
 import pytest
@@ -80,7 +81,7 @@ def test_what_settles_does_not_grow(used: list[int]) -> None:
 @pytest.mark.parametrize(("cpu", "cause"), [(95.0, "the processors are busy"), (20.0, "num_workers")])
 def test_a_gpu_that_waits_is_told_with_a_cause(cpu: float, cause: str) -> None:
     """Busy or idle processors ask for different things."""
-    (advice,) = advise(samples([10 * GIB] * WAITING_SAMPLES, busy=15, cpu=cpu))
+    (advice,) = advise(deque(samples([10 * GIB] * WAITING_SAMPLES, busy=15, cpu=cpu), maxlen=100))  # as the command keeps them
 
     assert advice.kind == "waiting"
     assert cause in advice.message

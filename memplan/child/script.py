@@ -248,6 +248,8 @@ class Script:
             "others_bytes": _counted("memplan_most_of_others"),
             "shared_bytes": _counted("memplan_most_shared"),
             "command": _command(),
+            "python": sys.executable,
+            "given_variables": {name: value for name, value in self._given.items() if not name.startswith("MEMPLAN_")},
             "modules": list(installed_modules()),
             "set_variables": dict(os.environ.items() - self._given.items() - NOT_COMPILED.items()),
             "was_cut": self._is_done,
@@ -315,7 +317,7 @@ def write() -> None:
 def first_environment() -> dict[str, str]:
     """Return the environment that this process was started with."""
     entries = (os.fsdecode(entry).partition("=") for entry in Path("/proc/self/environ").read_bytes().split(b"\0"))
-    return {name: value for name, _, value in entries}
+    return {name: value for name, _, value in entries if name}
 
 
 def begin(given: dict[str, str] | None = None) -> None:

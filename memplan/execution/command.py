@@ -77,7 +77,12 @@ class PythonProgram(NamedTuple):
     @property
     def words(self) -> list[str]:
         """Return what stands behind the Python on the command line."""
-        return [*self.options, *([self.script] if self.script else ["-m", self.module]), *self.arguments]
+        return [*self.beginning, *self.arguments]
+
+    @property
+    def beginning(self) -> list[str]:
+        """Return the words in front of its arguments."""
+        return [*self.options, *([self.script] if self.script else ["-m", self.module])]
 
 
 def program_of(command: Command) -> PythonProgram | None:

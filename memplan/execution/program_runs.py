@@ -4,8 +4,8 @@ The runs of one whole program: the first as it was typed, the others without its
 The first run is heard by the user; the others (`values_pass.py`) are memplan's own affair. The one with the other times begins beside the
 first, as soon as that has chosen something by time: each of them compiles everything, which takes most of its seconds.
 
-Only a program that is one Python process, and itself trains, is run so: without a launcher or a shell script, what they prepare for the
-training would be missed.
+Of a program that starts others, the one that trains runs so: a launcher or a shell script runs as ever, since what they prepare for the
+training would be missed, and what it starts at last is run in a fork (`child/launched.py`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from memplan.errors import NothingSeenError, UsageError
-from memplan.execution.command import Command, program_of
+from memplan.execution.command import Command, PythonProgram, program_of, python_program
 from memplan.execution.device_log import read_device_log
 from memplan.execution.findings import MISSING_WEIGHTS
 from memplan.execution.held_back import Writes
@@ -163,18 +163,26 @@ class ProgramRuns(Closing):
         self._first: RunRecord | None = None
         self._beside: _Begun | None = None
         self._program = program_of(asked.command)
+        """What runs in a fork of a warm process: the program that was typed, or the one that it starts for the training."""
         self._may_run_beside = self._program is not None and not asked.allow_writes  # neither finds what the other one writes
-        self._kept = None
-        if self._program is not None and asked.keep_warm:
-            file = asked.keep_warm
-            if not isinstance(file, Path):
-                file = kept_file(self._program, asked.inherited, libraries=asked.libraries, writes_are_allowed=asked.allow_writes)
-            self._kept = Kept(file)
+        self._kept = self._where_kept()
         self._warm = self._kept.find() if self._kept else None
+        self._is_launched = self._warm is not None and self._warm.launched() is not None
+        if self._warm is not None and self._is_launched:
+            self._program = self._warm.launched()
         self._ended: dict[int, HowEnded] = {}
         self._num_runs, self._told_at = 0, 0.0
         self._stopped_by: signal.Signals | None = None
         self._first_seconds = 0.0
+
+    def _where_kept(self) -> Kept | None:
+        """Return where a warm process is kept for the next rehearsal, where one is to be."""
+        asked, file = self._asked, self._asked.keep_warm
+        if isinstance(file, Path):
+            return Kept(file)
+        if not file or self._program is None:
+            return None
+        return Kept(kept_file(self._program, asked.inherited, libraries=asked.libraries, writes_are_allowed=asked.allow_writes))
 
     def close(self) -> None:
         """End what was started for this alone, and leave no file."""
@@ -260,8 +268,9 @@ class ProgramRuns(Closing):
 
     def _prepare_next(self, first: Run) -> None:
         """See to it that what comes after the first run finds its imports made: the runs of this rehearsal, or the next one's."""
-        if not self.ended(first).is_first:
-            self._program = None
+        if self._warm is None and not self.ended(first).is_first:
+            self._program = _launched(first.record)
+            self._is_launched = self._program is not None
         if self._program is None or self._kept is None:
             return
         if self._warm is not None:
@@ -277,7 +286,15 @@ class ProgramRuns(Closing):
         environment = environment_for(asked.gpu, asked.libraries, num_gpus=asked.ranks.num_gpus, inherited=asked.inherited)
         environment |= own_caches(folder)
         environment = self._writes_in(folder).held_in(environment)
-        return start_warm(self._program, environment, folder, modules=seen.modules, variables=seen.set_variables, idle_seconds=idle_seconds)
+        return start_warm(
+            self._program,
+            {**seen.given_variables, **environment} if self._is_launched else environment,
+            folder,
+            modules=seen.modules,
+            variables=seen.set_variables,
+            idle_seconds=idle_seconds,
+            is_launched=self._is_launched,
+        )
 
     def _writes_in(self, folder: Path) -> Writes:
         passed = [self._asked.sent] if self._asked.sent else []
@@ -389,8 +406,10 @@ class ProgramRuns(Closing):
     def _start(self, environment: Mapping[str, str], warm: WarmProcess | None, *, is_heard: bool) -> ProgramProcess | None:
         asked = self._asked
         with _streams(is_heard=is_heard, output_to_stderr=asked.output_to_stderr, said=asked.said) as (standard_input, output, errors):
-            if warm is not None and self._program is not None:
+            if warm is not None and self._program is not None and not self._is_launched:
                 return warm.start(self._program, environment, streams=(standard_input, output, errors))
+            if warm is not None:
+                environment = {**environment, **warm.variables()}
             words = command_for(self._asked.command.words)
             return subprocess.Popen(words, env=environment, stdin=standard_input, stdout=output, stderr=errors)
 
@@ -424,6 +443,11 @@ def _streams(*, is_heard: bool, output_to_stderr: bool, said: Path | None) -> It
         yield nothing, nothing, nothing
     finally:
         os.close(nothing)
+
+
+def _launched(record: RunRecord) -> PythonProgram | None:
+    """Return what the process of *record* runs, which another one has started; None where a fork could not."""
+    return python_program(record.python, record.command[1:]) if record.python else None
 
 
 def _used_no_memory(record: RunRecord) -> bool:

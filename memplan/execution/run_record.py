@@ -187,6 +187,12 @@ class RunRecord(Description):
     command: tuple[str, ...] = ()
     """How the process was started, where it is one of a whole program."""
 
+    python: str = ""
+    """The Python that runs it."""
+
+    given_variables: dict[str, str] = Field(default_factory=dict)
+    """The environment that it was started with, but for memplan's own variables."""
+
     modules: tuple[str, ...] = ()
     """The modules of installed packages that it imported, in their order."""
 

@@ -3,7 +3,8 @@ A second run of a program without its imports: in a fork of a process that has m
 
 Importing PyTorch and other packages takes most of a rehearsal's seconds, and is the same every time. A warm process is started after a
 first run, which shows what the program imports. It serves the other runs of that rehearsal (values are found by running a program again),
-or, with `keep_warm`, the rehearsals that follow in the same folder.
+or, with `keep_warm`, the rehearsals that follow in the same folder. Where a launcher starts the program that trains, the launcher runs as
+ever, and what it starts runs in the fork.
 """
 
 from __future__ import annotations
@@ -17,20 +18,20 @@ import signal
 import socket
 import subprocess
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from memplan.execution.command import PythonProgram
 from memplan.execution.program_process import ignored_signals
+from memplan.execution.warm_connection import SOCKET, address_in, ask, next_answer, request_for
 from memplan.hardware.cache_dir import default_cache
 from memplan.standin.launch import command_for
 
 IDLE_SECONDS = 600.0
 """After so long without a rehearsal a process that is kept ends."""
 
-_ANSWER_SECONDS = 600.0
-_SOCKET = "socket"
+_PROGRAM = "program.json"
 _VARIABLES = "variables.json"
 _ROOT = str(Path(__file__).parents[2])
 
@@ -68,7 +69,7 @@ class WarmProgram:
         if self._exit_code is None:
             if not select.select([self._connection], [], [], timeout)[0]:
                 raise subprocess.TimeoutExpired("the program", timeout or 0)
-            answer = _answer(self._connection)
+            answer = next_answer(self._connection)
             self._exit_code = -signal.SIGKILL if answer is None else int(answer["status"])
             self._connection.close()
         return self._exit_code
@@ -93,27 +94,23 @@ class WarmProcess(NamedTuple):
         if self.process is not None:
             self.process.kill()
             self.process.wait()
-        elif (connection := self._ask({"end": True}, ())) is not None:
+        elif (connection := ask(str(self.folder), {"end": True}, ())) is not None:
             connection.close()
 
     def start(self, program: PythonProgram, environment: Mapping[str, str], *, streams: Sequence[int]) -> WarmProgram | None:
         """Start *program* in a fork with that environment and standard input, output and error; None where that cannot be had any more."""
-        mask = os.umask(0)
-        os.umask(mask)
-        asked = {
-            "script": program.script,
-            "module": program.module,
-            "arguments": program.arguments,
-            "command": [program.python, *program.words],
-            "environment": dict(environment),
-            "folder": str(Path.cwd()),
-            "umask": mask,
-            "ignored": ignored_signals(),
-        }
-        connection = self._ask({"run": asked}, streams)
+        asked = request_for(
+            script=program.script,
+            module=program.module,
+            arguments=program.arguments,
+            command=[program.python, *program.words],
+            environment=environment,
+            ignored=ignored_signals(),
+        )
+        connection = ask(str(self.folder), asked, streams)
         if connection is None:
             return None
-        begun = _answer(connection)
+        begun = next_answer(connection)
         if begun is None:
             connection.close()
             return None
@@ -126,22 +123,21 @@ class WarmProcess(NamedTuple):
 
     def import_all(self, modules: Sequence[str]) -> None:
         """Have it import *modules*, in its own time."""
-        connection = self._ask({"import": list(modules)}, ())
+        connection = ask(str(self.folder), {"import": list(modules)}, ())
         if connection is not None:
             connection.close()
 
-    def _ask(self, request: Mapping[str, Any], streams: Sequence[int]) -> socket.socket | None:
-        connection = socket.socket(socket.AF_UNIX)
-        try:
-            connection.settimeout(_ANSWER_SECONDS)
-            with _address_in(self.folder) as address:
-                connection.connect(address)
-            socket.send_fds(connection, [b"\n"], streams)
-            connection.sendall((json.dumps(request) + "\n").encode())
-        except OSError:  # it has ended, or was never there
-            connection.close()
-            return None
-        return connection
+    def launched(self) -> PythonProgram | None:
+        """Return the program that a launcher starts, and that runs in a fork then; None where the process serves what is typed."""
+        words = json.loads((self.folder / _PROGRAM).read_text(encoding="utf-8"))
+        return None if words is None else PythonProgram(*words)
+
+    def variables(self) -> dict[str, str]:
+        """Return what a launcher finds in its environment, so that the program that it starts runs in a fork."""
+        program = self.launched()
+        if program is None:
+            return {}
+        return {"MEMPLAN_WARM": str(self.folder), "MEMPLAN_WARM_PROGRAM": json.dumps([program.python, *program.beginning])}
 
 
 def start_warm(
@@ -152,16 +148,19 @@ def start_warm(
     modules: Sequence[str],
     variables: Mapping[str, str],
     idle_seconds: float = 0.0,
+    is_launched: bool = False,
 ) -> WarmProcess:
     """
     Start a process that will have imported *modules* as *program* would: with its Python and its options, in this working folder.
 
-    *variables* are those of the environment that the program sets itself, before its imports perhaps. The process ends with this one, or
+    *variables* are those of the environment that the program sets itself, before its imports perhaps. *is_launched*: it is not what is
+    typed that starts the program. The process ends with this one, or
     after *idle_seconds* without a program. *folder* is its own; one that is kept removes it at its end.
     """
     environment = {**environment, **variables}
     (folder / _VARIABLES).write_text(json.dumps(dict(variables)), encoding="utf-8")
-    with socket.socket(socket.AF_UNIX) as listening, _address_in(folder) as address:
+    (folder / _PROGRAM).write_text(json.dumps(program if is_launched else None), encoding="utf-8")
+    with socket.socket(socket.AF_UNIX) as listening, address_in(folder) as address:
         listening.bind(address)
         listening.listen()
         words = [program.python, *program.options, "-c", _BOOT, str(listening.fileno()), str(folder), str(idle_seconds)]
@@ -184,30 +183,6 @@ def start_warm(
 def _without_ports(variables: Mapping[str, str]) -> dict[str, str]:
     """Return *variables* without those that are drawn anew in every run."""
     return {name: value for name, value in variables.items() if not name.endswith("_PORT")}
-
-
-@contextlib.contextmanager
-def _address_in(folder: Path) -> Iterator[str]:
-    """Give the address of the socket in *folder*: a short one, however long the folder's path is (108 bytes are allowed, unix(7))."""
-    number = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        yield f"/proc/self/fd/{number}/{_SOCKET}"
-    finally:
-        os.close(number)
-
-
-def _answer(connection: socket.socket) -> dict[str, Any] | None:
-    """Return the next line that is said; None where nothing more comes."""
-    line = b""
-    with contextlib.suppress(OSError):
-        while not line.endswith(b"\n"):
-            byte = connection.recv(1)  # never more than this line: its successor tells of the end, and is waited for by the descriptor
-            if not byte:
-                return None
-            line += byte
-        answer: dict[str, Any] = json.loads(line)
-        return answer
-    return None
 
 
 # processes that are kept
@@ -239,7 +214,7 @@ class Kept:
         """Return the process, where there is one."""
         with contextlib.suppress(OSError):
             folder = Path(self._file.read_text(encoding="utf-8"))
-            if folder.stat().st_uid == os.getuid() and (folder / _SOCKET).exists():
+            if folder.stat().st_uid == os.getuid() and (folder / SOCKET).exists():
                 return WarmProcess(folder)
         return None
 

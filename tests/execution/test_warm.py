@@ -263,6 +263,47 @@ def test_a_package_that_asks_for_the_gpu_at_its_import_is_imported_ahead(project
     assert [found.peak_allocated_bytes for found in (first, other)] == [7 * 2**22, 9 * 2**22]
 
 
+LAUNCHER = """
+import os, subprocess, sys
+with open("launches", "a") as file:
+    file.write("launched ")
+os.environ["GIVEN"] = sys.argv[1]
+sys.exit(subprocess.run([sys.executable, "train.py", *sys.argv[2:]]).returncode)
+"""
+
+LAUNCHED = (
+    MASKED
+    + """
+torch.empty(int(os.environ["GIVEN"]) * int(sys.argv[1]) * 2**20, device="cuda").add_(1)
+os.kill(os.getpid(), int(sys.argv[2])) if "-" not in sys.argv[2] else sys.exit(-int(sys.argv[2]))
+"""
+)
+
+
+@pytest.mark.parametrize(("ending", "exit_code"), [("-0", 0), ("-3", 3), ("15", 241)])
+def test_what_a_launcher_starts_runs_in_a_fork(project: Project, ending: str, exit_code: int) -> None:
+    """The launcher runs each time, gives the program its arguments and environment, and finds out how it ended."""
+    (project.folder / "launch.py").write_text(LAUNCHER)
+    (project.folder / "train.py").write_text(LAUNCHED)
+    kept = project.folder.parent / "kept"
+    gpu = find_gpu("t4")
+
+    first, second = (
+        rehearse_script(["launch.py", given, "3", ending], gpu=gpu, allow_writes=True, keep_warm=kept, timeout_seconds=100)
+        for given in ("2", "16")
+    )
+
+    assert (project.folder / "launches").read_text().split() == ["launched"] * 6
+    assert project.runs() == ["cold", *["warm"] * 5]
+    assert first.process is not None
+    assert first.process.endswith(f"train.py 3 {ending}")
+    assert second.peak_allocated_bytes - first.peak_allocated_bytes == (16 - 2) * 3 * 2**22
+    assert [first.exit_code, second.exit_code] == [exit_code] * 2
+    process = Kept(kept).find()
+    assert process is not None
+    process.end()
+
+
 def test_values_that_are_expected_are_found_in_the_first_run(project: Project) -> None:
     """The report is that of three runs."""
     plain = project.rehearse(MASKED)

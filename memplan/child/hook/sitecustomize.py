@@ -86,6 +86,8 @@ def _write_and_end(number: int, frame: Any) -> None:
 
 
 if "MEMPLAN_RESULTS" in os.environ:
+    if "MEMPLAN_WARM" in os.environ:
+        _file_of_ours("launched").run_in_fork()
     _report_before_signals()
     if "MEMPLAN_WORLD" in os.environ:
         _file_of_ours("one_rank").take_rank()

@@ -4,13 +4,14 @@
 #                  the rest of sweeps of which `make test` runs some, training programs as people write them, and PyTorch 2.1,
 #                  2.3 and 2.5 (their environments are kept in memplan's cache: 7 GB)
 # make docs        the documentation as a site in build/site; a warning, a broken link or anchor among them, is an error
+# make screenshots the pictures of the site, with Chromium, where that is installed
 # make gpu         on a machine with a GPU: run the accuracy suite on it, compare with rehearsals, record what was seen
 # All need python3 (3.10 or later) and make, nothing else. The environment is .venv, about 6 GB: PyTorch's CUDA build is part of it.
 
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: plan test heavy coverage docs gpu lint types architecture pytest format templates benchmark clean
+.PHONY: plan test heavy coverage docs screenshots gpu lint types architecture pytest format templates benchmark clean
 
 plan: .venv/ready
 	$(BIN)/memplan --gpu-memory 24
@@ -56,6 +57,10 @@ docs: .venv-docs/ready
 		> "$$(.venv-docs/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/installed-beside.pth"
 	.venv-docs/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[docs]'
 	@touch $@
+
+# The pictures of the site, by a real browser: Chromium has to be installed.
+screenshots: .venv/ready
+	$(BIN)/python -m docs.screenshots
 
 gpu: .venv/ready
 	$(BIN)/pytest -m gpu

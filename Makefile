@@ -3,13 +3,15 @@
 # make heavy       what takes longer: programs on three GPUs interpolated and rehearsed, the README's rehearsed plan, wheels,
 #                  the rest of sweeps of which `make test` runs some, training programs as people write them, and PyTorch 2.1,
 #                  2.3 and 2.5 (their environments are kept in memplan's cache: 7 GB)
+# make docs        the documentation as a site in build/site; a warning, a broken link or anchor among them, is an error
+# make screenshots the pictures of the site, with Chromium, where that is installed
 # make gpu         on a machine with a GPU: run the accuracy suite on it, compare with rehearsals, record what was seen
 # All need python3 (3.10 or later) and make, nothing else. The environment is .venv, about 6 GB: PyTorch's CUDA build is part of it.
 
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: plan test heavy coverage gpu lint types architecture pytest format templates benchmark clean
+.PHONY: plan test heavy coverage docs screenshots gpu lint types architecture pytest format templates benchmark clean
 
 plan: .venv/ready
 	$(BIN)/memplan --gpu-memory 24
@@ -44,6 +46,22 @@ coverage: .venv/ready
 heavy: .venv/ready
 	$(BIN)/pytest -n auto --dist worksteal -m heavy
 
+docs: .venv-docs/ready
+	.venv-docs/bin/sphinx-build --fail-on-warning --keep-going --quiet --doctree-dir build/doctrees docs build/site
+
+# The site's tools in an environment of their own, which sees what is in .venv and leaves its versions alone: the reference is made by
+# importing memplan, and so PyTorch, which need not be installed twice.
+.venv-docs/ready: .venv/ready pyproject.toml constraints.txt
+	@$(BIN)/python -m venv --clear .venv-docs
+	@$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
+		> "$$(.venv-docs/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/installed-beside.pth"
+	.venv-docs/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[docs]'
+	@touch $@
+
+# The pictures of the site, by a real browser: Chromium has to be installed.
+screenshots: .venv/ready
+	$(BIN)/python -m docs.screenshots
+
 gpu: .venv/ready
 	$(BIN)/pytest -m gpu
 	$(BIN)/python benchmarks/gpu_accuracy.py
@@ -61,4 +79,4 @@ benchmark: .venv/ready
 	$(BIN)/python benchmarks/data_loading.py
 
 clean:
-	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage dist build
+	rm -rf .venv .venv-docs .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage dist build

@@ -1,8 +1,9 @@
 """
 The documents say what is: their commands print what they show, their files are those of the repository, their links lead somewhere.
 
-A console block runs where the comment above it says: `in an empty folder`, or in a copy of a folder of this repository. After a change to
-what a command prints, to a file that is shown, or to a module's first sentence, `python -m tests.test_docs` writes the blocks anew.
+A console block runs where the comment above it says: `in an empty folder`, or in a copy of a folder of this repository; and on this
+machine, or on a simulated one: `in an empty folder, on a machine with a t4 where 2 GiB are in use`. After a change to what a command
+prints, to a file that is shown, or to a module's first sentence, `python -m tests.test_docs` writes the blocks anew.
 """
 
 from __future__ import annotations
@@ -20,8 +21,11 @@ from pathlib import Path
 
 import pytest
 
+from memplan.cli.app import cli, plan_command
 from memplan.errors import MissingError
 from memplan.hardware.torch_install import find_torch
+from tests.hardware.nvml_driver import GIB, build_driver
+from tests.standin.machine import machine
 
 REPOSITORY = Path(__file__).parents[1]
 PACKAGE = REPOSITORY / "memplan"
@@ -31,13 +35,25 @@ DOCUMENTS = [README, REPOSITORY / "CONTRIBUTING.md", *sorted((REPOSITORY / "docs
 CONSOLE = re.compile(r"<!-- in (?P<where>[^\n]+) -->\n```console\n(?P<body>.*?)```\n", re.DOTALL)
 PYTHON = re.compile(r"<!-- python in (?P<where>[^\n]+) -->\n```python\n(?P<body>.*?)```\n", re.DOTALL)
 FILE = re.compile(r"```yaml\n# (?P<path>tests/[^\n]+)\n(?P<body>.*?)```\n", re.DOTALL)
+MACHINE = re.compile(r"(?P<folder>.*?)(?:, on a machine with a (?P<gpu>\S+)(?: where (?P<held>\d+) GiB are in use)?)?")
+"""Where a block runs."""
+
+OF_THE_MOMENT = re.compile(
+    r"(?<=\()\d+\.\d s(?=\))|(?<=it took ).*(?= over)|^\d\d:\d\d:\d\d|\bCPU +\d+%|\bRAM \S+ \S+ of \S+ \S+|\bpython\S* \(\d+\)",
+    re.MULTILINE,
+)
+"""What is another in every run on a simulated machine: seconds, what a step that failed took, the time, the use of the host, processes."""
+
 MODULES = "<!-- modules -->\n"
 
 
 def run_block(where: str, commands: list[str]) -> str:
     """Run the memplan commands one after the other; return the block as it should stand in the document."""
     with tempfile.TemporaryDirectory() as folder:
-        cwd = copied(where, Path(folder))
+        place = MACHINE.fullmatch(where)
+        assert place is not None
+        cwd = copied(place["folder"], Path(folder))
+        here = machine_with(place["gpu"], int(place["held"] or 0), Path(folder)) if place["gpu"] else {}
         lines = []
         for command in commands:
             words = shlex.split(command)
@@ -45,7 +61,7 @@ def run_block(where: str, commands: list[str]) -> str:
             result = subprocess.run(
                 [sys.executable, "-m", "memplan", *words[words.index("memplan") + 1 :]],
                 cwd=cwd,
-                env=without_method() | {"PYTHONIOENCODING": "utf-8"} | given,
+                env=without_method() | {"PYTHONIOENCODING": "utf-8"} | here | given,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 text=True,
@@ -62,6 +78,12 @@ def copied(where: str, folder: Path) -> Path:
         cwd.mkdir()
         return cwd
     return Path(shutil.copytree(REPOSITORY / where, cwd))
+
+
+def machine_with(gpu: str, held_gib: int, folder: Path) -> dict[str, str]:
+    """Return the environment of a simulated machine with that GPU, of which this process holds so much."""
+    (folder / "driver").mkdir()
+    return machine(find_torch(), build_driver(folder / "driver"), gpu, busy={0: held_gib * GIB})
 
 
 def without_method() -> dict[str, str]:
@@ -100,22 +122,24 @@ def skip_without(torch_version: str) -> None:
 def case_of(path: Path, where: str, body: str) -> object:
     """A block as a case; one whose plan is rehearsed takes minutes where nothing is cached yet, a script some seconds."""
     commands = commands_of(body)
-    is_heavy = any(
-        "memplan rehearse" not in command
-        and "memplan undo" not in command
-        and "memplan dataset" not in command
-        and "--method" not in command
-        for command in commands
-    ) or any(" -- " in command for command in commands)
+    quick = ("memplan rehearse", "memplan undo", "memplan dataset", "memplan monitor", "--method")
+    is_heavy = (
+        any(not any(word in command for word in quick) for command in commands)
+        or any(" -- " in command for command in commands)
+        or where == "tests/trees/symptoms"  # a dozen steps, or two rehearsals
+    )
     return pytest.param(where, body, id=f"{path.name}: {commands[0]}", marks=[pytest.mark.heavy] if is_heavy else [])
 
 
 @pytest.mark.parametrize(("where", "body"), [case_of(path, block["where"], block["body"]) for path, block in blocks(CONSOLE)])
 def test_the_documents_show_what_their_commands_print(where: str, body: str) -> None:
     """Word for word. When it was meant: `python -m tests.test_docs`."""
-    if "rehearse" in body:
+    if "rehearse" in body or "on a machine" in where:
         skip_without(printed_with())
-    assert run_block(where, commands_of(body)) == body
+    printed = run_block(where, commands_of(body))
+    if "on a machine" in where:
+        printed, body = (OF_THE_MOMENT.sub("…", text) for text in (printed, body))
+    assert printed == body
 
 
 @pytest.mark.parametrize(("where", "body"), [pytest.param(b["where"], b["body"], id=path.name) for path, b in blocks(PYTHON)])
@@ -195,6 +219,17 @@ def test_every_help_has_examples(command: str) -> None:
         own = re.split(r" -- | -m ", example)[0]  # what follows is another program's
         for option in re.findall(r"--[a-z-]+", own):
             assert option in result.stdout.split("Examples:")[0], example
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_commands_in_the_text_can_be_typed(path: Path) -> None:
+    """What stands between backticks and begins with memplan names options that its command has."""
+    for line in re.findall(r"`(?:\w+=\S+ )?memplan (-[^`]*|[a-z-]+ -[^`]*)`", path.read_text(encoding="utf-8")):
+        words = line.split(" -- ")[0].split()  # what follows is another program's
+        command = cli.commands.get(words[0], plan_command)
+        known = {option for parameter in command.params for option in parameter.opts} | {"--version", "--help"}
+        given = {word.split("=")[0] for word in words if re.match(r"--[a-z]", word)}
+        assert given <= known, line
 
 
 def write_documents() -> None:

@@ -6,7 +6,7 @@ import json
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -56,7 +56,6 @@ def monitor(
     Warns when less than 50% or more than 92% of a GPU is used, when memory grows, and when a GPU waits for data. A figure that the driver
     does not tell is a question mark. On a terminal the table is live; elsewhere every look is a line.
     """
-    from memplan.monitor.advice import advise
     from memplan.monitor.sampler import Sampler
 
     if once and samples is not None:
@@ -74,16 +73,23 @@ def monitor(
                 if log is not None:
                     _add(log, sample)
                 recent.append(sample)
-                show(advise(recent, planned_bytes=planned_bytes))
+                show(_advice(recent, planned_bytes))
         except KeyboardInterrupt:  # how it is ended
             pass
-    advice = advise(recent, planned_bytes=planned_bytes)
+    advice = _advice(recent, planned_bytes)
     if output_format != "json" and not sys.stdout.isatty():
         for each in advice:
-            click.echo(f"warning: {in_options(each.message)}", err=True)
+            click.echo(f"warning: {each.message}", err=True)
     if plot is not None and kept:
         _draw(plot, list(kept), advice, planned_bytes)
     return 0
+
+
+def _advice(samples: Sequence[Sample], planned_bytes: int | None) -> list[Advice]:
+    """Return what *samples* say, in the words of the command line, wherever it is shown."""
+    from memplan.monitor.advice import advise
+
+    return [each._replace(message=in_options(each.message)) for each in advise(samples, planned_bytes=planned_bytes)]
 
 
 def _samples(sampler: Sampler, interval: float, count: int | None) -> Iterator[Sample]:

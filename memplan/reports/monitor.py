@@ -78,7 +78,7 @@ def as_html(samples: Sequence[Sample], *, advice: Sequence[str], planned_bytes: 
     parts = ["<h1>GPU memory over time</h1>", definitions(facts)]
     for gpu in _gpus_of(samples):
         parts += _drawing(gpu, samples, planned_bytes)
-    parts += bullet_list("Mind", advice)
+    parts += bullet_list("Warnings", advice)
     return page("GPU memory over time", parts, "as the driver told it")
 
 
@@ -116,7 +116,7 @@ def _drawing(gpu: GpuSample, samples: Sequence[Sample], planned_bytes: int | Non
         f"{'' if busy is None else f', busy {busy}%'}</title></circle>"
         for second, used, busy in series[:: 1 + len(series) // MOST_MARKS]
     )
-    limits = limit_line(axes, total, "card") + (
+    limits = limit_line(axes, total, "GPU") + (
         limit_line(axes, planned_bytes, "plan", is_below=True) if planned_bytes and planned_bytes <= total else ""
     )
     ticks = [(axes.high * part / 4, f"{axes.high * part / 4:.0f} s") for part in range(5)]

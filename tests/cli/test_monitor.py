@@ -95,6 +95,8 @@ def test_samples_are_logged_and_drawn(run_memplan: Run, torch_build: TorchBuild,
     assert [[gpu["used_bytes"] for gpu in sample["gpus"]] for sample in logged] == [[0, GIB]] * 5
     assert drawn.count("<svg") == 2
     assert "http" not in drawn
+    assert "memplan --auto" in drawn  # what helps, as it is typed on the command line, not in Python
+    assert "memplan.plan()" not in drawn
     assert (tmp_path / "run.png").read_bytes().startswith(b"\x89PNG")
     assert len(first.stdout.splitlines()) == 6
 

@@ -1,9 +1,10 @@
 """
 The steps of the user's own programs: a command or a function, run with other values on the simulated GPU.
 
-Three optimizer steps of it are run, with no more than two micro-batches each. Where the batches of its DataLoaders differ in shape, they
-are walked through first, and it begins with the largest. A program may refuse a size for another reason than memory
-(batch normalisation with one sample, a batch that has to divide something): that is told apart from a program that never runs.
+Three optimizer steps of it are run, with no more than two micro-batches each; ten of a function whose third takes more than the second.
+Where the batches of its DataLoaders differ in shape, they are walked through first, and it begins with the largest. A program may refuse a
+size for another reason than memory (batch normalisation with one sample, a batch that has to divide something): that is told apart from a
+program that never runs.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ from memplan.memory.estimate import MemoryRange
 from memplan.programs.command_line import changed_files
 from memplan.programs.command_program import CommandProgram
 from memplan.programs.function_program import FunctionProgram
+from memplan.programs.prepared_data import PreparedData
 from memplan.programs.user_program import UserProgram
 from memplan.traces.requests import requests_of
 from memplan.workload.program import Program
@@ -53,6 +55,9 @@ MOST_WALKED_BATCHES = 1000
 """Of a DataLoader whose batches differ in shape."""
 
 _LAST_LINES = 12
+
+_WARM = "warm"
+"""The file that says where a warm process is."""
 
 _ENDED_BY_USER = (-signal.SIGINT, -signal.SIGTERM, -signal.SIGHUP)
 
@@ -69,26 +74,37 @@ class ProgramSteps(StepRunner):
         self._decided_by_data: set[tuple[str, ...]] = set()  # commands whose memory hangs on values that they read from the GPU
         self._messages: dict[str, dict[int, str]] = {}  # by family and size, why the program failed
         self._functions: dict[str, Rehearser] = {}
-        self._warm: Path | None = None
+        self._folder: Path | None = None
+        self._prepared: PreparedData | None = None
         atexit.register(self._end)
 
     def _end(self) -> None:
         """End what was started for more than one run."""
         for rehearser in self._functions.values():
             rehearser.close()
-        if self._warm is not None:
-            warm = Kept(self._warm).find()
+        if self._folder is not None:
+            warm = Kept(self._folder / _WARM).find()
             if warm is not None:
                 warm.end()
-            shutil.rmtree(self._warm.parent, ignore_errors=True)
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _own_folder(self) -> Path:
+        """Return the folder for what serves more than one run."""
+        if self._folder is None:
+            self._folder = Path(tempfile.mkdtemp(prefix="memplan-plan-"))
+        return self._folder
 
     def _warm_file(self, program: CommandProgram) -> Path | None:
         """Return the file that says where a process is that has made the program's imports; None where each run needs one of its own."""
         if any(place.file is None for place in (*program.places, *program.shortened)):
             return None
-        if self._warm is None:
-            self._warm = Path(tempfile.mkdtemp(prefix="memplan-plan-"), "warm")
-        return self._warm
+        return self._own_folder() / _WARM
+
+    def _prepared_data(self) -> PreparedData:
+        """Return where data that programs prepare are kept."""
+        if self._prepared is None:
+            self._prepared = PreparedData(self._own_folder() / "datasets", os.environ)
+        return self._prepared
 
     def step_of(self, program: Program, gpu: GpuSpec, stage: Stage | None) -> Step:
         """Return the step: what the program is, and its values."""
@@ -199,6 +215,7 @@ class ProgramSteps(StepRunner):
         }
         if ranks.size > 1:
             return rehearse_ranks(words, ranks=ranks, which="kinds", **options)
+        options["prepared"] = self._prepared_data()
         is_decided = program.command in self._decided_by_data
         found = rehearse_script(words, keep_warm=self._warm_file(program) or False, expects_values=is_decided, **options)
         if any(read.basis == "data" and read.following_bytes for read in found.reads):
@@ -214,7 +231,7 @@ class ProgramSteps(StepRunner):
         answers = read_answers((), Path(program.source.rpartition(":")[0]).parent).request()
         environment = {"PYTORCH_ALLOC_CONF": settings} if settings else {}
         try:
-            return self._functions[key].rehearse(gpu=step.gpu, values=values, steps=NUM_STEPS, answers=answers, environment=environment)
+            return self._functions[key].rehearse(gpu=step.gpu, values=values, answers=answers, environment=environment)
         except UsageError as error:
             raise self._refusal(step, error.message, hint=error.hint) from error
 

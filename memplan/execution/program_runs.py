@@ -39,6 +39,7 @@ from memplan.execution.warm import IDLE_SECONDS, Kept, WarmProcess, kept_file, s
 from memplan.hardware.gpu import GpuSpec
 from memplan.hardware.host import has_room_for_another
 from memplan.hardware.torch_install import TorchBuild
+from memplan.programs.prepared_data import PreparedData
 from memplan.standin.compiled_libraries import path_for_variables
 from memplan.standin.launch import command_for, environment_for, own_caches
 
@@ -117,6 +118,8 @@ class Asked(NamedTuple):
     """Other contents of files, which the program finds in their place."""
     said: Path | None = None
     """A file for what the program says; None: it goes where this process's output does."""
+    prepared: PreparedData | None = None
+    """Where data that it prepares are kept for the next rehearsal."""
     nccl_bytes: int = 0
     """What NCCL is expected to take of the GPU for the group of all ranks, which no allocator can have."""
 
@@ -124,6 +127,11 @@ class Asked(NamedTuple):
     def inherited(self) -> dict[str, str]:
         """Return the environment that the command was typed in."""
         return os.environ | dict(self.command.environment)
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """Return those of a process of the program's, whichever run it is of."""
+        return self.prepared.variables() if self.prepared else {}
 
     @property
     def script(self) -> Path | None:
@@ -284,7 +292,7 @@ class ProgramRuns(Closing):
         folder.mkdir(exist_ok=True)
         asked = self._asked
         environment = environment_for(asked.gpu, asked.libraries, num_gpus=asked.ranks.num_gpus, inherited=asked.inherited)
-        environment |= own_caches(folder)
+        environment |= own_caches(folder) | asked.variables
         environment = self._writes_in(folder).held_in(environment)
         return start_warm(
             self._program,
@@ -297,8 +305,11 @@ class ProgramRuns(Closing):
         )
 
     def _writes_in(self, folder: Path) -> Writes:
-        passed = [self._asked.sent] if self._asked.sent else []
-        return Writes(folder, script=self._asked.script, are_allowed=self._asked.allow_writes, passed=passed, shown=self._asked.shown)
+        asked = self._asked
+        passed = [asked.sent] if asked.sent else []
+        return Writes(
+            folder, script=asked.script, are_allowed=asked.allow_writes, passed=passed, shown=asked.shown, prepared=asked.prepared
+        )
 
     # one run
 
@@ -389,6 +400,7 @@ class ProgramRuns(Closing):
             **({SKIP_WEIGHTS: str(folder)} if asked.skip_weights else {}),
             "MEMPLAN_NCCL": "{}{:02}00".format(*asked.torch.nccl_version),
             **own_caches(folder),
+            **asked.variables,
             "MEMPLAN_LOG": str(folder / "log"),
             "MEMPLAN_ACCOUNT": str(folder / "account"),  # the processes of one program share the GPU
             "MEMPLAN_WORKSPACES": "1",

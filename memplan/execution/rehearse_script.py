@@ -19,6 +19,7 @@ from memplan.hardware.torch_install import TorchBuild, find_torch
 from memplan.memory.cuda_context import CONTEXT_BYTES, assumed_range
 from memplan.memory.estimate import MemoryRange
 from memplan.memory.nccl_buffers import Communicator, nccl_buffers
+from memplan.programs.prepared_data import PreparedData
 from memplan.standin.build import build
 
 NOTHING_SHOWN: Mapping[Path, bytes] = MappingProxyType({})
@@ -45,6 +46,7 @@ def rehearse_script(
     shown: Mapping[Path, bytes] = NOTHING_SHOWN,
     said: Path | None = None,
     expects_values: bool = False,
+    prepared: PreparedData | None = None,
 ) -> Rehearsal:
     """
     Run the program that *words* say on *gpu*; return what its memory did. Its exit code is minus the signal's number where one ended it.
@@ -58,6 +60,7 @@ def rehearse_script(
     *ranks*: how many GPUs train together, and which rank is run; the others need not be there. *sent*: a folder for the objects that
     one rank sends another, in rehearsals of their own. *is_heard*: the program's output goes anywhere. *shown*: other contents of
     files, which the program finds in their place. *said*: a file for what it says. *expects_values*: data decided its memory before.
+    *prepared*: where data that it prepares are kept for the next rehearsal.
 
     Raises NothingSeenError for a program that did not use the GPU, or ended before it could report; UsageError for one that is not there or
     takes longer; MissingError when this machine cannot rehearse it.
@@ -86,6 +89,7 @@ def rehearse_script(
         is_heard=is_heard,
         shown=shown,
         said=said,
+        prepared=prepared,
     )
     asked = asked._replace(nccl_bytes=_nccl_buffers([Communicator(ranks.size)], asked).expected_bytes)
     with ProgramRuns(asked) as runs:

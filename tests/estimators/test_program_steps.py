@@ -189,6 +189,29 @@ def test_a_function_fills_the_gpu(torch_build: TorchBuild, gpu: GpuSpec) -> None
     assert function_program(f"{PROGRAM}:build").variables == {"micro_batch_size", "gradient_accumulation_steps", "features"}
 
 
+GROWING = """
+import torch
+def build(device, batch=8):
+    weight = torch.nn.Parameter(torch.zeros(1024, device=device))
+    optimizer = torch.optim.SGD([weight])
+    kept = []
+    def step():
+        kept.append(torch.zeros(2**20, device=device))
+        (torch.ones(batch, 1024, device=device) * weight).sum().backward()
+        optimizer.step()
+    return step
+"""
+
+
+def test_a_function_that_takes_more_from_step_to_step_is_planned_with_ten(torch_build: TorchBuild, gpu: GpuSpec, tmp_path: Path) -> None:
+    """Of what it keeps, 4 MiB a step, all ten count."""
+    (tmp_path / "grows.py").write_text(GROWING)
+
+    plan = memplan.plan(f"{tmp_path / 'grows.py'}:build", gpu=gpu, pins={"micro_batch_size": 8})
+
+    assert 40 * MIB < plan.stages[0].estimate.peak_allocated_bytes < 44 * MIB
+
+
 PADDED = """
 import sys, torch
 from torch import nn

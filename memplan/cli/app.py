@@ -18,6 +18,7 @@ from memplan import __version__
 from memplan.cli.check import check
 from memplan.cli.compare import compare
 from memplan.cli.dataset import dataset
+from memplan.cli.doctor import doctor
 from memplan.cli.explain_config import explain_config
 from memplan.cli.find_batch import find_batch
 from memplan.cli.gpus import gpus
@@ -35,6 +36,7 @@ cli = plan_command
 cli.add_command(check)
 cli.add_command(compare)
 cli.add_command(dataset)
+cli.add_command(doctor)
 cli.add_command(explain_config)
 cli.add_command(find_batch)
 cli.add_command(gpus)

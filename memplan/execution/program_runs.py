@@ -28,6 +28,7 @@ from memplan.errors import NothingSeenError, UsageError
 from memplan.execution.command import Command, program_of
 from memplan.execution.device_log import read_device_log
 from memplan.execution.findings import MISSING_WEIGHTS
+from memplan.execution.habits import HABITS
 from memplan.execution.held_back import Writes
 from memplan.execution.program_process import NotEndedError, ProgramProcess, ended_after, wait_for
 from memplan.execution.ranks import ONE_RANK, Ranks
@@ -117,6 +118,8 @@ class Asked(NamedTuple):
     """Other contents of files, which the program finds in their place."""
     said: Path | None = None
     """A file for what the program says; None: it goes where this process's output does."""
+    habits: str | None = None
+    """What is asked for of the program's habits (`habits.py`); None: nothing."""
     nccl_bytes: int = 0
     """What NCCL is expected to take of the GPU for the group of all ranks, which no allocator can have."""
 
@@ -364,6 +367,7 @@ class ProgramRuns(Closing):
             **asked.ranks.variables(),
             **({"MEMPLAN_SENT": str(asked.sent)} if asked.sent else {}),
             **({SKIP_WEIGHTS: str(folder)} if asked.skip_weights else {}),
+            **({HABITS: asked.habits} if asked.habits is not None else {}),
             "MEMPLAN_NCCL": "{}{:02}00".format(*asked.torch.nccl_version),
             **own_caches(folder),
             "MEMPLAN_LOG": str(folder / "log"),

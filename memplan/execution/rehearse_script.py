@@ -44,6 +44,7 @@ def rehearse_script(
     is_heard: bool = True,
     shown: Mapping[Path, bytes] = NOTHING_SHOWN,
     said: Path | None = None,
+    habits: str | None = None,
 ) -> Rehearsal:
     """
     Run the program that *words* say on *gpu*; return what its memory did. Its exit code is minus the signal's number where one ended it.
@@ -56,7 +57,8 @@ def rehearse_script(
     alone. *on_progress* is called from time to time with how far the program is, *on_next_run* with what it runs again, unheard.
     *ranks*: how many GPUs train together, and which rank is run; the others need not be there. *sent*: a folder for the objects that
     one rank sends another, in rehearsals of their own. *is_heard*: the program's output goes anywhere. *shown*: other contents of
-    files, which the program finds in their place. *said*: a file for what it says.
+    files, which the program finds in their place. *said*: a file for what it says. *habits*: what is
+    asked for of the program's (`habits.py`).
 
     Raises NothingSeenError for a program that did not use the GPU, or ended before it could report; UsageError for one that is not there or
     takes longer; MissingError when this machine cannot rehearse it.
@@ -85,6 +87,7 @@ def rehearse_script(
         is_heard=is_heard,
         shown=shown,
         said=said,
+        habits=habits,
     )
     asked = asked._replace(nccl_bytes=_nccl_buffers([Communicator(ranks.size)], asked).expected_bytes)
     with ProgramRuns(asked) as runs:

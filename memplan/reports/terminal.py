@@ -17,6 +17,7 @@ from rich.text import Text
 
 from memplan.analysis.curves import Curve
 from memplan.analysis.dataset_memory import DatasetMemory
+from memplan.analysis.doctor import Diagnosed
 from memplan.analysis.profile import Profile
 from memplan.analysis.would_fit import WouldFit
 from memplan.execution.rehearsal import Rehearsal
@@ -24,6 +25,7 @@ from memplan.hardware.gpu import GpuSpec
 from memplan.planner.plan import Plan
 from memplan.reports.curve_view import view_curve
 from memplan.reports.dataset_view import view_dataset
+from memplan.reports.doctor_view import view_diagnosis
 from memplan.reports.plan_view import view_plan
 from memplan.reports.profile_view import view_profile
 from memplan.reports.rehearsal_view import view_rehearsal
@@ -160,6 +162,18 @@ def print_dataset(memory: DatasetMemory, *, beside: str, stream: TextIO | None =
     console.print(_facts(view.facts))
     console.print()
     console.print(_table(view.columns, view.rows))
+
+
+def print_diagnosis(
+    findings: Sequence[Diagnosed], gpu: GpuSpec, *, source: str, num_steps: int | None, stream: TextIO | None = None
+) -> None:
+    """Print the *findings* of *source* on *gpu*, each with what was seen, the change, and what that saves."""
+    console, view = _console(stream), view_diagnosis(findings, gpu, source=source, num_steps=num_steps)
+    console.print(Text(view.headline, style="bold green" if not findings else "bold red"))
+    for finding in view.findings:
+        console.print()
+        console.print(Text(finding.title, style="bold"))
+        console.print(Padding(_facts(finding.facts), (0, 0, 0, 2)))
 
 
 def _facts(facts: Iterable[tuple[str, str]]) -> Table:

@@ -25,6 +25,10 @@ EXPANDABLE = "expandable_segments:True"
 LEAST_STEPS = 2
 """In so many steps a line has to do a thing to do it in the loop; the first may be one-time work."""
 
+IN_LOOP, IN_EACH_STEP = 0.5, 0.9
+"""In more than this share of the steps: what is done once in an epoch of two steps is not in the loop. Logging in every other step is no
+habit, and reading a loss in each one is."""
+
 FIXED_SHAPES = 2
 """What one convolution gets where shapes are fixed: that of a full batch, and that of the last one of an epoch."""
 
@@ -284,15 +288,15 @@ def _channels_last(evidence: Evidence) -> Iterator[Suspicion]:
 # calls in the loop
 
 
-def _of_kind(evidence: Evidence, kind: HabitKind, *, is_in_loop: bool = True) -> list[Habit]:
-    """Return the lines that do it; *is_in_loop*: in two steps at least, and in half of all."""
+def _of_kind(evidence: Evidence, kind: HabitKind, *, share: float = IN_LOOP) -> list[Habit]:
+    """Return the lines that do it in more than that *share* of the steps, and in two at least; 0: at all."""
     habits = evidence.habits
     found = [habit for habit in habits.found if habit.kind == kind] if habits is not None else []
-    return [habit for habit in found if not is_in_loop or habit.num_steps >= max(LEAST_STEPS, evidence.num_steps / 2)]
+    return [habit for habit in found if not share or habit.num_steps > max(LEAST_STEPS - 1, share * evidence.num_steps)]
 
 
 def _seen_in(habit: Habit, evidence: Evidence) -> str:
-    return f"{_times(habit.count)}, in {habit.num_steps} of {evidence.num_steps} steps"
+    return f"{_times(habit.count)}, in {min(habit.num_steps, evidence.num_steps)} of {evidence.num_steps} steps"
 
 
 def _times(count: int) -> str:
@@ -311,7 +315,7 @@ def _empty_cache(evidence: Evidence) -> Iterator[Suspicion]:
 
 
 def _reads(evidence: Evidence) -> Iterator[Suspicion]:
-    for habit in _of_kind(evidence, "read"):
+    for habit in _of_kind(evidence, "read", share=IN_EACH_STEP):
         yield Suspicion(
             "item-in-loop",
             f"`{habit.text}` read a value from the GPU {_seen_in(habit, evidence)}: each read waits until the GPU is done",
@@ -332,7 +336,7 @@ def _set_to_none(evidence: Evidence) -> Iterator[Suspicion]:
 
 
 def _clipping(evidence: Evidence) -> Iterator[Suspicion]:
-    for habit in _of_kind(evidence, "clipped_before_unscale", is_in_loop=False):
+    for habit in _of_kind(evidence, "clipped_before_unscale", share=0):
         yield Suspicion(
             "clip-before-unscale",
             f"`{habit.text}` clipped gradients that a GradScaler had scaled, {_seen_in(habit, evidence)}: the limit is off by the scale",
@@ -356,7 +360,7 @@ def _pinning(evidence: Evidence) -> Iterator[Suspicion]:
 
 
 def _evaluation(evidence: Evidence) -> Iterator[Suspicion]:
-    for habit in _of_kind(evidence, "evaluation_with_gradient", is_in_loop=False):
+    for habit in _of_kind(evidence, "evaluation_with_gradient", share=0):
         yield Suspicion(
             "evaluation-with-gradient",
             f"`{habit.text}` ran {_times(habit.count)} in eval mode with gradients on, and no backward followed: its activations were kept",
@@ -397,7 +401,7 @@ def _accumulation(evidence: Evidence) -> Iterator[Suspicion]:
         return
     usual = max(habits.backwards_per_step, key=lambda each: each[1])[0]
     change = "step with what is left at the end of an epoch, with the loss divided by as many micro-batches as there are"
-    for habit in _of_kind(evidence, "dropped_gradients", is_in_loop=False):
+    for habit in _of_kind(evidence, "dropped_gradients", share=0):
         seen = f"`{habit.text}` cleared gradients {_times(habit.count)} that no optimizer step had used"
         yield Suspicion("dropped-accumulation", f"{seen}; {usual} backward passes make a step", change, habit.place)
     left, is_whole = habits.num_backwards_left, evidence.rehearsal is not None and not evidence.rehearsal.was_cut

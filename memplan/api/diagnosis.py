@@ -210,13 +210,17 @@ def _of_program(
         has_allocator_settings=bool(program.training.allocator_settings),
     )
 
+    known: dict[ProgramChange, _Effect | None] = {}
+
     def effect(trial: Trial) -> _Effect | None:
         if isinstance(trial, AllocatorChange):
             return _effect_of_settings(seen, trial.settings)
         if not isinstance(trial, ProgramChange):
             return None
-        on_run(f"what the change would save ({trial.name.replace('_', ' ')})")
-        return runs.effect(seen, trial)
+        if trial not in known:  # several lines may have one habit
+            on_run(f"what the change would save ({trial.name.replace('_', ' ')})")
+            known[trial] = runs.effect(seen, trial)
+        return known[trial]
 
     found = _found(suspect(evidence), effect if with_effects else lambda _: None)
     notes = [f"the program failed: {seen.failure.message}; findings are of what ran until then"] if seen.failure is not None else []

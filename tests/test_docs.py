@@ -185,7 +185,7 @@ def test_links_lead_somewhere(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "command", ["", "check", "compare", "dataset", "doctor", "explain-config", "gpus", "init", "rehearse", "replay", "undo"]
+    "command", ["", "check", "compare", "dataset", "doctor", "explain-config", "gpus", "init", "loader", "rehearse", "replay", "undo"]
 )
 def test_every_help_has_examples(command: str) -> None:
     """--help of every command shows how it is used, and every example names options that exist."""

@@ -10,6 +10,7 @@ from memplan.analysis.checking import Check
 from memplan.analysis.comparison import ComparedGpu
 from memplan.analysis.dataset_memory import DatasetMemory
 from memplan.analysis.doctor import Diagnosed
+from memplan.analysis.loading import Host, LoaderAdvice
 from memplan.analysis.would_fit import WouldFit
 from memplan.edits.drift import Drifted
 from memplan.errors import NothingSeenError
@@ -61,3 +62,9 @@ def diagnosis_as_json(
     told = {"schema_version": 1, "source": source, "gpu_name": gpu.name, "num_steps": num_steps}
     found = [finding.model_dump(mode="json") for finding in findings]
     return json.dumps({**told, "findings": found, "diff": diff, "notes": list(notes)}, indent=2)
+
+
+def loader_as_json(advice: LoaderAdvice, host: Host, *, diff: str | None, notes: Sequence[str]) -> str:
+    """Return the settings of a DataLoader on *host* as one JSON object; `diff` is null where nothing was to be written."""
+    told = {"schema_version": 1, "host": host.model_dump(mode="json"), **advice.model_dump(mode="json")}
+    return json.dumps(told | {"diff": diff, "notes": list(notes)}, indent=2)

@@ -1,5 +1,5 @@
 """
-`memplan doctor`: the evidence is gathered here, judged by `analysis/doctor.py`, and the effect of each change rehearsed here.
+`memplan doctor`: the evidence is gathered here, judged by `analysis/doctor_checks.py`, and the effect of each change rehearsed here.
 
 A configuration is read and its step estimated; the user's own program is run once with its habits recorded, and once more for each change
 whose effect on memory a rehearsal can show.
@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from memplan.allocator.config import read_settings
 from memplan.allocator.replay import replay
 from memplan.allocator.simulator import CachingAllocator, Card
-from memplan.analysis.doctor import (
+from memplan.analysis.doctor_checks import (
     AllocatorChange,
     Diagnosed,
     Evidence,
@@ -36,7 +36,7 @@ from memplan.edits.yaml_file import YamlFile
 from memplan.errors import EditRefusedError, MemplanError, NothingSeenError, NotRehearsedError, UsageError
 from memplan.estimators.base import Estimator, ReplayingEstimator
 from memplan.estimators.registry import OnRehearsal
-from memplan.execution.habits import request
+from memplan.execution.program_habits import request
 from memplan.execution.ranks import Ranks
 from memplan.execution.read_answers import read_answers
 from memplan.execution.rehearsal import Rehearsal

@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
-from memplan.analysis.loading import Host, LoaderAdvice, LoaderSetting, Measured
+from memplan.analysis.loader_settings import Host, LoaderAdvice, LoaderSetting, Measured
 from memplan.edits.apply import FileChange, prepare
 from memplan.edits.apply import apply as apply_changes
 from memplan.edits.edit import Edit, EditValue, as_text
@@ -77,9 +77,9 @@ def waits_for_data(log: Path) -> str:
                 if gpu["utilization_percent"] is not None:
                     by_gpu.setdefault(gpu["number"], []).append(gpu["utilization_percent"])
     except OSError as error:
-        raise UsageError(f"{log}: {reason_of(error)}", hint="name a log of `memplan monitor --log FILE.jsonl`") from error
+        raise UsageError(f"{log}: {reason_of(error)}", hint="name a log that a monitor wrote, as run.jsonl") from error
     except (ValueError, LookupError, TypeError) as error:
-        raise UsageError(f"{log} is not a log of `memplan monitor`", hint="write one with `memplan monitor --log FILE.jsonl`") from error
+        raise UsageError(f"{log} is not a log of `memplan monitor`", hint="let a monitor write one while the training runs") from error
     if not by_gpu:
         raise UsageError(f"{log} says nothing of how busy a GPU was", hint="log on the machine that trains, while it does")
     busy = max(median(values) for values in by_gpu.values())

@@ -12,7 +12,7 @@ from memplan.cli.typed_options import in_options
 from memplan.errors import UsageError
 
 if TYPE_CHECKING:
-    from memplan.analysis.loading import Host, LoaderAdvice
+    from memplan.analysis.loader_settings import Host, LoaderAdvice
     from memplan.api.loading import Configured
     from memplan.edits.apply import FileChange
     from memplan.layouts.registry import Located
@@ -67,7 +67,7 @@ def loader(
     code. Without one the settings are by rule. What workers and pinned batches take is held against the host's free memory and /dev/shm.
     Values that a configuration has are never overridden unless --override asks for it.
     """
-    from memplan.analysis.loading import advise_loading
+    from memplan.analysis.loader_settings import advise_loading
     from memplan.api.loading import batch_size_in, configured, located_at, measured, this_host, waits_for_data
 
     writes = applies or dry_run

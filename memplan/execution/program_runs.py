@@ -28,8 +28,8 @@ from memplan.errors import NothingSeenError, UsageError
 from memplan.execution.command import Command, program_of
 from memplan.execution.device_log import read_device_log
 from memplan.execution.findings import MISSING_WEIGHTS
-from memplan.execution.habits import HABITS
 from memplan.execution.held_back import Writes
+from memplan.execution.program_habits import HABITS
 from memplan.execution.program_process import NotEndedError, ProgramProcess, ended_after, wait_for
 from memplan.execution.ranks import ONE_RANK, Ranks
 from memplan.execution.run_record import RunRecord, read_record
@@ -119,7 +119,7 @@ class Asked(NamedTuple):
     said: Path | None = None
     """A file for what the program says; None: it goes where this process's output does."""
     habits: str | None = None
-    """What is asked for of the program's habits (`habits.py`); None: nothing."""
+    """What is asked for of the program's habits (`program_habits.py`); None: nothing."""
     nccl_bytes: int = 0
     """What NCCL is expected to take of the GPU for the group of all ranks, which no allocator can have."""
 

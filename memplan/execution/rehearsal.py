@@ -5,7 +5,7 @@ from typing import Literal
 from pydantic import Field, InstanceOf, NonNegativeInt, PositiveInt, computed_field
 
 from memplan.description import Description
-from memplan.execution.habits import Habits
+from memplan.execution.program_habits import Habits
 from memplan.memory.estimate import MemoryEstimate, MemoryRange
 from memplan.traces.read_basis import Basis
 from memplan.traces.trace import MemoryTrace

@@ -58,7 +58,7 @@ def rehearse_script(
     *ranks*: how many GPUs train together, and which rank is run; the others need not be there. *sent*: a folder for the objects that
     one rank sends another, in rehearsals of their own. *is_heard*: the program's output goes anywhere. *shown*: other contents of
     files, which the program finds in their place. *said*: a file for what it says. *habits*: what is
-    asked for of the program's (`habits.py`).
+    asked for of the program's (`program_habits.py`).
 
     Raises NothingSeenError for a program that did not use the GPU, or ended before it could report; UsageError for one that is not there or
     takes longer; MissingError when this machine cannot rehearse it.

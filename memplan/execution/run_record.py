@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 from pydantic import Field, NonNegativeInt, ValidationError
 
 from memplan.description import Description
-from memplan.execution.habits import Habits
+from memplan.execution.program_habits import Habits
 from memplan.execution.rehearsal import DeviceRead, StepPeaks
 from memplan.traces.trace import CountedMark, EventColumns, MemoryTrace, Note, make_trace
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from memplan.analysis.doctor import Diagnosed
+from memplan.analysis.doctor_checks import Diagnosed
 from memplan.execution.findings import shown_place
 from memplan.hardware.gpu import GpuSpec
 from memplan.units import format_bytes
@@ -40,7 +40,7 @@ def _view(finding: Diagnosed) -> FindingView:
 
 def _facts(finding: Diagnosed) -> Iterator[tuple[str, str]]:
     yield "seen", finding.evidence
-    yield "change", finding.change + (" (written by --apply)" if finding.is_written_by_apply else "")
+    yield "change", finding.change + (" (a value of the configuration)" if finding.is_written_by_apply else "")
     if finding.saving_bytes is not None:
         yield "memory", f"{_effect(finding.saving_bytes)}, {finding.saving_method}"
 

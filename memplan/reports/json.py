@@ -9,8 +9,8 @@ from typing import Any
 from memplan.analysis.checking import Check
 from memplan.analysis.comparison import ComparedGpu
 from memplan.analysis.dataset_memory import DatasetMemory
-from memplan.analysis.doctor import Diagnosed
-from memplan.analysis.loading import Host, LoaderAdvice
+from memplan.analysis.doctor_checks import Diagnosed
+from memplan.analysis.loader_settings import Host, LoaderAdvice
 from memplan.analysis.would_fit import WouldFit
 from memplan.edits.drift import Drifted
 from memplan.errors import NothingSeenError

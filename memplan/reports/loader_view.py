@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from memplan.analysis.loading import Host, LoaderAdvice
+from memplan.analysis.loader_settings import Host, LoaderAdvice
 from memplan.units import format_bytes
 
 

@@ -17,8 +17,8 @@ from rich.text import Text
 
 from memplan.analysis.curves import Curve
 from memplan.analysis.dataset_memory import DatasetMemory
-from memplan.analysis.doctor import Diagnosed
-from memplan.analysis.loading import Host, LoaderAdvice
+from memplan.analysis.doctor_checks import Diagnosed
+from memplan.analysis.loader_settings import Host, LoaderAdvice
 from memplan.analysis.profile import Profile
 from memplan.analysis.would_fit import WouldFit
 from memplan.execution.rehearsal import Rehearsal

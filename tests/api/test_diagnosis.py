@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from memplan.analysis.doctor import Diagnosed
+from memplan.analysis.doctor_checks import Diagnosed
 from memplan.api.configuration import Configuration, function_configuration, read_configuration
 from memplan.api.diagnosis import changes_of, diagnose
 from memplan.errors import NotRehearsedError

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from memplan.analysis.doctor import Evidence, Suspicion, WorkloadChange, suspect
-from memplan.execution.habits import request
+from memplan.analysis.doctor_checks import Evidence, Suspicion, WorkloadChange, suspect
+from memplan.execution.program_habits import request
 from memplan.execution.rehearsal import Rehearsal
 from memplan.execution.rehearse import Rehearser
 from memplan.execution.step_source import step_source_from

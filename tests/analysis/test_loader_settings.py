@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from memplan.analysis.loading import Host, LoaderAdvice, LoaderRate, Measured, advise_loading
+from memplan.analysis.loader_settings import Host, LoaderAdvice, LoaderRate, Measured, advise_loading
 
 GIB, MIB = 2**30, 2**20
 

@@ -1,4 +1,4 @@
-"""What a program does in its steps, as `child/habits.py` writes it: checked and typed here, judged by `analysis/doctor.py`."""
+"""What a program does in its steps, as `child/habits.py` writes it: checked and typed here, judged by `analysis/doctor_checks.py`."""
 
 from __future__ import annotations
 

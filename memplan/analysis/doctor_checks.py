@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 from memplan.analysis.levers import in_training_mode
 from memplan.description import Description
 from memplan.execution.findings import shown_place
-from memplan.execution.habits import Change, Habit, HabitKind, Habits
+from memplan.execution.program_habits import Change, Habit, HabitKind, Habits
 from memplan.execution.rehearsal import Rehearsal
 from memplan.hardware.gpu import GpuSpec
 from memplan.workload.model import encoder_of
@@ -103,7 +103,7 @@ class Diagnosed(Description):
     """How that was found out."""
 
     is_written_by_apply: bool = False
-    """It is a value that a key of the configuration has: --apply writes it."""
+    """It is a value that a key of the configuration has, and can be written there."""
 
 
 class Written(NamedTuple):

@@ -17,6 +17,7 @@ from memplan.execution.findings import shown_place
 from memplan.execution.program_habits import Change, Habit, HabitKind, Habits
 from memplan.execution.rehearsal import Rehearsal
 from memplan.hardware.gpu import GpuSpec
+from memplan.hardware.precisions import BF16_FROM, FP16_FROM, TF32_FROM
 from memplan.workload.model import encoder_of
 from memplan.workload.workload import Workload
 
@@ -37,10 +38,6 @@ VARYING_SHAPES = 4
 
 LEAST_RECOMPILATIONS = 2
 """With the first one PyTorch takes the dimension that changed for dynamic, and compiles no more for it."""
-
-_FP16_FROM, _BF16_FROM = (7, 0), (8, 0)
-"""Compute capability from which tensor cores multiply the type: Volta's fp16 ones, Ampere's bf16 and TF32 ones (CUDA C++ programming guide,
-features by compute capability)."""
 
 
 class ProgramChange(NamedTuple):
@@ -174,12 +171,12 @@ def _configured_precision(evidence: Evidence) -> Iterator[Suspicion]:
 
 
 def _better_precision(evidence: Evidence, precision: str) -> str | None:
-    if precision.startswith("bf16") and evidence.lacks(_BF16_FROM):
-        return "fp16-mixed" if evidence.supports(_FP16_FROM) else None
-    if precision == "fp16-mixed" and evidence.supports(_BF16_FROM):
+    if precision.startswith("bf16") and evidence.lacks(BF16_FROM):
+        return "fp16-mixed" if evidence.supports(FP16_FROM) else None
+    if precision == "fp16-mixed" and evidence.supports(BF16_FROM):
         return "bf16-mixed"
-    if precision == "fp32" and evidence.supports(_FP16_FROM):
-        return "bf16-mixed" if evidence.supports(_BF16_FROM) else "fp16-mixed"
+    if precision == "fp32" and evidence.supports(FP16_FROM):
+        return "bf16-mixed" if evidence.supports(BF16_FROM) else "fp16-mixed"
     return None
 
 
@@ -190,7 +187,7 @@ def _why(evidence: Evidence, precision: str) -> str:
         return f"{gpu} has no bf16 units and emulates it"
     if precision.startswith("fp16"):
         return f"{gpu} computes in bf16 as fast, which needs no loss scaling"
-    return f"{gpu} has tensor cores for {'bf16' if evidence.supports(_BF16_FROM) else 'fp16'}, and none is used"
+    return f"{gpu} has tensor cores for {'bf16' if evidence.supports(BF16_FROM) else 'fp16'}, and none is used"
 
 
 def _program_precision(evidence: Evidence) -> Iterator[Suspicion]:
@@ -218,7 +215,7 @@ def _trains_in_fp32(habits: Habits) -> bool:
 
 def _tf32(evidence: Evidence) -> Iterator[Suspicion]:
     habits = evidence.habits
-    if habits is None or not evidence.supports(_BF16_FROM) or habits.autocasts or not habits.optimizers or not _trains_in_fp32(habits):
+    if habits is None or not evidence.supports(TF32_FROM) or habits.autocasts or not habits.optimizers or not _trains_in_fp32(habits):
         return
     if habits.settings.matmul_precision == "highest":
         yield Suspicion(
@@ -277,7 +274,7 @@ def _channels_last(evidence: Evidence) -> Iterator[Suspicion]:
     habits = evidence.habits
     planes = [each for each in habits.convolutions if each.kind == "Conv2d"] if habits is not None else []
     count, half = sum(each.count for each in planes), sum(each.num_half for each in planes)
-    if count and half == count and not any(each.num_channels_last for each in planes) and evidence.supports(_FP16_FROM):
+    if count and half == count and not any(each.num_channels_last for each in planes) and evidence.supports(FP16_FROM):
         yield Suspicion(
             "channels-last",
             f"{len(planes)} Conv2d ran {count} times in half precision, and each got NCHW tensors: cuDNN's tensor-core kernels take NHWC",

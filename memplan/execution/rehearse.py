@@ -32,7 +32,7 @@ class Rehearser(Closing):
     Rehearses one program, as often as asked. To be closed, or used in a `with`.
 
     What the program writes is held back, and found again by its next rehearsal, unless *allow_writes*. *skip_weights*: pretrained
-    models are built without reading their weights, which need not be there. *habits*: what is asked for of the program's (`program_habits.py`).
+    models are built without reading their weights, which need not be there. *habits*: what is asked for (`program_habits.py`).
     """
 
     def __init__(self, source: StepSource, *, allow_writes: bool = False, skip_weights: bool = False, habits: str | None = None) -> None:

@@ -178,6 +178,11 @@ def print_diagnosis(
         console.print(Padding(_facts(finding.facts), (0, 0, 0, 2)))
 
 
+def print_facts(facts: Iterable[tuple[str, str]], *, stream: TextIO | None = None) -> None:
+    """Print names with what is said of each."""
+    _console(stream).print(Padding(_facts(facts), (0, 0, 0, 2)))
+
+
 def print_loader(advice: LoaderAdvice, host: Host, *, stream: TextIO | None = None) -> None:
     """Print the settings of a DataLoader on *host*, each with its reason, and what was measured."""
     console, view = _console(stream), view_loader(advice, host)

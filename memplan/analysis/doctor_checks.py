@@ -30,6 +30,9 @@ IN_LOOP, IN_EACH_STEP = 0.5, 0.9
 """In more than this share of the steps: what is done once in an epoch of two steps is not in the loop. Logging in every other step is no
 habit, and reading a loss in each one is."""
 
+LEAST_PARAMETERS = 1_000_000
+"""From which the type of the weights is judged: a step of fewer is mostly the launching of kernels, whatever they compute in."""
+
 FIXED_SHAPES = 2
 """What one convolution gets where shapes are fixed: that of a full batch, and that of the last one of an epoch."""
 
@@ -205,12 +208,14 @@ def _program_precision(evidence: Evidence) -> Iterator[Suspicion]:
         if better is not None:
             dtype = "bfloat16" if better.startswith("bf16") else "float16"
             scaler = "" if better.startswith("bf16") else ", with a torch.amp.GradScaler"
-            seen = f"all weights are fp32, and none of {evidence.num_steps} steps used autocast; {_why(evidence, 'fp32')}"
+            seen = f"all weights are fp32, and none of {_steps(evidence)} used autocast; {_why(evidence, 'fp32')}"
             yield Suspicion("precision", seen, f'run the forward under torch.autocast("cuda", dtype=torch.{dtype}){scaler}')
 
 
 def _trains_in_fp32(habits: Habits) -> bool:
-    return all(set(used.num_parameters) == {"float32"} for used in habits.optimizers)
+    """Say whether all weights that are trained are fp32, and enough of them for their type to matter."""
+    are_all = all(set(used.num_parameters) == {"float32"} for used in habits.optimizers)
+    return are_all and sum(sum(used.num_parameters.values()) for used in habits.optimizers) >= LEAST_PARAMETERS
 
 
 def _tf32(evidence: Evidence) -> Iterator[Suspicion]:
@@ -220,7 +225,7 @@ def _tf32(evidence: Evidence) -> Iterator[Suspicion]:
     if habits.settings.matmul_precision == "highest":
         yield Suspicion(
             "tf32",
-            f'torch.get_float32_matmul_precision() is "highest", and {evidence.num_steps} steps multiplied in fp32 on a GPU with TF32',
+            f'torch.get_float32_matmul_precision() is "highest", and {_steps(evidence)} multiplied in fp32 on a GPU with TF32',
             'call torch.set_float32_matmul_precision("high") where the program begins',
         )
 
@@ -232,7 +237,7 @@ def _gradient_scaling(evidence: Evidence) -> Iterator[Suspicion]:
     if "float16" in habits.autocasts and not habits.has_scaled and _trains_in_fp32(habits):
         yield Suspicion(
             "gradient-scaler",
-            f"autocast runs in fp16, and no loss was scaled in {evidence.num_steps} steps: small gradients become zero",
+            f"autocast runs in fp16, and no loss was scaled in {_steps(evidence)}: small gradients become zero",
             "scale the loss with torch.amp.GradScaler, or autocast in bf16",
             habits.autocasts["float16"] or None,
         )
@@ -253,7 +258,7 @@ def _cudnn_benchmark(evidence: Evidence) -> Iterator[Suspicion]:
     if habits is None or not habits.convolutions:
         return
     most = max(len(each.shapes) for each in habits.convolutions)
-    seen = f"{len(habits.convolutions)} convolutions ran in {evidence.num_steps} steps"
+    seen = f"{len(habits.convolutions)} convolutions ran in {_steps(evidence)}"
     settings = habits.settings
     if settings.cudnn_benchmark and most >= VARYING_SHAPES:
         yield Suspicion(
@@ -293,7 +298,11 @@ def _of_kind(evidence: Evidence, kind: HabitKind, *, share: float = IN_LOOP) -> 
 
 
 def _seen_in(habit: Habit, evidence: Evidence) -> str:
-    return f"{_times(habit.count)}, in {min(habit.num_steps, evidence.num_steps)} of {evidence.num_steps} steps"
+    return f"{_times(habit.count)}, in {min(habit.num_steps, evidence.num_steps)} of {_steps(evidence)}"
+
+
+def _steps(evidence: Evidence) -> str:
+    return f"{evidence.num_steps} step{'' if evidence.num_steps == 1 else 's'}"
 
 
 def _times(count: int) -> str:
@@ -316,7 +325,7 @@ def _reads(evidence: Evidence) -> Iterator[Suspicion]:
         yield Suspicion(
             "item-in-loop",
             f"`{habit.text}` read a value from the GPU {_seen_in(habit, evidence)}: each read waits until the GPU is done",
-            "keep the tensor (`.detach()`), and read it every so many steps",
+            "keep the tensor (`.detach()`), and read or check it every so many steps",
             habit.place,
         )
 
@@ -397,6 +406,8 @@ def _accumulation(evidence: Evidence) -> Iterator[Suspicion]:
     if habits is None or not habits.backwards_per_step or len(habits.optimizers) != 1:
         return
     usual = max(habits.backwards_per_step, key=lambda each: each[1])[0]
+    if usual < 2:
+        return
     change = "step with what is left at the end of an epoch, with the loss divided by as many micro-batches as there are"
     for habit in _of_kind(evidence, "dropped_gradients", share=0):
         seen = f"`{habit.text}` cleared gradients {_times(habit.count)} that no optimizer step had used"

@@ -18,7 +18,7 @@ from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
 import torch
-from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
+from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.data import DataLoader
 
 from memplan.child.batches import tensors_in
@@ -56,7 +56,7 @@ class Habits:
         """Those that are in use: whether they have scaled a loss since their last update."""
         self._has_scaled = False
         self._optimizers: dict[int, dict[str, Any]] = {}
-        self._stepped_at = 0
+        self._stepped_at, self._is_stepping = 0, False
         self._backwards_per_step: Counter[int] = Counter()
         self._evaluated: dict[int, str] = {}
         """The place of each forward in eval mode that autograd followed, as long as no gradient came back."""
@@ -150,13 +150,11 @@ class Habits:
 
     def _entered_autocast(self, context: Any) -> None:
         if self._step() and context._enabled and context.device == "cuda":
-            frame = program_frame(frames_from(sys._getframe()))
-            self._autocasts.setdefault(str(context.fast_dtype).removeprefix("torch."), named(frame) if frame is not None else "")
+            self._autocasts.setdefault(str(context.fast_dtype).removeprefix("torch."), _users_place())
 
     def _iterates(self, loader: Any) -> None:
-        frame = program_frame(frames_from(sys._getframe()))
         known = self._loaders.setdefault(id(loader), {
-            "place": named(frame) if frame is not None else "",
+            "place": _users_place(),
             "batch_size": loader.batch_size or getattr(loader.batch_sampler, "batch_size", None),
             "pin_memory": bool(loader.pin_memory),
             "num_workers": loader.num_workers,
@@ -220,6 +218,7 @@ class Habits:
         setattr(Optimizer, "zero_grad", zero_grad)  # noqa: B010  (a method, as mypy sees it)
         setattr(Optimizer, "__init__", built)  # noqa: B010
         register_optimizer_step_pre_hook(not_compiled(self._will_step))
+        register_optimizer_step_post_hook(not_compiled(self._stepped))
 
     def _zeroed(self, optimizer: Any, set_to_none: bool) -> None:
         if not self._step():
@@ -227,16 +226,23 @@ class Habits:
         if not set_to_none:
             self._note("zeroed_in_place")
         left = self._num_backwards() - self._stepped_at
-        if left and len(self._optimizers) == 1 and id(optimizer) in self._optimizers:
+        if left and not self._is_stepping and len(self._optimizers) == 1 and id(optimizer) in self._optimizers:
             self._note("dropped_gradients")
             self._stepped_at += left
 
     def _will_step(self, optimizer: Any, arguments: Any, keywords: Any) -> None:
         del arguments, keywords
+        self._is_stepping = True
         self._backwards_per_step[self._num_backwards() - self._stepped_at] += 1
         self._stepped_at = self._num_backwards()
         if id(optimizer) not in self._optimizers:
             self._optimizers[id(optimizer)] = _described(optimizer)
+
+    def _stepped(self, optimizer: Any, arguments: Any, keywords: Any) -> None:
+        """Note that a step has ended: backwards within it are those of a closure."""
+        del optimizer, arguments, keywords
+        self._is_stepping = False
+        self._stepped_at = self._num_backwards()
 
     # evaluation
 
@@ -304,6 +310,12 @@ def _set_everywhere(module: Any, name: str, function: Callable[..., Any]) -> Non
     """Give *module* the *function* too, which it has from another one."""
     if hasattr(module, name):
         setattr(module, name, function)
+
+
+def _users_place() -> str:
+    """Return the line of the user's own that is at it, through whichever packages; an empty text where there is none."""
+    frames = (program_frame([frame]) for frame in frames_from(sys._getframe()))
+    return next((named(frame) for frame in frames if frame is not None and not _is_installed(frame.f_code.co_filename)), "")
 
 
 def _is_installed(filename: str) -> bool:

@@ -19,7 +19,7 @@ from tests.conftest import RehearserOf
 
 STEPS = Path(__file__).parents[1] / "child" / "habits_steps.py"
 
-CLEAN = ["clean", "clean_evaluation", "clean_images", "clean_compiled", "read_seldom"]
+CLEAN = ["clean", "clean_evaluation", "clean_images", "clean_compiled", "clean_closure", "clean_small", "read_seldom"]
 
 Seen = Callable[..., Rehearsal]
 Found = Callable[..., list[Suspicion]]

@@ -146,7 +146,7 @@ def clipped_scaled(device, batch, width=256):
     return step
 
 
-def unscaled_fp16(device, batch, width=256):
+def unscaled_fp16(device, batch, width=1024):
     """Autocast in fp16 without a scaler."""
     model = network(device, width)
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
@@ -177,7 +177,7 @@ def scaled_bf16(device, batch, width=256):
     return step
 
 
-def plain_fp32(device, batch, width=256):
+def plain_fp32(device, batch, width=1024):
     """Neither autocast nor TF32."""
     model = network(device, width)
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
@@ -264,3 +264,23 @@ def clean_compiled(device, batch, width=64):
         optimizer.zero_grad()
 
     return step
+
+
+def clean_closure(device, batch, width=64):
+    """L-BFGS: backwards, and cleared gradients, within a step."""
+    model = network(device, width)
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=4)
+    rows = torch.randn(batch, width, device=device)
+
+    def closure():
+        optimizer.zero_grad()
+        loss = model(rows).square().mean()
+        loss.backward()
+        return loss
+
+    return lambda: optimizer.step(closure)
+
+
+def clean_small(device, batch):
+    """Few weights in fp32: another type would bring nothing."""
+    return plain_fp32(device, batch, width=64)

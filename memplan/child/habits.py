@@ -14,6 +14,7 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -34,6 +35,7 @@ MOST_SHAPES = 64
 
 _READS = ("item", "tolist", "__float__", "__int__", "__bool__")
 _INSTALLED = ("/site-packages/", "/dist-packages/")
+_STDLIB = str(Path(os.__file__).parent) + os.sep
 _is_compiling: Callable[[], bool] = getattr(torch.compiler, "is_compiling", lambda: False)  # from 2.3 on
 
 
@@ -319,7 +321,8 @@ def _users_place() -> str:
 
 
 def _is_installed(filename: str) -> bool:
-    return any(part in filename for part in _INSTALLED)
+    """Say whether a source file is an installed package's or Python's own."""
+    return filename.startswith(_STDLIB) or any(part in filename for part in _INSTALLED)
 
 
 def _is_cuda(device: Any) -> bool:

@@ -126,7 +126,8 @@ class Habits:
         frame = program_frame(frames_from(sys._getframe()))
         if frame is None or _is_installed(frame.f_code.co_filename):
             return
-        habit = self._found.setdefault((kind, named(frame)), {"text": line_of(frame), "count": 0, "steps": set()})
+        key = kind, named(frame)
+        habit = self._found.get(key) or self._found.setdefault(key, {"text": line_of(frame), "count": 0, "steps": set()})
         habit["count"] += 1
         habit["steps"].add(self._step())
 
@@ -152,7 +153,8 @@ class Habits:
 
     def _entered_autocast(self, context: Any) -> None:
         if self._step() and context._enabled and context.device == "cuda":
-            self._autocasts.setdefault(str(context.fast_dtype).removeprefix("torch."), _users_place())
+            dtype = str(context.fast_dtype).removeprefix("torch.")
+            self._autocasts[dtype] = self._autocasts.get(dtype) or _users_place()
 
     def _iterates(self, loader: Any) -> None:
         known = self._loaders.setdefault(id(loader), {
@@ -167,12 +169,13 @@ class Habits:
     def _convolves(self, module: Any, given: Any, *_: Any, **__: Any) -> None:
         if not self._step() or not given.is_cuda or not module.training:
             return
-        known = self._convolutions.setdefault(id(module), {
-            "kind": type(module).__name__, "shapes": set(), "count": 0, "num_half": 0, "num_channels_last": 0,
-        })  # fmt: skip
+        known = self._convolutions.get(id(module))
+        if known is None:
+            known = {"kind": type(module).__name__, "shapes": set(), "count": 0, "num_half": 0, "num_channels_last": 0}
+            self._convolutions[id(module)] = known
         known["count"] += 1
         known["num_half"] += module.weight.dtype != torch.float32 or torch.is_autocast_enabled()
-        if given.dim() == 4:
+        if given.dim() == 4 and known["num_channels_last"] == 0:  # one is enough to know that the program knows of it
             known["num_channels_last"] += any(each.is_contiguous(memory_format=torch.channels_last) for each in (given, module.weight))
         if len(known["shapes"]) < MOST_SHAPES:
             known["shapes"].add(tuple(given.shape))

@@ -75,7 +75,7 @@ class Convolution(Description):
     """How often under mixed or half precision."""
 
     num_channels_last: NonNegativeInt
-    """How often in that memory format."""
+    """More than 0: it ran in that memory format."""
 
 
 class LoaderUse(Description):

@@ -86,3 +86,15 @@ def test_a_program_that_never_uses_the_gpu_is_an_error(tmp_path: Path) -> None:
 
     with pytest.raises(NotRehearsedError, match="never used the GPU"):
         diagnose(command_configuration([str(script)], is_planned=False), find_gpu("t4"))
+
+
+def test_a_value_that_several_keys_decide_is_told_and_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A recipe's `bf16: true` on a T4: it and `fp16` make the precision together, and a layout's rule is only read."""
+    monkeypatch.chdir(Path(__file__).parents[1] / "trees" / "recipes")
+
+    found = diagnose(read_configuration(Path("sft.yaml")), find_gpu("t4"), with_effects=False)
+
+    (finding,) = found.findings
+    line = Path("sft.yaml").read_text(encoding="utf-8").splitlines().index("bf16: true") + 1
+    assert (finding.check, finding.place, finding.is_written_by_apply) == ("precision", f"sft.yaml:{line}", False)
+    assert changes_of(found) == []

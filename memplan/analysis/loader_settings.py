@@ -235,7 +235,7 @@ def _by_rate(measured: Measured, needed: float | None) -> _Workers:
     brings = f"{found.samples_per_second:,.0f} samples a second"
     if is_enough:
         return _Workers(found.num_workers, f"measured: the fewest that bring more than the step eats ({brings}, and {needed:,.0f})")
-    return _Workers(found.num_workers, f"measured: {brings} beside the step; the most with any number is {best:,.0f}")
+    return _Workers(found.num_workers, f"measured: {brings}; the most with any number is {best:,.0f}")
 
 
 def _prefetch(measured: Measured | None) -> tuple[int, str]:

@@ -208,7 +208,9 @@ def test_links_lead_somewhere(path: Path) -> None:
             assert heading in [re.sub(r"[^\w -]", "", each.lower()).replace(" ", "-") for each in headings], heading
 
 
-@pytest.mark.parametrize("command", ["", "check", "compare", "dataset", "explain-config", "gpus", "init", "rehearse", "replay", "undo"])
+@pytest.mark.parametrize(
+    "command", ["", "check", "compare", "dataset", "doctor", "explain-config", "gpus", "init", "loader", "rehearse", "replay", "undo"]
+)
 def test_every_help_has_examples(command: str) -> None:
     """--help of every command shows how it is used, and every example names options that exist."""
     result = subprocess.run([sys.executable, "-m", "memplan", *command.split(), "--help"], capture_output=True, text=True, check=True)

@@ -28,6 +28,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 from memplan.child.batches import Batches
 from memplan.child.compilers import Compilers
 from memplan.child.device_reads import Reads
+from memplan.child.habits import habits_asked_for
 from memplan.child.host_values import HostValues, Variant
 from memplan.child.not_compiled import not_compiled, not_followed
 from memplan.child.one_rank import world
@@ -101,6 +102,7 @@ class Recorder:
         self._free_at_first = 0
         self._num_devices, self._own_device = 1, 0
         self._moves = self._most_walked = 0
+        self._habits = habits_asked_for(lambda: self._step, lambda: self.num_backwards)
         self._buckets: list[tuple[int, int]] = []
         """Numbers of the allocations between which DDP's are."""
 
@@ -113,6 +115,8 @@ class Recorder:
         self._watch_weights()
         self.batches.attach()
         self.compilers.attach()
+        if self._habits is not None:
+            self._habits.attach()
         self._most_walked = int(os.environ.get("MEMPLAN_WORST_BATCH") or 0)
         if self._most_walked:
             self.batches.lead_with_largest(self._most_walked)
@@ -508,6 +512,7 @@ class Recorder:
             "chosen_by_time": self.compilers.chosen_by_time(),
             "batches": self.batches.seen,
             "num_backwards": self.num_backwards,
+            "habits": self._habits and self._habits.seen(),
             "num_walked_batches": self.batches.num_walked if self._most_walked else None,
             "checkpointing_off": sorted(self.checkpointing_off),
             "without_gradient": sorted(self.without_gradient),

@@ -18,10 +18,12 @@ from memplan import __version__
 from memplan.cli.check import check
 from memplan.cli.compare import compare
 from memplan.cli.dataset import dataset
+from memplan.cli.doctor import doctor
 from memplan.cli.explain_config import explain_config
 from memplan.cli.find_batch import find_batch
 from memplan.cli.gpus import gpus
 from memplan.cli.init import init
+from memplan.cli.loader import loader
 from memplan.cli.monitor import monitor
 from memplan.cli.plan import plan_command
 from memplan.cli.rehearse import rehearse
@@ -35,10 +37,12 @@ cli = plan_command
 cli.add_command(check)
 cli.add_command(compare)
 cli.add_command(dataset)
+cli.add_command(doctor)
 cli.add_command(explain_config)
 cli.add_command(find_batch)
 cli.add_command(gpus)
 cli.add_command(init)
+cli.add_command(loader)
 cli.add_command(monitor)
 cli.add_command(rehearse)
 cli.add_command(replay)

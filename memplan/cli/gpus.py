@@ -12,6 +12,7 @@ from memplan.errors import MissingError
 
 if TYPE_CHECKING:
     from memplan.hardware.catalog import CatalogGpu
+    from memplan.hardware.device_report import DeviceReport
     from memplan.hardware.gpu import GpuSpec
 
 EXAMPLES = """
@@ -19,14 +20,16 @@ EXAMPLES = """
 Examples:
   memplan gpus                  every GPU that --gpu takes, and those of this machine
   memplan gpus 24               GPUs whose name or size contains "24"
+  memplan gpus --verbose        all that the driver says of this machine's GPUs: precisions, clocks, ECC, MIG, P2P
   memplan gpus --format json    for a program
 """
 
 
 @click.command(epilog=EXAMPLES)
 @click.argument("filter_text", metavar="[TEXT]", default="")
+@click.option("--verbose", "-v", "is_verbose", is_flag=True, help="All that the driver says of this machine's GPUs.")
 @format_option
-def gpus(*, filter_text: str, output_format: str) -> int:
+def gpus(*, filter_text: str, is_verbose: bool, output_format: str) -> int:
     """List the GPUs that memplan knows, and those of this machine; with TEXT those whose name or size contains it."""
     from memplan.hardware.catalog import catalog_gpus
     from memplan.hardware.detect import detect_gpus
@@ -39,10 +42,35 @@ def gpus(*, filter_text: str, output_format: str) -> int:
     if output_format == "json":
         answer = {"schema_version": 1, "found": [card.model_dump(mode="json") for card in found], "not_found_because": reason or None}
         answer["pytorch"] = _pytorch()
+        if is_verbose:
+            answer["reports"] = [report.model_dump(mode="json") for report in _reports(found)]
         click.echo(json.dumps(answer | {"known": [_as_json(card) for card in known]}, indent=2))
         return 0
-    _print(known, found, reason)
+    if is_verbose:
+        _print_reports(_reports(found), reason)
+    else:
+        _print(known, found, reason)
     return 0
+
+
+def _reports(found: list[GpuSpec]) -> list[DeviceReport]:
+    from memplan.hardware.device_report import report_of
+
+    return [report_of(gpu) for gpu in found]
+
+
+def _print_reports(reports: list[DeviceReport], reason: str) -> None:
+    """Print what there is to say of each GPU of this machine, with the PyTorch that would train on it."""
+    from memplan.reports.terminal import print_facts
+
+    if not reports:
+        click.echo(f"Found on this machine: none ({reason}).", err=True)
+        return
+    torch = _pytorch()
+    brings = f"{torch['version']}, CUDA {torch['cuda_major']}, cuDNN {torch['cudnn']}" if torch else "none for CUDA in this Python"
+    for number, report in enumerate(reports):
+        click.echo(f"{'' if number == 0 else chr(10)}cuda:{number}  {report.name}\n")
+        print_facts((*report.facts, ("PyTorch", brings)))
 
 
 def _pytorch() -> dict[str, Any] | None:

@@ -131,9 +131,7 @@ def _batch_shapes(record: RunRecord) -> Iterator[Finding]:
     """Tell of batches that are not all alike: the largest of an epoch decides, and it may not have been among them."""
     if record.num_walked_batches:
         return
-    following = [*(batch.num_backwards for batch in record.batches[1:]), record.num_backwards]
-    is_trained = [not record.num_backwards or then > batch.num_backwards for batch, then in zip(record.batches, following, strict=False)]
-    trained = [batch for batch, followed in zip(record.batches, is_trained, strict=False) if followed]  # the others are evaluated
+    trained = trained_batches(record)
     if len({batch.shapes for batch in trained}) > 1 and len({batch.num_elements for batch in trained}) > 1:
         smallest, largest = (pick(trained, key=lambda batch: batch.num_elements) for pick in (min, max))
         if len({batch.shapes for batch in trained}) == 2 and trained[0].shapes == largest.shapes and _has_fewer_samples(smallest, largest):
@@ -144,6 +142,13 @@ def _batch_shapes(record: RunRecord) -> Iterator[Finding]:
             message=f"the shapes of the batches differ: {_shape(first)} to {_shape(last)} among the {len(trained)} that were taken; "
             "the largest batch of an epoch decides, and it may be a later one",
         )
+
+
+def trained_batches(record: RunRecord) -> list[Batch]:
+    """Return the batches that a backward followed; the others are evaluated."""
+    following = [*(batch.num_backwards for batch in record.batches[1:]), record.num_backwards]
+    pairs = zip(record.batches, following, strict=False)
+    return [batch for batch, then in pairs if not record.num_backwards or then > batch.num_backwards]
 
 
 def _has_fewer_samples(batch: Batch, full: Batch) -> bool:

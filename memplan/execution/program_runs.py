@@ -29,6 +29,7 @@ from memplan.execution.command import Command, PythonProgram, program_of, python
 from memplan.execution.device_log import read_device_log
 from memplan.execution.findings import MISSING_WEIGHTS
 from memplan.execution.held_back import Writes
+from memplan.execution.program_habits import HABITS
 from memplan.execution.program_process import NotEndedError, ProgramProcess, ended_after, wait_for
 from memplan.execution.ranks import ONE_RANK, Ranks
 from memplan.execution.run_record import RunRecord, read_record
@@ -120,6 +121,8 @@ class Asked(NamedTuple):
     """A file for what the program says; None: it goes where this process's output does."""
     prepared: PreparedData | None = None
     """Where data that it prepares are kept for the next rehearsal."""
+    habits: str | None = None
+    """What is asked for of the program's habits (`program_habits.py`); None: nothing."""
     nccl_bytes: int = 0
     """What NCCL is expected to take of the GPU for the group of all ranks, which no allocator can have."""
 
@@ -398,6 +401,7 @@ class ProgramRuns(Closing):
             **asked.ranks.variables(),
             **({"MEMPLAN_SENT": str(asked.sent)} if asked.sent else {}),
             **({SKIP_WEIGHTS: str(folder)} if asked.skip_weights else {}),
+            **({HABITS: asked.habits} if asked.habits is not None else {}),
             "MEMPLAN_NCCL": "{}{:02}00".format(*asked.torch.nccl_version),
             **own_caches(folder),
             **asked.variables,

@@ -5,6 +5,7 @@ from typing import Literal
 from pydantic import Field, InstanceOf, NonNegativeInt, PositiveInt, computed_field
 
 from memplan.description import Description
+from memplan.execution.program_habits import Habits
 from memplan.memory.estimate import MemoryEstimate, MemoryRange
 from memplan.traces.read_basis import Basis
 from memplan.traces.trace import MemoryTrace
@@ -230,6 +231,15 @@ class Rehearsal(MemoryEstimate):
 
     process: str | None = None
     """The process that is told of, where the program started others and it is not the first."""
+
+    habits: Habits | None = Field(default=None, exclude=True, repr=False)
+    """What the program does in its steps, where that was asked for."""
+
+    trained_batch_sizes: tuple[int, ...] = Field(default=(), exclude=True, repr=False)
+    """Samples of each batch that a DataLoader gave and that was trained with."""
+
+    was_cut: bool = Field(default=False, exclude=True, repr=False)
+    """It was ended after the steps that were asked for."""
 
     trace: InstanceOf[MemoryTrace] | None = Field(default=None, exclude=True, repr=False)
     """Every event of the allocator."""

@@ -13,6 +13,7 @@ from typing import Any
 
 from memplan.execution.device_log import read_device_log
 from memplan.execution.held_back import Writes
+from memplan.execution.program_habits import HABITS
 from memplan.execution.program_process import NotEndedError
 from memplan.execution.rehearsal import Rehearsal
 from memplan.execution.runner import DEFAULT_TIMEOUT_SECONDS, SKIP_WEIGHTS, Closing, Runner
@@ -31,13 +32,15 @@ class Rehearser(Closing):
     Rehearses one program, as often as asked. To be closed, or used in a `with`.
 
     What the program writes is held back, and found again by its next rehearsal, unless *allow_writes*. *skip_weights*: pretrained
-    models are built without reading their weights, which need not be there.
+    models are built without reading their weights, which need not be there. *habits*: what is asked for (`program_habits.py`).
     """
 
-    def __init__(self, source: StepSource, *, allow_writes: bool = False, skip_weights: bool = False) -> None:
+    def __init__(self, source: StepSource, *, allow_writes: bool = False, skip_weights: bool = False, habits: str | None = None) -> None:
         self._runner = Runner(source)
         script = Path(source.name) if source.name.endswith(".py") else None
-        self._skips = {SKIP_WEIGHTS: str(self._runner.folder)} if skip_weights else {}
+        self._more = {SKIP_WEIGHTS: str(self._runner.folder)} if skip_weights else {}
+        if habits is not None:
+            self._more[HABITS] = habits
         self._writes = Writes(self._runner.folder, script=script, are_allowed=allow_writes)
 
     def close(self) -> None:
@@ -76,7 +79,7 @@ class Rehearser(Closing):
             card = gpu if values_file is None or values_file.variant is None or has_run_out else with_ample_memory(gpu)
             status = self._runner.run(
                 device=lambda: self._writes.held_in(
-                    environment_for(gpu, build(find_torch()), context_bytes=context_bytes) | own_caches(self._runner.folder) | self._skips
+                    environment_for(gpu, build(find_torch()), context_bytes=context_bytes) | own_caches(self._runner.folder) | self._more
                 ),
                 environment={
                     **(environment or {}),

@@ -47,6 +47,7 @@ def rehearse_script(
     said: Path | None = None,
     expects_values: bool = False,
     prepared: PreparedData | None = None,
+    habits: str | None = None,
 ) -> Rehearsal:
     """
     Run the program that *words* say on *gpu*; return what its memory did. Its exit code is minus the signal's number where one ended it.
@@ -60,7 +61,8 @@ def rehearse_script(
     *ranks*: how many GPUs train together, and which rank is run; the others need not be there. *sent*: a folder for the objects that
     one rank sends another, in rehearsals of their own. *is_heard*: the program's output goes anywhere. *shown*: other contents of
     files, which the program finds in their place. *said*: a file for what it says. *expects_values*: data decided its memory before.
-    *prepared*: where data that it prepares are kept for the next rehearsal.
+    *prepared*: where data that it prepares are kept for the next rehearsal. *habits*: what is asked for of the program's
+    (`program_habits.py`).
 
     Raises NothingSeenError for a program that did not use the GPU, or ended before it could report; UsageError for one that is not there or
     takes longer; MissingError when this machine cannot rehearse it.
@@ -90,6 +92,7 @@ def rehearse_script(
         shown=shown,
         said=said,
         prepared=prepared,
+        habits=habits,
     )
     asked = asked._replace(nccl_bytes=_nccl_buffers([Communicator(ranks.size)], asked).expected_bytes)
     with ProgramRuns(asked) as runs:

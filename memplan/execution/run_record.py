@@ -12,6 +12,7 @@ from typing import Literal, NamedTuple
 from pydantic import Field, NonNegativeInt, ValidationError
 
 from memplan.description import Description
+from memplan.execution.program_habits import Habits
 from memplan.execution.rehearsal import DeviceRead, StepPeaks
 from memplan.traces.trace import CountedMark, EventColumns, MemoryTrace, Note, make_trace
 
@@ -201,6 +202,9 @@ class RunRecord(Description):
 
     num_backwards: NonNegativeInt = 0
     """Backward passes that began, those within another not counted."""
+
+    habits: Habits | None = None
+    """What the program does in its steps, where that was asked for."""
 
     peers: tuple[NonNegativeInt, ...] = ()
     """Ranks that it sent to, or waited for, one by one."""

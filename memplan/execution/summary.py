@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from memplan.execution.device_log import NO_LOG, DeviceLog
-from memplan.execution.findings import Cause, find, lower_bound_reasons, open_draws, takes_as_much
+from memplan.execution.findings import Cause, find, lower_bound_reasons, open_draws, takes_as_much, trained_batches
 from memplan.execution.ranks import ONE_RANK, Ranks
 from memplan.execution.rehearsal import DeviceRead, OutOfMemory, ProgramFailure, Rehearsal
 from memplan.execution.run_record import RecordedRead, RunRecord
@@ -109,6 +109,9 @@ def rehearsal_of(
         peers=record.peers,
         needed_rank=record.needed_rank,
         process=process,
+        habits=record.habits,
+        trained_batch_sizes=tuple(batch.size for batch in trained_batches(record) if batch.size is not None),
+        was_cut=record.was_cut,
         trace=trace,
     )
 

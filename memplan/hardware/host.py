@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -54,10 +55,28 @@ def has_room_for_another(pid: int) -> bool:
     return len(os.sched_getaffinity(0)) > 1 and available_bytes() >= 3 * taken
 
 
+def num_processors() -> int:
+    """Return how many processors this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1  # the first is Linux's
+
+
+def bytes_of_children() -> int:
+    """Return the memory that the processes that this one started have to themselves, what they share with others not counted."""
+    found = 0
+    for child in psutil.Process().children(recursive=True):
+        with suppress(psutil.Error):  # it has ended
+            found += int(child.memory_full_info().uss)
+    return found
+
+
+def shared_memory_bytes(place: Path = Path("/dev/shm")) -> int | None:
+    """Return what is free of the memory that processes share; None on a system without such a folder."""
+    return shutil.disk_usage(place).free if place.is_dir() else None
+
+
 def most_processes_of(size_bytes: int) -> int:
     """Return how many processes that take *size_bytes* each, and a processor, can run at once; at least 1."""
-    processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1  # the first is Linux's
-    return max(1, min(processors, available_bytes() // size_bytes))
+    return max(1, min(num_processors(), available_bytes() // size_bytes))
 
 
 def process_name(pid: int) -> str | None:

@@ -63,6 +63,25 @@ class NvmlMachine:
     """The newest CUDA that the driver can run, as 13.0."""
 
 
+@dataclass(frozen=True)
+class NvmlDetails:
+    """What a report says of one GPU besides. A field that the driver would not tell is None."""
+
+    sm_clock_mhz: int | None
+    """Now: an idle GPU is slow."""
+    max_sm_clock_mhz: int | None
+    memory_clock_mhz: int | None
+    max_memory_clock_mhz: int | None
+    has_ecc_on: bool | None
+    """None too for a GPU without ECC."""
+    has_mig_on: bool | None
+    """None too for a GPU that cannot be cut into instances."""
+    num_nvlinks: int | None
+    """Links that are active; None for a GPU without any."""
+    num_peers: int | None
+    """Other GPUs of this machine whose memory it can read by itself (P2P)."""
+
+
 def read_machine() -> NvmlMachine:
     """
     Ask the driver for every GPU and MIG instance of this machine.
@@ -80,6 +99,61 @@ def read_machine() -> NvmlMachine:
             raise MissingError(f"the NVIDIA driver does not list its GPUs ({notes[-1]})", hint=_WITHOUT_GPU)
         devices = [device for index in range(count) for device in _read_card(pynvml, index)]
     return NvmlMachine(driver, tuple(devices), f"{cuda // 1000}.{cuda % 1000 // 10}" if cuda else None)
+
+
+def read_details(uuid: str) -> NvmlDetails | None:
+    """Return what the driver says besides of the GPU or MIG instance *uuid*; None where it does not know it, or there is no driver."""
+    import pynvml
+
+    try:
+        with _session(pynvml):
+            handle = _ask([], "handle", lambda: pynvml.nvmlDeviceGetHandleByUUID(uuid))
+            return None if handle is None else _details(pynvml, handle, uuid)
+    except MissingError:
+        return None
+
+
+def _details(pynvml: Any, handle: Any, uuid: str) -> NvmlDetails:
+    sm, memory = pynvml.NVML_CLOCK_SM, pynvml.NVML_CLOCK_MEM
+    ecc = _ask([], "ECC", lambda: pynvml.nvmlDeviceGetEccMode(handle))
+    mig = _ask([], "MIG mode", lambda: pynvml.nvmlDeviceGetMigMode(handle))
+    return NvmlDetails(
+        sm_clock_mhz=_ask([], "clock", lambda: int(pynvml.nvmlDeviceGetClockInfo(handle, sm))),
+        max_sm_clock_mhz=_ask([], "clock", lambda: int(pynvml.nvmlDeviceGetMaxClockInfo(handle, sm))),
+        memory_clock_mhz=_ask([], "clock", lambda: int(pynvml.nvmlDeviceGetClockInfo(handle, memory))),
+        max_memory_clock_mhz=_ask([], "clock", lambda: int(pynvml.nvmlDeviceGetMaxClockInfo(handle, memory))),
+        has_ecc_on=None if ecc is None else ecc[0] == pynvml.NVML_FEATURE_ENABLED,
+        has_mig_on=None if mig is None else mig[0] == pynvml.NVML_DEVICE_MIG_ENABLE,
+        num_nvlinks=_num_nvlinks(pynvml, handle),
+        num_peers=_num_peers(pynvml, handle, uuid),
+    )
+
+
+def _num_nvlinks(pynvml: Any, handle: Any) -> int | None:
+    told = [_link_state(pynvml, handle, link) for link in range(pynvml.NVML_NVLINK_MAX_LINKS)]
+    return None if all(state is None for state in told) else sum(state or 0 for state in told)
+
+
+def _link_state(pynvml: Any, handle: Any, link: int) -> int | None:
+    return _ask([], "NVLink", lambda: int(pynvml.nvmlDeviceGetNvLinkState(handle, link)))
+
+
+_READ = 0  # NVML_P2P_CAPS_INDEX_READ of nvml.h; nvidia-ml-py 13 has a tuple by that name
+
+
+def _num_peers(pynvml: Any, handle: Any, uuid: str) -> int | None:
+    """Return how many other GPUs can be read; None where the driver tells of none, or this is the only one."""
+    count = _ask([], "device count", pynvml.nvmlDeviceGetCount) or 0
+    told = [_reads(pynvml, handle, uuid, index) for index in range(count)]
+    return None if all(answer is None for answer in told) else sum(answer or False for answer in told)
+
+
+def _reads(pynvml: Any, handle: Any, uuid: str, index: int) -> bool | None:
+    """Say whether the GPU reads the one with that *index*; None where that is itself, or the driver does not tell."""
+    other = _ask([], "handle", lambda: pynvml.nvmlDeviceGetHandleByIndex(index))
+    if other is None or _ask([], "UUID", lambda: _text(pynvml.nvmlDeviceGetUUID(other))) == uuid:
+        return None
+    return _ask([], "P2P", lambda: bool(pynvml.nvmlDeviceGetP2PStatus(handle, other, _READ) == pynvml.NVML_P2P_STATUS_OK))
 
 
 class GpuUse(NamedTuple):

@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from memplan.hardware.device_report import report_of
+from memplan.hardware.gpu import GpuSpec
 from memplan.planner.saved_plan import SavedPlan, read_saved_plan
 from memplan.training.batch_parts import batch_size_of
 from memplan.units import GIB, format_bytes
@@ -35,7 +37,7 @@ class Watch:
     Watches a training: told when it begins, of every batch, and when steps and epochs end.
 
     *plan*: a plan in a file, as `plan.save` writes it. *on_message* is called with what there is to say, *on_metrics* with the numbers by
-    name, after the first step and each epoch. Without a GPU it does nothing.
+    name, after the first step and each epoch. When it first begins it says on which GPU. Without a GPU it does nothing.
     """
 
     def __init__(
@@ -58,6 +60,7 @@ class Watch:
         self._is_on = False
         self._configured: int | None = None
         self._is_first_step = True
+        self._has_reported = False
         self._before = 0
         self._begin, self._samples, self._batches = clock(), 0, 0
         self._paused_at: float | None = None
@@ -73,6 +76,9 @@ class Watch:
         self._configured = configured
         self._is_first_step = True
         self._restart()
+        if self._is_on and not self._has_reported:
+            self._has_reported = True
+            self._on_message(_device_in_use(device))
         if not self._is_on or self.plan is None:
             return
         if configured is not None and configured != self.plan.micro_batch_size:
@@ -181,3 +187,20 @@ class Watch:
         if text not in self.warnings:
             self.warnings.append(text)
             self._on_message(f"warning: {text}")
+
+
+def _device_in_use(device: torch.device | None) -> str:
+    """Return one line that says all of the GPU on which the training begins."""
+    seen = torch.cuda.get_device_properties(torch.cuda.current_device() if device is None or device.index is None else device.index)
+    uuid = getattr(seen, "uuid", None)  # from PyTorch 2.6 on
+    gpu = GpuSpec(
+        name=seen.name,
+        total_memory_bytes=seen.total_memory,
+        compute_capability=(seen.major, seen.minor),
+        uuid=None if uuid is None else f"GPU-{uuid}",
+        origin="the GPU of this training",
+    )
+    cudnn = torch.backends.cudnn.version()
+    brings = f"PyTorch {torch.__version__}, CUDA {torch.version.cuda}" + (f", cuDNN {cudnn}" if cudnn else "")
+    facts = "; ".join(f"{name} {text}" for name, text in report_of(gpu).facts)
+    return f"training on {gpu.name}: {facts}; {brings}"

@@ -6,7 +6,7 @@ file of the user is read.
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, ValidationError, create_model
 from pydantic.fields import FieldInfo
@@ -223,6 +223,10 @@ class StageFiles(Description):
     """Field of a stage -> key in its file."""
 
 
+LoaderField = Literal["num_workers", "prefetch_factor", "pin_memory", "persistent_workers", "drop_last"]
+"""An argument of PyTorch's DataLoader."""
+
+
 class Layout(Description):
     """The table of one framework."""
 
@@ -264,6 +268,9 @@ class Layout(Description):
 
     stages: StageFiles | None = None
     """Where the stages are."""
+
+    loader: dict[LoaderField, Annotated[tuple[DottedKey, ...], BeforeValidator(_as_list)]] = Field(default_factory=dict)
+    """Where the main file has the arguments of the training's DataLoader; of several keys that which is there."""
 
 
 def layout_from(data: Any, template: Path) -> Layout:

@@ -9,6 +9,8 @@ from typing import Any
 from memplan.analysis.checking import Check
 from memplan.analysis.comparison import ComparedGpu
 from memplan.analysis.dataset_memory import DatasetMemory
+from memplan.analysis.doctor_checks import Diagnosed
+from memplan.analysis.loader_settings import Host, LoaderAdvice
 from memplan.analysis.would_fit import WouldFit
 from memplan.edits.drift import Drifted
 from memplan.errors import NothingSeenError
@@ -51,3 +53,18 @@ def dataset_as_json(memory: DatasetMemory, *, source: str, beside: str, notes: S
     """Return what a dataset takes, read from *source*, beside a training, as one JSON object."""
     told = {"source": source, "beside": beside, "fits": memory.fits, "notes": list(notes)}
     return json.dumps(memory.model_dump(mode="json") | told, indent=2)
+
+
+def diagnosis_as_json(
+    findings: Sequence[Diagnosed], gpu: GpuSpec, *, source: str, num_steps: int | None, diff: str | None, notes: Sequence[str]
+) -> str:
+    """Return the *findings* of *source* on *gpu* as one JSON object; `diff` is null where nothing was to be written."""
+    told = {"schema_version": 1, "source": source, "gpu_name": gpu.name, "num_steps": num_steps}
+    found = [finding.model_dump(mode="json") for finding in findings]
+    return json.dumps({**told, "findings": found, "diff": diff, "notes": list(notes)}, indent=2)
+
+
+def loader_as_json(advice: LoaderAdvice, host: Host, *, diff: str | None, notes: Sequence[str]) -> str:
+    """Return the settings of a DataLoader on *host* as one JSON object; `diff` is null where nothing was to be written."""
+    told = {"schema_version": 1, "host": host.model_dump(mode="json"), **advice.model_dump(mode="json")}
+    return json.dumps(told | {"diff": diff, "notes": list(notes)}, indent=2)

@@ -17,6 +17,8 @@ from rich.text import Text
 
 from memplan.analysis.curves import Curve
 from memplan.analysis.dataset_memory import DatasetMemory
+from memplan.analysis.doctor_checks import Diagnosed
+from memplan.analysis.loader_settings import Host, LoaderAdvice
 from memplan.analysis.profile import Profile
 from memplan.analysis.would_fit import WouldFit
 from memplan.execution.rehearsal import Rehearsal
@@ -24,6 +26,8 @@ from memplan.hardware.gpu import GpuSpec
 from memplan.planner.plan import Plan
 from memplan.reports.curve_view import view_curve
 from memplan.reports.dataset_view import view_dataset
+from memplan.reports.doctor_view import view_diagnosis
+from memplan.reports.loader_view import RATE_COLUMNS, typed, view_loader
 from memplan.reports.plan_view import view_plan
 from memplan.reports.profile_view import view_profile
 from memplan.reports.rehearsal_view import view_rehearsal
@@ -160,6 +164,38 @@ def print_dataset(memory: DatasetMemory, *, beside: str, stream: TextIO | None =
     console.print(_facts(view.facts))
     console.print()
     console.print(_table(view.columns, view.rows))
+
+
+def print_diagnosis(
+    findings: Sequence[Diagnosed], gpu: GpuSpec, *, source: str, num_steps: int | None, stream: TextIO | None = None
+) -> None:
+    """Print the *findings* of *source* on *gpu*, each with what was seen, the change, and what that saves."""
+    console, view = _console(stream), view_diagnosis(findings, gpu, source=source, num_steps=num_steps)
+    console.print(Text(view.headline, style="bold green" if not findings else "bold red"))
+    for finding in view.findings:
+        console.print()
+        console.print(Text(finding.title, style="bold"))
+        console.print(Padding(_facts(finding.facts), (0, 0, 0, 2)))
+
+
+def print_facts(facts: Iterable[tuple[str, str]], *, stream: TextIO | None = None) -> None:
+    """Print names with what is said of each."""
+    _console(stream).print(Padding(_facts(facts), (0, 0, 0, 2)))
+
+
+def print_loader(advice: LoaderAdvice, host: Host, *, stream: TextIO | None = None) -> None:
+    """Print the settings of a DataLoader on *host*, each with its reason, and what was measured."""
+    console, view = _console(stream), view_loader(advice, host)
+    console.print(Text(view.headline, style="bold"))
+    console.print()
+    console.print(_facts(view.facts))
+    console.print()
+    console.print(_table(("setting", "value", "why"), view.settings, has_numbers=False))
+    if view.rates:
+        console.print()
+        console.print(_table(RATE_COLUMNS, view.rates))
+    console.print()
+    console.print(Text(typed(advice)))
 
 
 def _facts(facts: Iterable[tuple[str, str]]) -> Table:

@@ -245,6 +245,21 @@ def test_the_list_says_which_pytorch_would_train_here(run_memplan: Run, torch_bu
     assert listed["pytorch"]["cuda_major"] == torch_build.cuda_major
 
 
+def test_a_verbose_list_is_a_report_of_each_gpu_of_this_machine(run_memplan: Run, driver: Driver, without_driver: dict[str, str]):
+    """Precisions, clocks and so on; for programs beside the rest; without a driver why there is none."""
+    here = driver.environment(f"{BUSY_A100}clocks 210 1410 1593 1593\necc 1\n")
+    run, listed = run_memplan("gpus", "-v", **here), plan_of(run_memplan("gpus", "-v", "--format", "json", **here))
+    none = run_memplan("gpus", "--verbose", **without_driver)
+
+    assert run.stdout.startswith("cuda:0  NVIDIA A100-SXM4-80GB\n")
+    assert "precisions fp16 native, bf16 native, tf32 native, fp8 none" in words(run.stdout)
+    assert "30.00 GiB in use by others" in run.stdout
+    (report,) = listed["reports"]
+    assert (report["sm_clock_mhz"], report["max_sm_clock_mhz"], report["has_ecc_on"]) == (210, 1410, True)
+    assert (none.returncode, none.stdout) == (0, "")
+    assert none.stderr.startswith("Found on this machine: none (no NVIDIA driver answers")
+
+
 def test_a_text_shortens_the_table(run_memplan: Run, without_driver: dict[str, str]):
     """The one line that is left is whole."""
     run = run_memplan("gpus", "4090", **without_driver)

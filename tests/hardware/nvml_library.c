@@ -13,6 +13,10 @@
      capability MAJOR MINOR
      process PID BYTES              BYTES `-`: the driver does not say
      utilization PERCENT
+     clocks SM MAX_SM MEMORY MAX_MEMORY    MHz
+     ecc 0|1                        a card that has it, and whether it is on
+     nvlinks NUMBER                 links that are active
+     peers CODE                     what the card answers for its access to others, 0 for OK; another card has to have one too
 
    Processes on the stand-in device are there too, with what they hold: $MEMPLAN_ACCOUNT names the file that they share (csrc/card.h).
 
@@ -37,7 +41,8 @@ typedef struct { unsigned pid; bytes_t used; unsigned gpu_instance, compute_inst
 typedef struct device {
   char name[96], uuid[96];
   bytes_t total, used, reserved;
-  int major, minor, mig_mode, slot, utilization;
+  int major, minor, mig_mode, slot, utilization, ecc, nvlinks, peers;
+  unsigned clocks[4];
   struct device *card; /* of an instance */
   unsigned num_processes;
   process_t processes[MOST];
@@ -57,12 +62,12 @@ static void read_line(const char *line) {
   int slot;
   if (sscanf(line, "gpu %95[^\n]", text) == 1) {
     device = &devices[num_devices++];
-    *device = (device_t){.mig_mode = -1};
+    *device = (device_t){.mig_mode = -1, .ecc = -1, .peers = -1};
     strcpy(device->name, text);
   } else if (sscanf(line, "mig %d %95[^\n]", &slot, text) == 2) {
     device_t *card = device->card ? device->card : device;
     device = &devices[num_devices++];
-    *device = (device_t){.mig_mode = -1, .utilization = -1, .slot = slot, .card = card};
+    *device = (device_t){.mig_mode = -1, .ecc = -1, .peers = -1, .utilization = -1, .slot = slot, .card = card};
     strcpy(device->name, text);
   } else if (sscanf(line, "process %u %31s", &pid, used) == 2) {
     device->processes[device->num_processes++] = (process_t){pid, strcmp(used, "-") ? strtoull(used, NULL, 10) : (bytes_t)-1, -1, -1};
@@ -73,6 +78,9 @@ static void read_line(const char *line) {
              sscanf(line, "memory %llu %llu %llu", &device->total, &device->used, &device->reserved) != 3 &&
              sscanf(line, "capability %d %d", &device->major, &device->minor) != 2 &&
              sscanf(line, "mig_mode %d", &device->mig_mode) != 1 && sscanf(line, "utilization %d", &device->utilization) != 1 &&
+             sscanf(line, "ecc %d", &device->ecc) != 1 && sscanf(line, "nvlinks %d", &device->nvlinks) != 1 &&
+             sscanf(line, "peers %d", &device->peers) != 1 &&
+             sscanf(line, "clocks %u %u %u %u", device->clocks, device->clocks + 1, device->clocks + 2, device->clocks + 3) != 4 &&
              sscanf(line, "cuda %d", &cuda_version) != 1 && line[0] != '\n') {
     fprintf(stderr, "nvml_library.c does not know this line: %s", line);
     abort();
@@ -266,6 +274,44 @@ int nvmlDeviceGetUtilizationRates(device_t *device, utilization_t *utilization) 
   ANSWER_UNLESS_REFUSED(device);
   if (device->utilization < 0) return NOT_SUPPORTED;
   *utilization = (utilization_t){device->utilization, 0};
+  return SUCCESS;
+}
+
+static int give_clock(const device_t *device, int kind, int is_most, unsigned *mhz) {
+  if (kind != 1 && kind != 2) return INVALID_ARGUMENT; /* NVML_CLOCK_SM, NVML_CLOCK_MEM */
+  *mhz = device->clocks[2 * (kind - 1) + is_most];
+  return *mhz ? SUCCESS : NOT_SUPPORTED;
+}
+
+int nvmlDeviceGetClockInfo(device_t *device, int kind, unsigned *mhz) {
+  ANSWER_UNLESS_REFUSED(device);
+  return give_clock(device, kind, 0, mhz);
+}
+
+int nvmlDeviceGetMaxClockInfo(device_t *device, int kind, unsigned *mhz) {
+  ANSWER_UNLESS_REFUSED(device);
+  return give_clock(device, kind, 1, mhz);
+}
+
+int nvmlDeviceGetEccMode(device_t *device, unsigned *current, unsigned *pending) {
+  ANSWER_UNLESS_REFUSED(device);
+  if (device->ecc < 0) return NOT_SUPPORTED;
+  *current = *pending = device->ecc;
+  return SUCCESS;
+}
+
+int nvmlDeviceGetNvLinkState(device_t *device, unsigned link, unsigned *is_active) {
+  ANSWER_UNLESS_REFUSED(device);
+  if (!device->nvlinks) return NOT_SUPPORTED;
+  *is_active = (int)link < device->nvlinks;
+  return SUCCESS;
+}
+
+int nvmlDeviceGetP2PStatus(device_t *device, device_t *other, int index, unsigned *status) {
+  ANSWER_UNLESS_REFUSED(device);
+  if (index != 0) return INVALID_ARGUMENT; /* NVML_P2P_CAPS_INDEX_READ */
+  if (device->peers < 0 || other->peers < 0) return NOT_SUPPORTED;
+  *status = device->peers;
   return SUCCESS;
 }
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from memplan.hardware.host import available_bytes, has_room_for_another
+from memplan.hardware.host import available_bytes, bytes_of_children, has_room_for_another, shared_memory_bytes
 from memplan.units import GIB, MIB
 
 
@@ -51,3 +51,23 @@ def test_a_second_process_needs_a_processor_and_memory(monkeypatch: pytest.Monke
 
     assert (on_two, in_little_memory, on_one) == (True, False, False)
     assert not has_room_for_another(process.pid)
+
+
+def test_what_processes_have_to_themselves_is_counted_while_they_run() -> None:
+    """A process with 64 MiB of its own; none when it has ended."""
+    before = bytes_of_children()
+    program = "x = bytes(range(256)) * (64 * 2**12); print(len(x), flush=True); input()"
+    with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        during = bytes_of_children()
+        child.communicate(b"\n")
+
+    assert during - before >= 64 * 2**20
+    assert bytes_of_children() - before < 64 * 2**20
+
+
+def test_a_system_without_shared_memory_says_so(tmp_path: Path) -> None:
+    """Where there is a folder, what is free in it; else None."""
+    assert shared_memory_bytes(tmp_path / "shm") is None
+    assert (shared_memory_bytes(tmp_path) or 0) > 0

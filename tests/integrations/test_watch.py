@@ -38,6 +38,8 @@ def test_a_training_is_held_to_its_plan(train: Train, torch_build: TorchBuild, d
     assert all(epoch["samples_per_second"] > epoch["batches_per_second"] > 0 for epoch in told["epochs"])
     assert all(2**20 < epoch["peak_allocated_bytes"] <= epoch["peak_reserved_bytes"] for epoch in told["epochs"])
     assert "the plan is for a micro-batch of 8, and 4 is configured: something overrides it" in told["warnings"]
+    assert said.count("memplan: training on Tesla T4: memory ") == 1
+    assert "precisions fp16 native, bf16 emulated, tf32 none, fp8 none" in said
     assert said.count("memplan: first step: ") == 1
     assert "planned 2.00 GiB (-" in said
 

@@ -210,6 +210,7 @@ def said(folder: Path, *arguments: str, first: str = "", **environment: str) -> 
     return done.stdout.splitlines()
 
 
+@pytest.mark.heavy
 def test_a_whole_program_runs_without(tmp_path: Path) -> None:
     """Unmodified, as a file and as a module; or by a variable, once memplan.debug is imported."""
     first = "import memplan.debug"

@@ -35,6 +35,7 @@ def levers(rehearsals: RehearsedEstimator) -> dict[str, Lever]:
     return {lever.change: lever for lever in find_levers(step, gpu=gpu, budget=budget, estimator=rehearsals, most=64, fits=True)}
 
 
+@pytest.mark.heavy
 def test_each_saving_is_that_of_a_rehearsal(rehearsals: RehearsedEstimator, levers: dict[str, Lever]) -> None:
     """Checkpointing on, Adafactor, half the sequence: what the step takes with the change, rehearsed here again."""
     step, gpu = workload(micro_batch_size=16, gradient_accumulation_steps=4), find_gpu("t4")

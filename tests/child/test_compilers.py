@@ -111,6 +111,7 @@ def test_of_a_kernels_configurations_one_is_tried(run: Run) -> None:
     assert seen.peak_allocated_bytes >= 256 * MIB
 
 
+@pytest.mark.heavy
 def test_of_the_layouts_of_flex_attention_one_is_tried(run: Run) -> None:
     """The step itself raises an error where more of them are compiled."""
     assert run("flex").failure is None

@@ -47,6 +47,7 @@ def test_what_integers_of_the_host_decide_is_what_the_host_computes(run: Run, is
     assert {read.basis for read in seen.reads} <= {"data", "rule"}
 
 
+@pytest.mark.heavy
 def test_chains_of_operations_are_followed(run: Run) -> None:
     """Sixty random ones of eight operations, in place, on views and of sizes that data decide."""
     assert run("pipelines").verdict == "fits"
@@ -260,6 +261,7 @@ def test_an_answer_for_a_mask_holds_in_the_backward_too(run: Run, share: str) ->
     assert 0 <= seen.peak_allocated_bytes - (states + gradient + scattered + 16 * MIB) <= MIB + WORKSPACE
 
 
+@pytest.mark.heavy
 def test_what_is_generated_is_as_long_as_it_may_be(run: Run) -> None:
     """No token that is chosen ends a text, and the run that only shows what is asked does not wait for the end for ever."""
     seen = run("generates", steps=1)

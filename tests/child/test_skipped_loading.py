@@ -75,6 +75,7 @@ def test_weights_that_are_to_become_the_modules_own_are_left(tmp_path: Path) -> 
     assert said == "True\n"
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     "loads",
     [

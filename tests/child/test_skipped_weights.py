@@ -85,6 +85,7 @@ def peaks(rehearsal: Rehearsal) -> tuple[object, ...]:
     return rehearsal.peak_allocated_bytes, rehearsal.peak_reserved_bytes, rehearsal.breakdown, rehearsal.steps
 
 
+@pytest.mark.heavy
 def test_the_steps_take_the_same_without_weights(train: Train, tmp_path: Path) -> None:
     """A head that the checkpoint lacks, on the GPU at once: weights that are read, and weights that are not there."""
     make(tmp_path / "model", "bert")
@@ -134,6 +135,7 @@ def test_a_model_of_eight_billion_parameters_needs_neither_disk_nor_memory(torch
     assert int(said.read_text().split()[-1]) < 2 * 2**30
 
 
+@pytest.mark.heavy
 def test_a_program_that_lacks_weights_is_told_of_the_option(train: Train) -> None:
     """By default nothing is skipped: its own error stands, and the hint names what would build the model."""
     with pytest.raises(NothingSeenError) as refused:

@@ -97,6 +97,7 @@ def test_what_cannot_be_told_is_an_error_everywhere(run_memplan: Run, arguments:
     assert said in (error.get("message") or "")
 
 
+@pytest.mark.heavy
 def test_a_program_is_checked_as_it_is_started(run_memplan: Run, torch_build: TorchBuild, tmp_path: Path) -> None:
     """The second time from what is kept, with the figures of a rehearsal; another size of its file is another check."""
     project = Path(shutil.copytree(PROGRAM, tmp_path / "own", ignore=shutil.ignore_patterns("__pycache__")))

@@ -69,6 +69,7 @@ def test_mistakes_are_told(run_memplan: Run, arguments: list[str], message: str)
     assert message in result.stderr
 
 
+@pytest.mark.heavy
 def test_cards_are_compared_by_rehearsal(run_memplan: Run, torch_build: TorchBuild, tmp_path: Path, small_workload: Path) -> None:
     """Two of one kind share what was run; the second time nothing is."""
     arguments = ["compare", "a100-40", "a100-80", "--config-path", small_workload, "--format", "json", "--target-effective-batch", "64"]

@@ -39,6 +39,7 @@ def test_a_report_of_formulas_has_no_time(run_memplan: Run, tmp_path: Path) -> N
     assert "Memory over time" not in page
 
 
+@pytest.mark.heavy
 def test_a_rehearsed_plan_is_drawn_whole(run_memplan: Run, torch_build: TorchBuild, tmp_path: Path, small_workload: Path) -> None:
     """The page has memory over time, the snapshot opens again."""
     result = run_memplan(

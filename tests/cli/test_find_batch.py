@@ -28,6 +28,7 @@ def found(run: Any) -> dict[str, Any]:
     return answer
 
 
+@pytest.mark.heavy
 def test_the_rehearsal_is_right_at_once(run_memplan: Run, torch_build: TorchBuild, driver: Driver) -> None:
     """What a rehearsal foresees runs, and the next size does not: two trials, when the context has been measured."""
     here = machine(torch_build, driver, "t4", busy={0: T4_BYTES - GIB})
@@ -68,6 +69,7 @@ def test_of_two_unlike_cards_the_smaller_is_searched(run_memplan: Run, torch_bui
     assert (smaller["gpu_name"], chosen["gpu_name"]) == ("Tesla T4", "NVIDIA A100-SXM4-80GB")
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("call", some_always(CALLS, "nvmlDeviceGetUUID", "nvmlDeviceGetMemoryInfo_v2"))
 def test_a_batch_is_found_whatever_nvml_refuses(run_memplan: Run, torch_build: TorchBuild, driver: Driver, call: str) -> None:
     """Where it does not tell what others hold, a trial runs out of memory, and that is an answer."""
@@ -91,6 +93,7 @@ def test_where_nothing_fits_the_exit_code_is_1(run_memplan: Run, torch_build: To
     assert result.stdout == "No batch fits on Tesla T4: not even 1\n"
 
 
+@pytest.mark.heavy
 def test_the_workload_of_a_configuration_is_tried(run_memplan: Run, torch_build: TorchBuild, driver: Driver, small_workload: Path) -> None:
     """Where the plan says, once a step on this GPU has shown what its context takes."""
     here = machine(torch_build, driver, "t4", busy={0: T4_BYTES - 2 * GIB})
@@ -117,6 +120,7 @@ def build(device, batch=16, unit=1, least=1):
 """
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(("unit", "least"), [(8, 1), (1, 2)])
 def test_a_program_that_takes_some_sizes_only_is_asked_for_those(
     run_memplan: Run, torch_build: TorchBuild, driver: Driver, tmp_path: Path, unit: int, least: int

@@ -42,6 +42,7 @@ def project(tmp_path: Path) -> Path:
     return Path(shutil.copytree(TREE, tmp_path / "own", ignore=shutil.ignore_patterns("__pycache__")))
 
 
+@pytest.mark.heavy
 def test_a_programs_file_is_planned_written_and_put_back(run_memplan: Run, torch_build: TorchBuild, project: Path) -> None:
     """Two values of it change and nothing else; what is written fits when it is rehearsed afresh."""
     before = content(project)

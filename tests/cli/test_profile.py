@@ -77,6 +77,7 @@ def test_a_profile_that_contradicts_the_plan_stops_the_apply(run_memplan: Run, t
     assert content(tree) == before
 
 
+@pytest.mark.heavy
 def test_a_profile_that_agrees_is_applied(run_memplan: Run, torch_build: TorchBuild, driver: Driver, tree: Path) -> None:
     """The same without anybody else."""
     result = run_memplan("--auto", "--profile", "--apply", "--config-path", tree, **machine(torch_build, driver, "rtx4090"))
@@ -111,6 +112,7 @@ def some_always(calls: list[str], *always: str) -> list[ParameterSet]:
     return [pytest.param(call, marks=[] if call in always else pytest.mark.heavy) for call in calls]
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("call", some_always(CALLS, "nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetHandleByUUID"))
 def test_a_card_is_profiled_whatever_nvml_refuses(
     run_memplan: Run, torch_build: TorchBuild, driver: Driver, small_workload: Path, call: str

@@ -17,6 +17,7 @@ from tests.standin.conftest import torch_build
 __all__ = ["small_workload", "torch_build"]
 
 
+@pytest.mark.heavy
 def test_a_terminal_shows_which_step_runs_and_keeps_nothing_of_it(torch_build: TorchBuild, tmp_path: Path, small_workload: Path) -> None:
     """One line, which is wiped at the end; the second plan runs nothing and shows nothing."""
     command = [sys.executable, "-m", "memplan", "--gpu", "t4", "--config-path", str(small_workload), "--target-effective-batch", "4"]
@@ -68,6 +69,7 @@ def test_a_terminal_shows_how_far_a_program_is_whose_runs_are_not_heard(torch_bu
     assert shown.rpartition("so far")[2].split("\r")[1].strip() == ""
 
 
+@pytest.mark.heavy
 def test_each_further_run_of_a_program_is_told(torch_build: TorchBuild, tmp_path: Path) -> None:
     """Its own output is that of the first run; the report is of the last."""
     (tmp_path / "train.py").write_text(MASKED.replace("time.sleep(0.25)", ""))

@@ -165,6 +165,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.heavy
 def test_an_answer_holds_until_its_line_changes(run_memplan: Run, torch_build: TorchBuild, tmp_path: Path) -> None:
     """Given once, used again by a step and by a script, forgotten with the line; one that nobody asked for is told of."""
     program = tmp_path / "train.py"
@@ -212,6 +213,7 @@ def test_what_would_fit_is_told(run_memplan: Run, torch_build: TorchBuild) -> No
     assert "a GPU of this kind with 19.92 GiB; GPUs with that much: " in result.stdout
 
 
+@pytest.mark.heavy
 def test_a_script_that_runs_out_of_memory_keeps_its_exit_code(run_memplan: Run, torch_build: TorchBuild, tmp_path: Path) -> None:
     """Its own traceback, and the report behind it; caught, it goes on and the report says so."""
     text = "import torch\ntry:\n    torch.empty(2**40, device='cuda')\nexcept torch.OutOfMemoryError:\n    {then}\n"
@@ -246,6 +248,7 @@ def test_ctrl_c_ends_a_script_and_what_it_did_is_reported(torch_build: TorchBuil
     assert "Fits on Tesla T4" in said
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [

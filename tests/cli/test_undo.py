@@ -49,6 +49,7 @@ def test_a_folder_stands_for_the_configuration_in_it(run_memplan: Run, tree: Pat
     assert {name: data for name, data in content(tree).items() if name in before} == before
 
 
+@pytest.mark.heavy
 def test_each_undo_goes_one_apply_further_back(run_memplan: Run, tree: Path) -> None:
     """Two applies, two undos, and then nothing is left to undo."""
     original = content(tree)
@@ -103,6 +104,7 @@ def test_an_interrupted_apply_is_said_and_put_back(run_memplan: Run, tree: Path)
     assert {name: data for name, data in content(tree).items() if name in original} == original
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("arguments", [["gpus"], ["--gpu", "t4", "--config-path", "conf"], ["compare", "t4"], ["--help"]])
 def test_an_interrupted_apply_is_named_by_the_next_command_whichever_it_is(run_memplan: Run, tree: Path, arguments: list[str]) -> None:
     """On standard error, in one line; the command does its work."""
@@ -116,6 +118,7 @@ def test_an_interrupted_apply_is_named_by_the_next_command_whichever_it_is(run_m
     assert result.stderr.startswith("Warning: an apply was interrupted in conf; `memplan undo` puts every file back\n")
 
 
+@pytest.mark.heavy
 def test_one_file_can_be_put_back_where_another_was_edited_since(run_memplan: Run, tree: Path) -> None:
     """The work of its author stays; the rest of the apply can be undone later, when that file is as memplan left it."""
     original = content(tree)

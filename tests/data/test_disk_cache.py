@@ -256,6 +256,7 @@ def run(how: str, path: Path) -> tuple[int, str]:
     return process.returncode, said
 
 
+@pytest.mark.heavy
 def test_a_fill_that_is_killed_leaves_nothing_and_the_next_one_fills(path: Path) -> None:
     """Killed after two of three chunks were written."""
     assert run("killed", path) == (-signal.SIGKILL, "")

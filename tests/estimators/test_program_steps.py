@@ -127,6 +127,7 @@ def test_accumulation_makes_up_the_target(torch_build: TorchBuild, gpu: GpuSpec,
     assert {steps for _, steps in told} == {2}
 
 
+@pytest.mark.heavy
 def test_a_file_is_read_with_the_values_that_are_tried(torch_build: TorchBuild, gpu: GpuSpec, tmp_path: Path) -> None:
     """The file itself stays as it is; the plan knows the present values."""
     file = tmp_path / "config.json"
@@ -154,6 +155,7 @@ def test_a_refused_size_is_no_size_that_is_too_large(torch_build: TorchBuild, gp
             estimator(program.with_training(micro_batch_size=3), gpu, None)
 
 
+@pytest.mark.heavy
 def test_a_program_that_never_runs_is_told_so(torch_build: TorchBuild, gpu: GpuSpec) -> None:
     """With what it said, after two sizes, and no plan."""
     with pytest.raises(

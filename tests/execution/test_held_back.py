@@ -51,6 +51,7 @@ def is_untouched(project: Path) -> bool:
     return texts == ["the user's"] * 2
 
 
+@pytest.mark.heavy
 def test_a_checkpoint_of_a_script_is_held_back_and_reported(project: Path) -> None:
     """In words with what to type, and in JSON."""
     command = [sys.executable, "-m", "memplan", "rehearse", "--gpu", "t4", "--format", "json", "--", "train.py"]

@@ -116,6 +116,7 @@ def test_both_ends_of_what_is_chosen_by_time_run_at_once(meeting: Meeting) -> No
     assert seen.assumed_range.high_bytes - seen.assumed_range.low_bytes == (256 - 64) * MIB
 
 
+@pytest.mark.heavy
 def test_a_run_that_fails_beside_the_first_is_run_again_by_itself(meeting: Meeting) -> None:
     """It may have been in the way: a port that is taken, a file that is locked."""
     seen = meeting.rehearse("assert is_warm or not is_large, 'somebody else is here'")
@@ -164,6 +165,7 @@ for path in (cache_dir(), triton.knobs.cache.dir, os.environ["PYTORCH_KERNEL_CAC
 """
 
 
+@pytest.mark.heavy
 def test_what_is_compiled_is_kept_in_folders_of_the_run(
     torch_build: TorchBuild, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -203,6 +205,7 @@ print(len({*first, *folders()}))
 """It says where compiled code is kept: in a folder that has some, and later in one that is not there yet."""
 
 
+@pytest.mark.heavy
 def test_caches_that_a_program_names_are_cold_too(
     torch_build: TorchBuild, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

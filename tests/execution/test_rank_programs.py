@@ -44,6 +44,7 @@ def program(torch_build: TorchBuild, tmp_path: Path, monkeypatch: pytest.MonkeyP
     return run
 
 
+@pytest.mark.heavy
 def test_the_ranks_join_when_this_one_has_no_more_inputs(program: Program) -> None:
     """`Join` asks how many still train, and waits until none does."""
     found = program("""
@@ -59,6 +60,7 @@ with Join([model]):
     assert (found.verdict, len(found.steps)) == ("fits", 3)
 
 
+@pytest.mark.heavy
 def test_a_size_that_another_rank_sends_is_not_what_was_there_before(program: Program) -> None:
     """Rank 0 says how many elements come; what the tensor held before it came is no answer."""
     found = program(
@@ -151,6 +153,7 @@ for _ in range(2):
 """
 
 
+@pytest.mark.heavy
 def test_a_size_that_another_rank_broadcasts_is_not_what_this_one_had(program: Program) -> None:
     """Nobody knows it on the GPU: what the second rank takes is at least what it is with none."""
     found = program(BROADCAST.format(device=', device="cuda"', group=""), rank=1)
@@ -159,6 +162,7 @@ def test_a_size_that_another_rank_broadcasts_is_not_what_this_one_had(program: P
     assert "guessed" in found.lower_bound_reasons[0]
 
 
+@pytest.mark.heavy
 def test_a_size_that_another_rank_broadcasts_on_the_host_is_its_own(program: Program) -> None:
     """The first rank is run for it: 2^20 rows of 32 bytes."""
     found = program(BROADCAST.format(device="", group=", group=dist.new_group(backend='gloo')"), rank=1)
@@ -167,6 +171,7 @@ def test_a_size_that_another_rank_broadcasts_on_the_host_is_its_own(program: Pro
     assert found.peak_allocated_bytes > 2**25
 
 
+@pytest.mark.heavy
 def test_what_the_ranks_share_is_counted_beside_the_allocator(program: Program) -> None:
     """Asynchronous tensor parallelism writes to each other's memory, which is none of PyTorch's allocator; the second of two ranks."""
     found = program(
@@ -191,6 +196,7 @@ optimizer.step()
     assert found.device_used.expected_bytes == found.breakdown.total_bytes
 
 
+@pytest.mark.heavy
 def test_a_group_of_the_host_takes_a_timeout(program: Program) -> None:
     """As torchtitan sets one for every group after the first step."""
     found = program("""

@@ -190,6 +190,7 @@ weight = torch.nn.Parameter(torch.ones(1 << 18, device="cuda"))
 )
 
 
+@pytest.mark.heavy
 def test_what_the_others_send_is_what_this_rank_sends(program: Program) -> None:
     """Objects, tensors of the GPU and of the host; a size that four ranks sum up is that of all: 100 rows of a MiB."""
     rehearsal = program(VALUES, Ranks(4))
@@ -279,6 +280,7 @@ def test_a_program_that_waits_for_others_says_so_where_one_gpu_is_rehearsed(
     assert "waits for 2 processes, and one GPU is rehearsed" in rehearsal.failure.message
 
 
+@pytest.mark.heavy
 def test_a_tensor_of_the_host_that_only_another_rank_has_is_not_made_up(
     torch_build: TorchBuild, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -305,6 +305,7 @@ def test_a_program_that_uv_runs_is_the_one_told_of(script: Script, tmp_path: Pat
     assert rehearsal.process == f"{tmp_path / '.venv/bin/python'} train.py"
 
 
+@pytest.mark.heavy
 def test_several_processes_on_nccl_are_refused(script: Script, tmp_path: Path) -> None:
     """By name; there is no figure."""
     (tmp_path / "train.py").write_text(DISTRIBUTED)
@@ -334,6 +335,7 @@ def heard() -> None:
         signal.signal(number, signal.SIG_DFL)
 
 
+@pytest.mark.heavy
 def test_a_signal_that_is_ignored_ends_nothing(script: Script, tmp_path: Path) -> None:
     """`nohup` has SIGHUP ignored when the terminal goes."""
     (tmp_path / "train.py").write_text(WAITS.replace("time.sleep(60)", "time.sleep(3)"))
@@ -388,6 +390,7 @@ def test_what_a_thread_did_is_told_when_a_signal_ends_the_program(script: Script
     assert exit_code == 128 + number
 
 
+@pytest.mark.heavy
 def test_what_ctrl_c_ended_has_not_failed_whatever_its_exit_code(script: Script, tmp_path: Path) -> None:
     """Programs leave by `os._exit` at their end, where threads would hang."""
     (tmp_path / "train.py").write_text("import atexit, os\natexit.register(os._exit, 1)\n" + WAITS)
@@ -416,6 +419,7 @@ time.sleep(60)
 """
 
 
+@pytest.mark.heavy
 def test_what_was_seen_is_told_however_often_ctrl_c_comes(script: Script) -> None:
     """The terminal and memplan may both send it; some come while the report is written."""
     rehearsal = script(TRAINING + PRESSES_CTRL_C)
@@ -617,6 +621,7 @@ def test_a_script_is_ended_after_the_steps_of_its_optimizers(
         assert rehearsal.breakdown.optimizer_state_bytes >= 8 * MIB
 
 
+@pytest.mark.heavy
 def test_a_training_on_the_host_is_ended_too_and_nothing_is_reported(script: Script, capfd: pytest.CaptureFixture[str]) -> None:
     """Its steps are those of an optimizer as well."""
     with pytest.raises(NothingSeenError, match="never used the GPU"):
@@ -670,6 +675,7 @@ for number in range(4):
 """
 
 
+@pytest.mark.heavy
 def test_an_error_that_is_caught_is_told_and_the_script_goes_on(script: Script) -> None:
     """As those do that look for their batch size."""
     rehearsal = seen(script(OUT_OF_MEMORY.format(then='print("smaller")')))
@@ -711,6 +717,7 @@ while True:
 """
 
 
+@pytest.mark.heavy
 def test_the_batch_with_which_a_program_goes_on_is_told(script: Script) -> None:
     """As `auto_find_batch_size` does: 1 MiB a sample, of which a T4 has room for 8,192, and not for 16,384."""
     rehearsal = seen(script(SMALLER, steps=2))
@@ -919,6 +926,7 @@ def test_pytorch_finds_the_folder_of_its_cache_of_kernels(script: Script, capfd:
     assert "cache directory" not in capfd.readouterr().err
 
 
+@pytest.mark.heavy
 def test_the_last_batch_of_an_epoch_is_no_other_shape(script: Script) -> None:
     """Ten samples in batches of four: two remain."""
     rehearsal = seen(
@@ -950,6 +958,7 @@ for ids, labels in DataLoader(samples, batch_size=None, num_workers=2):
 """
 
 
+@pytest.mark.heavy
 def test_the_largest_batches_of_an_epoch_come_first_on_request(script: Script, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """That with the most elements, and those with the longest of each input, twice; then the program's own, in their order."""
     (tmp_path / "train.py").write_text(WORST)
@@ -1043,6 +1052,7 @@ def test_what_lightning_monitors_improves_and_nobody_is_told(script: Script) -> 
 # scripts with settings and processes of their own
 
 
+@pytest.mark.heavy
 def test_settings_that_a_script_makes_before_it_imports_torch_hold(script: Script, capfd: pytest.CaptureFixture[str]) -> None:
     """Those of the allocator; the GPU is the one that was asked for, whichever it chooses."""
     settings = """
@@ -1113,6 +1123,7 @@ def test_the_process_that_trains_is_the_one_told_of(script: Script, tmp_path: Pa
     assert rehearsal.breakdown.optimizer_state_bytes == 8 * MIB
 
 
+@pytest.mark.heavy
 def test_a_script_that_hangs_is_ended_with_all_that_it_started(script: Script, tmp_path: Path) -> None:
     """Also what its children started, and what does not listen."""
     (tmp_path / "deaf.py").write_text(
@@ -1185,6 +1196,7 @@ for batch in DataLoader(data, batch_size=1):
 """
 
 
+@pytest.mark.heavy
 def test_the_largest_batch_comes_again_when_the_optimizer_has_its_state(script: Script) -> None:
     """16 MiB of weights, 32 of moments, and with them 16 activations of 2 MiB, though the first step had no moments."""
     rehearsal = seen(script(LED_WITH_STATE, steps=4, most_walked_batches=100))
@@ -1209,6 +1221,7 @@ else:
 """
 
 
+@pytest.mark.heavy
 def test_of_several_processes_one_that_ran_out_of_memory_is_told_of(script: Script) -> None:
     """Whichever made the most steps, and though the program that started it goes on: 12 GiB of weights leave none for their gradient."""
     rehearsal = script(ONE_AFTER_THE_OTHER)
@@ -1242,6 +1255,7 @@ else:
 """
 
 
+@pytest.mark.heavy
 def test_processes_that_use_the_gpu_at_once_share_it(script: Script) -> None:
     """Two that hold 3 GiB each, and one of them 2 more: 8 of 14.75 GiB, and contexts. With 7 each there is no room for the 2."""
     fits = seen(script(AT_ONCE.format(held=3)))
@@ -1267,6 +1281,7 @@ for step in range(4):
 """
 
 
+@pytest.mark.heavy
 def test_a_number_that_the_program_compares_goes_both_ways(script: Script) -> None:
     """Nobody computes the loss: read as zero, 64 MiB of weights are trained as well, with gradients and moments. That end is told."""
     rehearsal = seen(script(UNFREEZES))

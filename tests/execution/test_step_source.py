@@ -195,6 +195,7 @@ def test_a_step_that_does_not_end_is_ended(odd: Rehearser, name: str) -> None:
     assert ("again again" in caught.value.message) == (name == "prints_without_end")
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("text", "problem"),
     [

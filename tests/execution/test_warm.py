@@ -110,6 +110,7 @@ def test_the_next_rehearsal_has_its_imports_and_the_same_bytes(project: Project)
     assert edited.breakdown.parameters_bytes == 4 * (1024 * 2048 + 2048)
 
 
+@pytest.mark.heavy
 def test_a_fork_finds_the_gpu_that_its_own_rehearsal_names(project: Project) -> None:
     """The process that is kept has never asked for one."""
     project.rehearse(TRAINING.replace("SIZE", "1024"), gpu="t4")
@@ -120,6 +121,7 @@ def test_a_fork_finds_the_gpu_that_its_own_rehearsal_names(project: Project) -> 
     assert other.gpu_name == find_gpu("h100").name
 
 
+@pytest.mark.heavy
 def test_the_runs_that_find_values_make_no_imports(project: Project) -> None:
     """The first run shows what they are; nothing is left behind without being asked for."""
     rehearsal = project.rehearse(MASKED, keep_warm=False)
@@ -449,6 +451,7 @@ def test_a_kept_process_is_for_one_environment_and_one_folder(tmp_path: Path, mo
     folder.rmdir()
 
 
+@pytest.mark.heavy
 def test_the_end_of_a_process_that_is_kept_removes_nothing_but_its_own(torch_build: TorchBuild, tmp_path: Path) -> None:
     """It holds copies of files in the folder for temporary ones: what others have made there since stays."""
     script, config = tmp_path / "train.py", tmp_path / "config.txt"

@@ -27,6 +27,7 @@ def saved_plan(folder: Path, *, micro: int, accumulation: int, reserved: int) ->
     return path
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("trainer", ["transformers_trainer", "lightning_trainer"])
 def test_a_training_is_held_to_its_plan(train: Train, torch_build: TorchBuild, driver: Driver, tmp_path: Path, trainer: str) -> None:
     """The peak beside the plan's after the first step and each epoch, samples and batches a second; another batch than planned is told."""
@@ -51,6 +52,7 @@ SPEEDS = ["memplan/batches_per_second", "memplan/samples_per_second"]
 WITH_LOGGERS = [("transformers_trainer", True), ("transformers_trainer", False), ("lightning_trainer", True)]
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(("trainer", "has_plan"), WITH_LOGGERS)
 def test_the_numbers_go_to_the_trainers_logger(
     train: Train, torch_build: TorchBuild, driver: Driver, tmp_path: Path, trainer: str, has_plan: bool

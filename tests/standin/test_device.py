@@ -530,6 +530,7 @@ NAMED = {
 }
 
 
+@pytest.mark.heavy
 def test_operators_run(device: Device) -> None:
     """Forward and backward, twice, without a crash and without a call that is not served."""
     failed = {}

@@ -86,6 +86,7 @@ QUANTIZED = {
 }
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("quantization", QUANTIZED)
 def test_frozen_layers_are_kept_in_few_bits(rehearser: SharedRehearser, quantization: str) -> None:
     """What bitsandbytes keeps for each linear layer; the embeddings and the head stay in bf16."""
@@ -98,6 +99,7 @@ def test_frozen_layers_are_kept_in_few_bits(rehearser: SharedRehearser, quantiza
     assert saved == pytest.approx(linear_bytes(in_bf16) - linear_bytes(sizes), rel=0.02)
 
 
+@pytest.mark.heavy
 def test_norms_in_fp32_make_their_outputs_wider(rehearser: SharedRehearser) -> None:
     """What a norm's fp32 weight meets becomes fp32, and autocast makes a copy of it in bf16 for each layer that follows."""
     narrow = run(rehearser, tuned(quantization="4bit"))
@@ -106,6 +108,7 @@ def test_norms_in_fp32_make_their_outputs_wider(rehearser: SharedRehearser) -> N
     assert wide.peak_allocated_bytes > narrow.peak_allocated_bytes
 
 
+@pytest.mark.heavy
 def test_weights_in_bf16_under_autocast_are_half_as_large(rehearser: SharedRehearser) -> None:
     """`torch_dtype: bfloat16` with `bf16: true`, everything trained: parameters, gradients and moments of two bytes."""
     full = {"adapters": None}

@@ -99,6 +99,7 @@ def test_checkpointing_is_that_of_transformers(run: RunStep) -> None:
     assert with_it.peak_allocated_bytes == theirs.peak_allocated_bytes < without.peak_allocated_bytes
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("checkpointing", [False, True])
 @pytest.mark.parametrize(
     "config",

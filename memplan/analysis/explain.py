@@ -214,7 +214,16 @@ def warn(plan: Plan, estimator: Estimator) -> tuple[str, ...]:
     )
 
 
-_TOLD_OF_PROGRAMS = ("growth", "batch_shapes", "nothing_walked", "device_values", "chosen_by_time", "drawn_values", "not_served")
+_TOLD_OF_PROGRAMS = (
+    "growth",
+    "varying_steps",
+    "batch_shapes",
+    "nothing_walked",
+    "device_values",
+    "chosen_by_time",
+    "drawn_values",
+    "not_served",
+)
 """What a rehearsal of the user's own program found that a plan rests on."""
 
 

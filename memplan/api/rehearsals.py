@@ -55,7 +55,8 @@ def rehearse(
             of its own, and returns a function that runs one whole training step (forward, backward, optimizer).
         gpu: A name of the catalogue ("a100-80"), or a GpuSpec.
         values: Keyword arguments for *program*.
-        steps: How many steps to run. None: three, and ten where the third still takes more than the second.
+        steps: How many steps to run. None: three, and ten where the third still takes more than the second,
+            or is of another size.
         answers: What a line that reads values from the device gets, by "FILE.py:LINE": an answer, and the text of the line that it was
             given for (None: any).
         timeout_seconds: After so long the process is ended.

@@ -17,6 +17,7 @@ import sys
 import traceback
 import weakref
 from collections.abc import Callable, Iterable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, cast
 
@@ -51,6 +52,9 @@ MOST_SCANS = 64
 NOTED = ("parameters", "gradients", "optimizer_state", "workspaces", "batch_data")
 """What can be told of a tensor that is there; the rest are activations."""
 
+VARYING_SHARE = 0.01
+"""Of what a step allocates, by which another has to differ to be of another size."""
+
 NOT_COMPILED = {"TORCHDYNAMO_DISABLE": "1"}
 """The variables that are set while values are sought."""
 
@@ -74,6 +78,7 @@ class Recorder:
         self._values: HostValues | None = None
         self._values_written, self._values_path = ValueWriter(), Path()
         self.steps: list[dict[str, int]] = []
+        self._allocated_in_all: list[int] = []  # bytes, at the end of each step
         self.marks: list[tuple[int, int, int, str]] = []
         self.notes: dict[str, set[tuple[int, int]]] = {name: set() for name in NOTED}
         self.out_of_memory: dict[str, Any] | None = None
@@ -204,8 +209,14 @@ class Recorder:
             "allocated_bytes": torch.cuda.memory_allocated(self._device),
             "reserved_bytes": torch.cuda.memory_reserved(self._device),
         })  # fmt: skip
+        self._allocated_in_all.append(torch.cuda.memory_stats(self._device).get("allocated_bytes.all.allocated", 0))
         if self._is_recording and sum(self._counts()) > MOST_RECORDED:
             self._events, _, self._ends_at = self._stop_history()
+
+    def varies(self) -> bool:
+        """Say whether the last step allocated more or less in all than the one before."""
+        before, last = (after - at for at, after in pairwise(self._allocated_in_all[-3:]))
+        return abs(last - before) > VARYING_SHARE * max(last, before)
 
     def record_types(self) -> TypeRecorder:
         """Record the type of every tensor from here on: what is allocated from here on counts for nothing else."""

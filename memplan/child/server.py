@@ -86,7 +86,7 @@ def run(build: Build, request: dict[str, Any], recorder: Recorder) -> dict[str, 
         if not callable(step):
             raise MistakeError(f"{request['function']} returned {reprlib.repr(step)}, and not a function that runs one step")
         number = 0
-        while number < _steps_to_run(request, recorder.steps):
+        while number < _steps_to_run(request, recorder):
             number += 1
             recorder.begin_step(number)
             step()
@@ -167,13 +167,15 @@ def _told(error: Exception) -> dict[str, Any]:
     return failure | {"lacks_weights": lacks_weights(error)}
 
 
-def _steps_to_run(request: dict[str, Any], steps: list[dict[str, int]]) -> int:
-    """Return the steps asked for; more when the memory of the third is still above the second's."""
+def _steps_to_run(request: dict[str, Any], recorder: Recorder) -> int:
+    """Return the steps asked for; more when the memory of the third is still above the second's, or when the two are of other sizes."""
+    steps = recorder.steps
     if len(steps) < max(_GROWTH_FROM, request["steps"]):
         return int(request["steps"])
     before, last = steps[-2], steps[-1]
     grew = last["peak_allocated_bytes"] > before["peak_allocated_bytes"]
-    return int(request["most_steps"]) if grew or len(steps) > request["steps"] else int(request["steps"])
+    goes_on = grew or len(steps) > request["steps"] or recorder.varies()
+    return int(request["most_steps"]) if goes_on else int(request["steps"])
 
 
 def num_threads_now() -> int:

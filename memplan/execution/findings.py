@@ -27,6 +27,9 @@ SETTLING_SHARE = 0.01
 LEAST_GROWTH_BYTES = 64 * KIB
 """What has to be kept of each step to be told of: less is a number that is logged, and takes a thousand steps for 64 MiB."""
 
+VARYING_SHARE = 0.05
+"""Of a step's peak, by which another has to be lower for steps of several sizes to be told of."""
+
 LEAST_STEPS = 3
 """The first makes what lasts; two more show whether anything is added."""
 
@@ -60,7 +63,7 @@ def find(
         *_checkpointing(record.checkpointing_off),
         *_without_gradient(record.without_gradient),
         *_wide_tensors(record),
-        *_growth(record),
+        *(list(_growth(record)) or _varying_steps(record)),
         *_weights(record),
         *_nothing_walked(record),
         *_batch_shapes(record),
@@ -229,6 +232,17 @@ def _growth(record: RunRecord) -> Iterator[Finding]:
             kind="growth",
             message=f"what is kept from earlier steps rose by {format_bytes(kept[-1] - kept[1])} from step 2 to step {settled}, "
             "and then held",
+        )
+
+
+def _varying_steps(record: RunRecord) -> Iterator[Finding]:
+    """Tell of steps of a function that are of several sizes: of a whole program, the batches of its DataLoaders tell more."""
+    peaks = [end.peak_bytes for end in step_ends(record.trace())[1 : len(record.steps)]] if not record.command else []
+    if len(peaks) > 1 and min(peaks) < max(peaks) * (1 - VARYING_SHARE):
+        yield Finding(
+            kind="varying_steps",
+            message=f"steps 2 to {len(peaks) + 1} take from {format_bytes(min(peaks))} to {format_bytes(max(peaks))} beside what lasts: "
+            "their batches differ, and a later one may take more; let the function make its largest",
         )
 
 

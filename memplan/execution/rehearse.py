@@ -64,11 +64,11 @@ class Rehearser(Closing):
         """
         Return what the program does to the memory of *gpu*.
 
-        *steps*: how many; None runs three, and ten where the third still takes more than the second. *answers*: what reads of device values
-        get, by FILE.py:LINE: an answer, and the line that it was given for (None: any). *library_workspaces*: count an allowance for what
-        CUDA's libraries decide at run time; the lower bound is without it. *checks_tensor_types*: run one step more, which counts for
-        nothing, to find large tensors of wide types. *environment*: variables for this rehearsal, as PYTORCH_ALLOC_CONF. *has_padding*: the
-        program's batch has padding: what it reads of a mask is known.
+        *steps*: how many; None runs three, and ten where the third still takes more than the second
+        or is of another size. *answers*: what reads of device values get, by FILE.py:LINE: an answer, and the line that it was given for
+        (None: any). *library_workspaces*: count an allowance for what CUDA's libraries decide at run time; the lower bound is without it.
+        *checks_tensor_types*: run one step more, which counts for nothing, to find large tensors of wide types. *environment*: variables
+        for this rehearsal, as PYTORCH_ALLOC_CONF. *has_padding*: the program's batch has padding: what it reads of a mask is known.
 
         Raises UsageError when the program fails for another reason than memory, MissingError when this machine cannot rehearse it.
         """

@@ -559,3 +559,14 @@ def not_served_when_types_are_checked(device, batch, width=64):
             rows @ rows
 
     return step
+
+
+def of_several_sizes(device, batch):
+    """Steps on batches of so many MiB, each with a copy of it."""
+    sizes = iter((3, 2, 5, 2, 3, 4, 9, 2, 3, 2))
+
+    def step():
+        inputs = torch.ones(next(sizes) * 2**18, device=device)
+        inputs + 1
+
+    return step

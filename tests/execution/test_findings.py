@@ -131,6 +131,16 @@ def test_what_is_larger_later_and_not_more_is_no_growth(run: Run, name: str) -> 
     assert seen.findings == ()
 
 
+def test_steps_of_several_sizes_are_followed_for_ten_and_told_of(run: Run) -> None:
+    """The largest of three is not the largest of all; what each takes is its batch, twice: as it is, and doubled."""
+    seen = run("of_several_sizes")
+
+    (finding,) = seen.findings
+    assert len(seen.steps) == 10
+    assert seen.peak_allocated_bytes == 2 * 9 * MIB
+    assert finding.message.startswith("steps 2 to 10 take from 4.0 MiB to 18.0 MiB beside what lasts: their batches differ")
+
+
 def test_steps_that_differ_a_little_and_keep_nothing_are_no_finding(run: Run) -> None:
     """512 bytes more than 1 MiB in every step, and none of it is there at its end."""
     seen = run("varies", steps=3)

@@ -364,7 +364,7 @@ class ProgramRuns(Closing):
             **asked.ranks.variables(),
             **({"MEMPLAN_SENT": str(asked.sent)} if asked.sent else {}),
             **({SKIP_WEIGHTS: str(folder)} if asked.skip_weights else {}),
-            "MEMPLAN_NCCL": "{}{:02}00".format(*asked.torch.nccl_version),
+            "MEMPLAN_NCCL": asked.torch.nccl_number,
             **own_caches(folder),
             "MEMPLAN_LOG": str(folder / "log"),
             "MEMPLAN_ACCOUNT": str(folder / "account"),  # the processes of one program share the GPU

@@ -71,7 +71,7 @@ def _pin_variable(program: Program, name: str, text: str) -> Program:
     """Return the user's own *program* with one value pinned."""
     assert isinstance(program, UserProgram)
     try:
-        if name in Parallelism.model_fields:
+        if name in ("devices", "nodes"):  # how they train together, its own code says
             return program.model_copy(update={"parallelism": _changed(program.parallelism, {name: text})})
         if name in ("target_effective_batch_size", "allocator_settings") or name in Batching.model_fields.keys() & program.variables:
             return program.with_training(**{name: text})

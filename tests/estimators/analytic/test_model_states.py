@@ -85,7 +85,7 @@ CASES = [(strategy, ranks) for strategy in ("ddp", "fsdp", "zero1", "zero2", "ze
 def test_rehearsals_are_within_the_range(
     rehearser_of: RehearserOf, a100: GpuSpec, model: dict[str, Any], training: dict[str, Any], strategy: str, ranks: int
 ) -> None:
-    """None takes more than the formulas' upper bound, or less than their lower one; what is allocated is within a fifth of DDP and FSDP."""
+    """None takes more than the formulas' upper bound, or less than their lower one; what DDP and FSDP allocate is at most 5% more."""
     if strategy.startswith("zero") and not HAS_DEEPSPEED:
         pytest.skip("deepspeed is not installed")
     described = workload(model, strategy, ranks, training=training)
@@ -101,4 +101,4 @@ def test_rehearsals_are_within_the_range(
 
     assert formula.device_used.low_bytes <= rehearsal.device_used.expected_bytes <= formula.device_used.high_bytes
     if not strategy.startswith("zero"):
-        assert formula.peak_allocated_bytes == pytest.approx(rehearsal.peak_allocated_bytes, rel=0.2)
+        assert 0.95 * rehearsal.peak_allocated_bytes <= formula.peak_allocated_bytes <= 1.25 * rehearsal.peak_allocated_bytes

@@ -19,6 +19,7 @@ from memplan.child.models.huggingface import FromTransformers
 from memplan.child.models.optimizers import make_optimizer
 from memplan.child.models.transformer import Block, TransformerWithHead
 from memplan.child.one_rank import world
+from memplan.workload.optimizer import OPTIMIZER_PACKAGES, QUANTIZED_MOMENTS
 from memplan.workload.parallelism import ZERO_STAGES
 from memplan.workload.workload import Workload
 
@@ -126,6 +127,10 @@ class FsdpTrainer(Trainer):
     is on too, as Accelerate has it (1.15, `Accelerator.prepare_model`): its norms and losses are then fp32.
     """
 
+    def __init__(self, workload: Workload, device: str) -> None:
+        super().__init__(workload, device)
+        self._shards: list[tuple[Any, nn.Parameter]] = []
+
     def place(self, root: nn.Module) -> None:
         """Shard *root* where it takes no memory, and then have the shards take theirs."""
         from torch.distributed.device_mesh import init_device_mesh  # noqa: PLC0415
@@ -142,6 +147,24 @@ class FsdpTrainer(Trainer):
         # Its own default keeps the root's parameters from forward to backward, which follows at once.
         fully_shard(root, **options)
         super().place(root)
+
+    def prepare(self, root: nn.Module, *, may_leave_parts_unused: bool = False) -> None:
+        """
+        Give the optimizer the shards themselves, where it is one of torch.optim or Lion.
+
+        What those allocate is the same to the byte, and DTensor takes seconds to find out how foreach operators of hundreds of tensors are
+        sharded (2.13). Others ask for the whole size of a parameter, or do what DTensor refuses.
+        """
+        super().prepare(root, may_leave_parts_unused=may_leave_parts_unused)
+        if self.workload.optimizer.name not in (*OPTIMIZER_PACKAGES, *QUANTIZED_MOMENTS):
+            self._shards = [(whole, nn.Parameter(whole.to_local().detach())) for whole in trained_of(root)]
+            self._optimizer = make_optimizer(self.workload.optimizer, [shard for _, shard in self._shards])
+
+    def _update(self) -> None:
+        for whole, shard in self._shards:
+            shard.grad = None if whole.grad is None else whole.grad.to_local()
+            whole.grad = None
+        super()._update()
 
     @contextlib.contextmanager
     def _without_reducing(self) -> Iterator[None]:

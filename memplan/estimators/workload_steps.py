@@ -22,7 +22,7 @@ from memplan.memory.estimate import MemoryRange
 from memplan.memory.nccl_buffers import link_of
 from memplan.workload.model import HuggingFaceModel
 from memplan.workload.optimizer import OPTIMIZER_PACKAGES
-from memplan.workload.parallelism import ZERO_STAGES, Parallelism
+from memplan.workload.parallelism import ZERO_PACKAGE, ZERO_STAGES, Parallelism
 from memplan.workload.program import Program
 from memplan.workload.stage import Stage
 from memplan.workload.workload import Workload, workload_of
@@ -33,9 +33,6 @@ if TYPE_CHECKING:
 
 MODEL_PACKAGE = "transformers"
 """What builds a model that there are no formulas for."""
-
-ZERO_PACKAGE = "deepspeed"
-"""What trains with ZeRO."""
 
 OLDEST_OF_RANKS = (2, 6)
 """The oldest PyTorch of which one rank can be run without the others."""

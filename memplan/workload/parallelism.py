@@ -15,6 +15,9 @@ STRATEGIES: tuple[Strategy, ...] = get_args(Strategy)
 ZERO_STAGES: dict[Strategy, int] = {"zero1": 1, "zero2": 2, "zero3": 3}
 """The strategies that are DeepSpeed's, by stage."""
 
+ZERO_PACKAGE = "deepspeed"
+"""What trains with them."""
+
 
 class Parallelism(Description):
     """Data parallelism: every rank has a batch of its own, and all of the model or a shard of it."""

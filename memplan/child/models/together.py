@@ -8,6 +8,7 @@ one, and what is left with the root, as PyTorch's tutorials, torchtitan and Acce
 from __future__ import annotations
 
 import contextlib
+import importlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -20,7 +21,7 @@ from memplan.child.models.optimizers import make_optimizer
 from memplan.child.models.transformer import Block, TransformerWithHead
 from memplan.child.one_rank import world
 from memplan.workload.optimizer import OPTIMIZER_PACKAGES, QUANTIZED_MOMENTS
-from memplan.workload.parallelism import ZERO_STAGES
+from memplan.workload.parallelism import ZERO_PACKAGE, ZERO_STAGES
 from memplan.workload.workload import Workload
 
 SHORT_TYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
@@ -157,7 +158,8 @@ class FsdpTrainer(Trainer):
         """
         super().prepare(root, may_leave_parts_unused=may_leave_parts_unused)
         if self.workload.optimizer.name not in (*OPTIMIZER_PACKAGES, *QUANTIZED_MOMENTS):
-            self._shards = [(whole, nn.Parameter(whole.to_local().detach())) for whole in trained_of(root)]
+            sharded: list[Any] = [*trained_of(root)]
+            self._shards = [(whole, nn.Parameter(whole.to_local().detach())) for whole in sharded]
             self._optimizer = make_optimizer(self.workload.optimizer, [shard for _, shard in self._shards])
 
     def _update(self) -> None:
@@ -204,9 +206,7 @@ class ZeroTrainer(Trainer):
         if self.workload.parallelism.strategy != "zero3":
             super().place(root)
             return
-        import deepspeed  # noqa: PLC0415
-
-        sharding = deepspeed.zero.Init(config_dict_or_path=self._config, dtype=dtype)
+        sharding = importlib.import_module(ZERO_PACKAGE).zero.Init(config_dict_or_path=self._config, dtype=dtype)
         shards: dict[nn.Parameter, nn.Parameter] = {}
         for module in root.modules():
             for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
@@ -220,8 +220,7 @@ class ZeroTrainer(Trainer):
 
     def prepare(self, root: nn.Module, *, may_leave_parts_unused: bool = False) -> None:
         """Give *root* and its optimizer to DeepSpeed's engine."""
-        import deepspeed  # noqa: PLC0415
-
+        deepspeed = importlib.import_module(ZERO_PACKAGE)
         super().prepare(root, may_leave_parts_unused=may_leave_parts_unused)
         self._called, *_ = deepspeed.initialize(
             model=root, model_parameters=trained_of(root), optimizer=self._optimizer, config=self._config

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from importlib.util import find_spec
 from math import prod
+from pathlib import Path
 
 import pytest
 
 from memplan.errors import UsageError
 from memplan.estimators.analytic.parameters import count, parameter_groups, rounded
+from memplan.execution.ranks import Ranks
 from memplan.execution.rehearsal import Rehearsal
+from memplan.execution.rehearse_script import rehearse_script
+from memplan.hardware.catalog import find_gpu
 from memplan.workload.workload import Workload
 from tests.child.models.test_built_in import contrastive, run, small
 from tests.conftest import RehearserOf, SharedRehearser
@@ -154,3 +159,73 @@ def test_zero_keeps_a_share_of_moments_and_of_the_fp32_weights(rehearser: Shared
 def test_zero_has_a_bucket_of_half_a_billion_elements(rehearser: SharedRehearser) -> None:
     """DeepSpeed's default, whatever the model's size."""
     assert all(zero(rehearser, stage, 8).peak_allocated_bytes > 2 * 500_000_000 for stage in (1, 2, 3))
+
+
+LLAMA = {
+    "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 512, "intermediate_size": 1408, "num_hidden_layers": 4,
+    "num_attention_heads": 8, "num_key_value_heads": 4, "vocab_size": 8000, "max_position_embeddings": 512, "tie_word_embeddings": False,
+    "use_cache": False,
+}  # fmt: skip
+
+BY_HAND = """
+import sys
+import torch
+from transformers import AutoConfig, LlamaForCausalLM
+
+torch.distributed.init_process_group("nccl")
+torch.cuda.set_device(0)
+settings = {settings}
+config = AutoConfig.for_model(settings.pop("model_type"), **settings)
+if sys.argv[1] == "ddp":
+    model = torch.nn.parallel.DistributedDataParallel(LlamaForCausalLM._from_config(config).cuda(), device_ids=[0])
+else:
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+    with torch.device("meta"):
+        model = LlamaForCausalLM._from_config(config)
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    for layer in reversed(model.model.layers):
+        fully_shard(layer, mp_policy=policy)
+    fully_shard(model, mp_policy=policy)
+    model.to_empty(device="cuda")
+model.train()
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+
+def step():
+    ids = torch.randint(0, 8000, (4, 256), device="cuda")
+    mask = torch.ones(4, 256, dtype=torch.int64)
+    mask[:, -1] = 0
+    mask = mask.to("cuda")
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        loss = model(input_ids=ids, attention_mask=mask, labels=ids).loss
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+for _ in range(3):
+    step()
+"""
+
+
+@pytest.mark.heavy
+@pytest.mark.skipif(find_spec("transformers") is None, reason="transformers is not installed")
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_a_workload_takes_what_the_same_training_by_hand_does(
+    rehearser: SharedRehearser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, strategy: str
+) -> None:
+    """A command program with the same model of transformers on eight GPUs: the same peaks and model states, to the byte."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text(BY_HAND.replace("{settings}", repr(LLAMA)))
+    described = {
+        "model": {"kind": "huggingface", "huggingface_config": json.dumps(LLAMA)},
+        "training": {"precision": "bf16-mixed", "micro_batch_size": 4, "sequence_length": 256},
+        "parallelism": on(8, strategy),
+    }
+
+    by_hand = rehearse_script(["train.py", strategy], gpu=find_gpu("a100-80"), ranks=Ranks(8), context_bytes=0)
+    workload = run(rehearser, Workload.model_validate(described))
+
+    assert workload.peak_allocated_bytes == by_hand.peak_allocated_bytes
+    assert workload.peak_reserved_bytes == by_hand.peak_reserved_bytes
+    assert workload.breakdown.nccl_buffers_bytes == by_hand.breakdown.nccl_buffers_bytes
+    for states in ("parameters_bytes", "gradients_bytes", "optimizer_state_bytes"):
+        assert getattr(workload.breakdown, states) == getattr(by_hand.breakdown, states)

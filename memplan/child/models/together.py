@@ -141,6 +141,8 @@ class FsdpTrainer(Trainer):
         ranks, shards = parallelism.data_parallel_size, parallelism.shards
         mesh = init_device_mesh("cuda", (ranks // shards, shards), mesh_dim_names=("copies", "shards"))
         is_mixed = self.workload.training.precision.endswith("-mixed")
+        for trained in trained_of(root) if is_mixed else ():
+            trained.data = trained.data.float()  # as Accelerate does (1.15, `fsdp2_prepare_model`), whatever type they were loaded in
         types: dict[str, Any] = {"param_dtype": short_type(self.workload), "reduce_dtype": torch.float32} if is_mixed else {}
         options: dict[str, Any] = {"mesh": mesh if shards < ranks else mesh["shards"], "mp_policy": MixedPrecisionPolicy(**types)}
         for block in blocks_of(root):

@@ -206,6 +206,24 @@ for _ in range(3):
 """
 
 
+@pytest.mark.skipif(find_spec("transformers") is None, reason="transformers is not installed")
+def test_weights_that_are_loaded_short_are_sharded_in_fp32_under_mixed_precision(rehearser: SharedRehearser) -> None:
+    """As Accelerate has it: with them the moments, which a bf16 load would halve."""
+    moments = [
+        run(
+            rehearser,
+            Workload.model_validate({
+                "model": {"kind": "huggingface", "huggingface_config": json.dumps(LLAMA), "weights_dtype": loaded},
+                "training": {"precision": "bf16-mixed", "sequence_length": 64},
+                "parallelism": on(8, "fsdp"),
+            }),
+        ).breakdown.optimizer_state_bytes
+        for loaded in ("bfloat16", "float32")
+    ]  # fmt: skip
+
+    assert moments[0] == moments[1] > 0
+
+
 @pytest.mark.heavy
 @pytest.mark.skipif(find_spec("transformers") is None, reason="transformers is not installed")
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])

@@ -52,11 +52,8 @@ class Trainer:
     def __init__(self, workload: Workload, device: str) -> None:
         self.workload = workload
         self.device = device
-        precision = workload.training.precision
-        grad_scaler = (
-            torch.amp.GradScaler if hasattr(torch.amp, "GradScaler") else torch.cuda.amp.GradScaler
-        )  # the first is there from 2.3 on
-        self._scaler: Any = grad_scaler(enabled=precision == "fp16-mixed")
+        kind = torch.amp.GradScaler if hasattr(torch.amp, "GradScaler") else torch.cuda.amp.GradScaler  # the first is there from 2.3 on
+        self._scaler: Any = kind(enabled=workload.training.precision == "fp16-mixed")
         self._optimizer: Any = None
         self._called: Any = None
 

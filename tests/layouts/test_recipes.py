@@ -133,7 +133,7 @@ def test_a_full_fine_tuning_has_formulas(recipes: Path) -> None:
 @pytest.mark.parametrize(
     ("file", "old", "new", "line", "reason"),
     [
-        ("sft.yaml", "bf16: true", "deepspeed: zero3.json", 16, "memplan's own model is not sharded by DeepSpeed"),
+        ("sft.yaml", "bf16: true", "deepspeed: zero3.json", 16, "memplan does not read what DeepSpeed is told in a file of its own"),
         ("sft.yaml", "q_proj\n  - v_proj", "q_proj\n  - nothing_proj\nuse_dora: true", 14, "memplan's own model has no DoRA"),
         (
             "axolotl.yml",

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
-from pydantic import NonNegativeInt
+from pydantic import NonNegativeInt, PositiveInt
 from typing_extensions import Unpack
 
 from memplan.description import Description
@@ -49,6 +49,9 @@ class ComparedGpu(Description):
     gpu: GpuSpec
     """The GPU."""
 
+    num_gpus: PositiveInt = 1
+    """How many of them train together."""
+
     budget_bytes: NonNegativeInt
     """What the plan may use of it."""
 
@@ -65,6 +68,11 @@ class ComparedGpu(Description):
     def device_used_bytes(self) -> int:
         """Return what the stage takes that takes most."""
         return max(stage.device_used_bytes for stage in self.stages)
+
+    @property
+    def machine_bytes(self) -> int:
+        """Return the memory of all its GPUs."""
+        return self.num_gpus * self.gpu.total_memory_bytes
 
 
 def compare(
@@ -182,6 +190,7 @@ def _compared(gpu: GpuSpec, found: _Found, estimator: Estimator) -> ComparedGpu:
     used = [estimator(found.planned, found.searched, stage).device_used for stage in stages_of(found.planned)]
     return ComparedGpu(
         gpu=gpu,
+        num_gpus=found.planned.parallelism.data_parallel_size,
         budget_bytes=found.budget.budget_bytes,
         fits=found.fits,
         missing_bytes=max(map(found.budget.missing_bytes, used)),

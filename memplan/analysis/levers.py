@@ -19,6 +19,7 @@ from memplan.planner.search import largest_fitting
 from memplan.units import format_bytes
 from memplan.workload.model import ContrastiveEncoderModel, Lora, TransformerModel, encoder_of
 from memplan.workload.optimizer import Optimizer
+from memplan.workload.parallelism import Parallelism, Strategy
 from memplan.workload.program import Program
 from memplan.workload.workload import Workload
 
@@ -131,6 +132,7 @@ def _of_workload(workload: Workload, gpu: GpuSpec, *, fits: bool) -> Iterator[Ca
     for change, precision in _precisions(workload, gpu):
         yield Candidate(change, workload.with_training(precision=precision))
     yield from _optimizers(workload)
+    yield from _strategies(workload)
     if isinstance(workload.model, TransformerModel) and workload.model.lora is None:
         adapted = workload.model.model_copy(update={"lora": Lora(rank=8)})
         yield Candidate("train LoRA adapters of rank 8 instead of all weights", workload.model_copy(update={"model": adapted}))
@@ -151,6 +153,28 @@ def _optimizers(workload: Workload) -> Iterator[Candidate]:
     if workload.optimizer.implementation != "fused":
         fused = workload.optimizer.model_copy(update={"implementation": "fused"})
         yield Candidate("use the fused optimizer (fused=True)", workload.model_copy(update={"optimizer": fused}))
+
+
+_SHARDED: dict[Strategy, str] = {
+    "zero1": "DeepSpeed ZeRO-1 (strategy zero1), the optimizer's state sharded",
+    "zero2": "DeepSpeed ZeRO-2 (strategy zero2), optimizer's state and gradients sharded",
+    "zero3": "DeepSpeed ZeRO-3 (strategy zero3), everything sharded",
+    "fsdp": "FSDP (strategy fsdp), everything sharded",
+}
+"""Strategies in words, those that shard less first."""
+
+
+def _strategies(workload: Workload) -> Iterator[Candidate]:
+    """Yield what shards more than now, where there is more than one GPU."""
+    parallelism = workload.parallelism
+    ranks = parallelism.data_parallel_size
+    if ranks == 1 or parallelism.strategy in ("zero3", "fsdp"):
+        return
+    known = list(_SHARDED)
+    least = known.index(parallelism.strategy) + 1 if parallelism.strategy in known else 0
+    for strategy in known[least:]:
+        changed = Parallelism(devices=parallelism.devices, nodes=parallelism.nodes, strategy=strategy)
+        yield Candidate(f"{_SHARDED[strategy]} over {ranks} GPUs", workload.model_copy(update={"parallelism": changed}))
 
 
 def _precisions(workload: Workload, gpu: GpuSpec) -> Iterator[tuple[str, str]]:

@@ -13,6 +13,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from pydantic import ValidationError
+
 from memplan.edits.yaml_file import YamlFile
 from memplan.errors import ConfigError, UsageError
 from memplan.layouts.reader import Reading
@@ -104,7 +106,7 @@ class Configuration(NamedTuple):
         if not changes:
             return self
         workload = self.workload
-        trained = workload.model_copy(update={"parallelism": workload.parallelism.model_copy(update=changes)})
+        trained = workload.model_copy(update={"parallelism": _trained_on(workload.parallelism, changes)})
         return self._replace(program=trained, reading=replace(self.reading, workload=trained) if self.reading else None)
 
     def with_note(self, note: str) -> Configuration:
@@ -157,6 +159,14 @@ def read_configuration(path: Path | None, *, or_built_in: bool = True) -> Config
         looked_for = f"looked for {describe_layouts()}; {' and '.join(PLAIN_FILES)}"
         raise UsageError("this folder has no configuration", hint=f'name one, `source="conf"`, or a program; {looked_for}')
     return (found or _built_in("the built-in workload, since this folder has no configuration")).with_allocator_settings_of(os.environ)
+
+
+def _trained_on(parallelism: Parallelism, changes: Mapping[str, int]) -> Parallelism:
+    """Return *parallelism* with other numbers of GPUs and machines. Raises UsageError where its strategy does not go with them."""
+    try:
+        return Parallelism.model_validate(parallelism.model_dump() | dict(changes))
+    except ValidationError as error:
+        raise UsageError(str(error.errors()[0]["msg"]), hint="change its `parallelism`") from error
 
 
 def _read(path: Path | None) -> Configuration | None:

@@ -15,6 +15,7 @@ from memplan.layouts.sources import Source
 from memplan.programs.command_program import CommandProgram
 from memplan.programs.function_program import FunctionProgram
 from memplan.programs.user_program import UserProgram
+from memplan.workload.parallelism import Parallelism
 from memplan.workload.workload import Workload
 
 NOT_TOLD = ("huggingface_config", "kind")
@@ -74,7 +75,7 @@ class _Told(NamedTuple):
         """Yield the fields of *part*, whose name is *above*."""
         for name in type(part).model_fields:
             value = getattr(part, name)
-            if name in NOT_TOLD or value in (None, "", ()):
+            if name in NOT_TOLD or value in (None, "", ()) or (isinstance(part, Parallelism) and part.leaves_open(name)):
                 continue
             if isinstance(value, BaseModel):
                 yield from self.of(value, f"{above}.{name}")

@@ -53,6 +53,7 @@ def be_one_rank(ranks: World) -> None:
     if hasattr(dist.ProcessGroup, "split_group"):
         dist.ProcessGroup.split_group = _telling_number(dist.ProcessGroup.split_group)
     hand_tensors_on()
+    dist.Reducer._rebuild_buckets = _after_collectives(dist.Reducer._rebuild_buckets)
     change_when_imported({
         "torch.distributed.run": _launch_here,
         "torch.distributed.fsdp._optim_utils": know_all_parameters,
@@ -145,6 +146,23 @@ def _store_or(real: Any) -> Any:
             self.host, self.port = host, port
 
     return RankStore
+
+
+def _after_collectives(rebuild: Callable[..., Any]) -> Callable[..., Any]:
+    """
+    Return DDP's way to make its buckets anew, once the thread that watches collectives has let go of the first ones.
+
+    That looks every tenth of a second, which most steps on a GPU take longer than; here a step may take less, and meet them or not.
+    """
+
+    @functools.wraps(rebuild)
+    def call(reducer: Any) -> Any:
+        for group in torch.distributed.distributed_c10d._world.pg_map:
+            if torch.distributed.get_backend(group) == "nccl":
+                group._wait_for_pending_works()
+        return rebuild(reducer)
+
+    return call
 
 
 def _telling_size(make: Callable[..., Any]) -> Callable[..., Any]:

@@ -35,6 +35,7 @@ from memplan.child.not_compiled import not_compiled, not_followed
 from memplan.child.one_rank import world
 from memplan.child.program_frames import is_own, place_in
 from memplan.child.recorded_values import RecordedValues, ValueWriter
+from memplan.child.shard_buffers import bucket_buffers, classes_of_shards, whole_gradients
 from memplan.child.tensor_types import TypeRecorder, has_memory
 from memplan.errors import is_out_of_memory
 from memplan.traces.trace import ACTIONS
@@ -405,7 +406,11 @@ class Recorder:
         count = self._num_allocs()
         plain: list[Any] = []
         self._flagged = 0
-        modules, optimizers, tensors = objects_of(torch.nn.Module, torch.optim.Optimizer, torch.Tensor)
+        kinds = (torch.nn.Module, torch.optim.Optimizer, torch.Tensor)
+        fsdp, zero = classes_of_shards()
+        modules, optimizers, tensors, *found_of_shards = objects_of(*kinds, *fsdp, *zero)
+        gradients = addresses(whole_gradients(each for found in found_of_shards[: len(fsdp)] for each in found))
+        buffers = addresses(bucket_buffers(each for found in found_of_shards[len(fsdp) :] for each in found))
         compiled = _is_compiled()
         if not self._has_looked:
             self._has_looked = True
@@ -423,14 +428,15 @@ class Recorder:
         weights = addresses(tensor for tensor in tensors if isinstance(tensor, torch.nn.Parameter))  # a flat one is of no module
         weights |= addresses(plain) & addresses(tensor for tensor in tensors if _is_view_in_graph(tensor))  # gathered, of FSDP
         self.notes["parameters"] |= {(address, count) for address in weights}
+        self.notes["gradients"] |= {(address, count) for address in gradients}
+        self.notes["workspaces"] |= {(address, count) for address in buffers}
         for module in modules:
             self._check_checkpointing(module)
         self._note_weights(modules, optimizers, count)  # a program without an optimizer ends no step
         if self._flagged and not self._checkpoints and not compiled:
             modules_on = f"{self._flagged} module{'s' if self._flagged > 1 else ''}"
             self.checkpointing_off.add(f"the switch is on in {modules_on}, and not one region was checkpointed")
-        for kind, found in (("workspaces", filter(_is_workspace, plain)), ("batch_data", plain)):  # of two notes the first counts
-            self.notes[kind] |= {(address, count) for address in addresses(found) - saved - weights}
+        self.notes["batch_data"] |= {(address, count) for address in addresses(plain) - saved - weights - gradients - buffers}
 
     def _check_checkpointing(self, module: Any) -> None:
         names = [name for name in CHECKPOINT_FLAGS if module.__dict__.get(name) is True]
@@ -586,11 +592,6 @@ def _saved_by_checkpointing() -> list[Any]:
     kind = getattr(torch.utils.checkpoint, "_VersionWrapper", None)  # private, from 2.4 on
     found = objects_of(kind)[0] if kind is not None else []
     return [wrapper.val for wrapper in found if isinstance(wrapper.val, torch.Tensor)]
-
-
-def _is_workspace(tensor: Any) -> bool:
-    """Say whether memplan's own models (models/built_in.py) said that *tensor* is no data."""
-    return bool(getattr(tensor, "is_workspace", False))
 
 
 def _is_compiled() -> bool:

@@ -35,6 +35,7 @@ from typing import Any
 import torch
 
 from memplan.child.held_back import hold_back
+from memplan.child.one_rank import World, world
 from memplan.child.ordinary_answers import compare_with_zeros
 from memplan.child.recorder import MistakeError, Recorder, failure_of
 from memplan.child.skipped_loading import skipped
@@ -194,6 +195,16 @@ def let_gpus_be_counted() -> None:
         torch._C._cuda_getDeviceCount = lambda: 1
 
 
+def train_with(ranks: World, recorder: Recorder) -> None:
+    """Have this process be the rank of *ranks* that is rehearsed."""
+    from memplan.child.absent_ranks import be_one_rank  # noqa: PLC0415  (a PyTorch without it has no such classes)
+    from memplan.child.collectives import hand_objects_on  # noqa: PLC0415
+
+    torch._C._cuda_getDeviceCount = lambda: ranks.num_gpus
+    hand_objects_on(recorder.reads.answering)
+    be_one_rank(ranks)
+
+
 def fork() -> int:
     """Do as `os.fork` does, which warns of numpy's threads; they know of forks."""
     with warnings.catch_warnings():
@@ -212,6 +223,9 @@ def can_fork() -> bool:
 def serve(build: Build | None, failure: dict[str, Any] | None, request: dict[str, Any], recorder: Recorder) -> None:
     """Run *request* in this process, write its result, and leave without waiting for threads that may hang."""
     os.environ.update(request["environment"])
+    ranks = world()
+    if ranks is not None:
+        train_with(ranks, recorder)
     recorder.reads.answers.update(request["answers"])
     recorder.use_values(request["values_file"], request["values_variant"])
     recorder.compilers.are_times_inverse = request["times"] == "inverse"

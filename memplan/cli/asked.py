@@ -57,9 +57,10 @@ _PROGRAM_OPTIONS = (
         help="Build a program's pretrained models without reading their weights, which need not be there: the configuration has their "
         "sizes.",
     ),
-    click.option("--num-gpus", type=click.IntRange(min=1), metavar="N", help="GPUs of each machine on which it trains."),
     click.option("--num-nodes", type=click.IntRange(min=1), metavar="N", help="Machines on which it trains."),
 )
+
+_NUM_GPUS = click.option("--num-gpus", type=click.IntRange(min=1), metavar="N", help="GPUs of each machine on which it trains.")
 
 _OF_PROGRAM = ("fields", "short", "skip_weights", "num_gpus", "num_nodes")
 """What they are called as arguments, and in PlanSettings."""
@@ -76,13 +77,20 @@ def program_options(command: Callable[..., int]) -> Callable[..., int]:
 
     It takes them together, as `of_program`: they are for `typed_settings`, whatever there are.
     """
+    return gathered_program_options(command, _NUM_GPUS)
+
+
+def gathered_program_options(
+    command: Callable[..., int], num_gpus: Callable[[Callable[..., int]], Callable[..., int]]
+) -> Callable[..., int]:
+    """Give *command* the same with another option *num_gpus*."""
 
     @wraps(command)
     def gathered(*arguments: Any, **options: Any) -> int:
         of_program = {name: options.pop(name) for name in _OF_PROGRAM}
         return command(*arguments, of_program=of_program, **options)
 
-    return _with(gathered, _PROGRAM_OPTIONS)
+    return _with(gathered, (*_PROGRAM_OPTIONS[:-1], num_gpus, _PROGRAM_OPTIONS[-1]))
 
 
 def program_of(context: click.Context, function: str | None) -> str | list[str] | None:
@@ -93,7 +101,7 @@ def program_of(context: click.Context, function: str | None) -> str | list[str] 
     return function if words is None else words
 
 
-def _with(command: Command, options: Sequence[Callable[[Command], Command]]) -> Command:
+def _with(command: Command, options: Sequence[Callable[[Any], Any]]) -> Command:
     for option in reversed(options):
         command = option(command)
     return command

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from memplan.cli.asked import PROGRAM, WithProgram, asked_configuration, asked_for, method_for, program_options, typed_settings
+from memplan.cli.asked import (
+    PROGRAM,
+    WithProgram,
+    asked_configuration,
+    asked_for,
+    gathered_program_options,
+    method_for,
+    typed_settings,
+)
 from memplan.cli.options import (
     config_path_option,
     grow_negatives_option,
@@ -28,6 +36,9 @@ if TYPE_CHECKING:
     from memplan.estimators.base import Estimator
     from memplan.hardware.gpu import GpuSpec
 
+GPUS_OF_MACHINE = 8
+"""GPUs of one machine, where more are asked for and nobody says how many there are."""
+
 EXAMPLES = """
 \b
 Examples:
@@ -38,15 +49,44 @@ Examples:
                                                     a function
   memplan compare --gpus t4,a100-80 -- python train.py --batch-size {micro_batch_size}
                                                     a program
+  memplan compare a100-80 h100 --num-gpus 1,2,4,8,64 --strategy fsdp
+                                                    on how many of them it fits, on machines of 8
   memplan compare --format markdown > settings.md   a table for a README
 """
+
+
+STRATEGIES = ("ddp", "zero1", "zero2", "zero3", "fsdp")
+"""Those of Parallelism, written out: `--help` loads no pydantic."""
+
+
+def _counts(context: click.Context, option: click.Parameter, text: str) -> tuple[int, ...]:
+    """Return the numbers of GPUs that *text* lists, each once, as in 1,2,4,8."""
+    del context, option
+    words = [word.strip() for word in text.split(",")] if text else []
+    if not all(word.isascii() and word.isdecimal() and int(word) > 0 for word in words):
+        raise click.BadParameter(f"{text!r} is no list of numbers of GPUs, like 1,2,4,8")
+    return tuple(dict.fromkeys(map(int, words)))
+
+
+def of_counted_program(command: Callable[..., int]) -> Callable[..., int]:
+    """Give *command* the options of programs, with several numbers of GPUs."""
+    counts = click.option(
+        "--num-gpus", callback=_counts, default="", metavar="N,N",
+        help=f"On how many GPUs in all: 1,2,4,8,64; above {GPUS_OF_MACHINE} on machines of {GPUS_OF_MACHINE}. With --num-nodes: of each.",
+    )  # fmt: skip
+    return gathered_program_options(command, counts)
 
 
 @click.command(cls=WithProgram, epilog=EXAMPLES)
 @click.argument("names", metavar="[GPU]... [FILE.py:build | -- COMMAND …]", nargs=-1)
 @click.option("--gpus", "more_names", metavar="NAME,NAME", default="", help="The GPUs, where a program follows: t4,a100-80.")
 @config_path_option
-@program_options
+@of_counted_program
+@click.option(
+    "--strategy",
+    type=click.Choice(STRATEGIES),
+    help="How several GPUs share the model of a workload or recipe; default: as that says.",
+)
 @target_option
 @tolerance_option
 @grow_negatives_option
@@ -66,6 +106,7 @@ def compare(
     more_names: str,
     config_path: Path | None,
     of_program: Mapping[str, Any],
+    strategy: str | None,
     target: int | None,
     tolerance: float | None,
     grows_negatives: bool,
@@ -79,7 +120,8 @@ def compare(
     Show the settings to use on each GPU: micro-batch, accumulation, negatives, and what they take.
 
     GPU is a name that --gpu takes. Without any, every GPU of the catalogue is compared: rehearsing on all of them takes minutes the first
-    time; results are cached. Exit code 0: it fits on at least one GPU; 1: on none.
+    time; results are cached. With several numbers of GPUs each is looked at, and the smallest machine comes first. Exit code 0: it fits on
+    at least one GPU; 1: on none.
     """
     from memplan.api.configuration import is_function
     from memplan.api.plans import PlanRequest
@@ -89,12 +131,13 @@ def compare(
     functions = [name for name in names if is_function(name)]
     if len(functions) + (PROGRAM in context.meta) > 1:
         raise UsageError("several programs are named", hint="compare one at a time")
+    counts = of_program["num_gpus"]
     asked = asked_for(
         typed_settings(
             context.meta.get(PROGRAM, functions[0] if functions else None),
             config_path,
-            pins,
-            **of_program,
+            [*pins, *([f"strategy={strategy}"] if strategy else [])],
+            **{**of_program, "num_gpus": None},
             target_effective_batch_size=target,
             target_tolerance=tolerance,
             margin=margin,
@@ -112,10 +155,24 @@ def compare(
     )
     method = method_for(context, method, settings.program)  # type: ignore[assignment]
     gpu_names = [*(name for name in names if name not in functions), *filter(None, map(str.strip, more_names.split(",")))]
-    configuration = asked_configuration(asked)
-    found = _compare(configuration, _gpus(gpu_names, with_mig=with_mig), request, method)
-    _show(configuration, found, output_format)
+    configurations = [
+        asked_configuration(asked._replace(settings=settings.model_copy(update=machines)))
+        for machines in (_machines(count, settings.num_nodes) for count in counts or [settings.num_gpus])
+    ]
+    found = _compare(configurations, _gpus(gpu_names, with_mig=with_mig), request, method)
+    _show(configurations[0], found, output_format)
     return 0 if any(card.fits for card in found.answer.gpus) else 1
+
+
+def _machines(count: int | None, num_nodes: int | None) -> dict[str, int | None]:
+    """Return how many GPUs each machine has, and how many machines there are, for *count* in all; as they are where *num_nodes* is said."""
+    if count is None or num_nodes is not None or count <= GPUS_OF_MACHINE:
+        return {"num_gpus": count, "num_nodes": num_nodes}
+    if count % GPUS_OF_MACHINE:
+        raise UsageError(
+            f"{count} GPUs are no whole machines of {GPUS_OF_MACHINE}", hint="say it for each machine: `--num-gpus 4 --num-nodes 3`"
+        )
+    return {"num_gpus": GPUS_OF_MACHINE, "num_nodes": count // GPUS_OF_MACHINE}
 
 
 _BYTES_OF_A_REHEARSAL = 3 * 2**30
@@ -139,18 +196,23 @@ def _gpus(names: Sequence[str], *, with_mig: bool) -> list[GpuSpec]:
     return sorted(known, key=lambda gpu: (gpu.total_memory_bytes, gpu.name))
 
 
-def _compare(configuration: Configuration, gpus: Sequence[GpuSpec], request: PlanRequest, method: Method) -> Answered[_Compared]:
+def _compare(configurations: Sequence[Configuration], gpus: Sequence[GpuSpec], request: PlanRequest, method: Method) -> Answered[_Compared]:
     from memplan.analysis.comparison import compare as compare_gpus
     from memplan.api.methods import by_method
     from memplan.cli.progress import rehearsal_progress
     from memplan.hardware.host import most_processes_of
 
+    configuration = configurations[0]
     # What a program of the user's takes of the host nobody knows: one at a time.
     most_at_once = 1 if configuration.is_own_program else most_processes_of(_BYTES_OF_A_REHEARSAL)
 
     def ask(estimator: Estimator) -> _Compared:
-        options = request.options(configuration)
-        found = compare_gpus(configuration.program, gpus, estimator, pins=request.pins, most_at_once=most_at_once, **options)
+        found = []
+        for each in configurations:
+            options = request.options(each)
+            found += compare_gpus(each.program, gpus, estimator, pins=request.pins, most_at_once=most_at_once, **options)
+        if len(configurations) > 1:
+            found.sort(key=lambda card: (card.machine_bytes, card.num_gpus, card.gpu.name))
         return _Compared(found, estimator.method)
 
     with rehearsal_progress() as on_rehearsal:
@@ -158,7 +220,7 @@ def _compare(configuration: Configuration, gpus: Sequence[GpuSpec], request: Pla
 
 
 def _show(configuration: Configuration, found: Answered[_Compared], output_format: str) -> None:
-    from memplan.reports.comparison_view import view_comparison
+    from memplan.reports.comparison_view import smallest_machine, view_comparison
 
     compared = found.answer
     if output_format == "json":
@@ -175,5 +237,6 @@ def _show(configuration: Configuration, found: Answered[_Compared], output_forma
         from memplan.reports.terminal import print_table
 
         print_table(view.columns, view.rows)
+    told = [smallest_machine(compared.gpus)] if any(card.num_gpus > 1 for card in compared.gpus) else []
     remembered = [f"remembered in {configuration.remembered}"] if configuration.remembered else []
-    click.echo("\n" + "\n".join((f"{compared.method}, planned: {configuration.source}", *remembered, *found.notes)), err=True)
+    click.echo("\n" + "\n".join((f"{compared.method}, planned: {configuration.source}", *told, *remembered, *found.notes)), err=True)

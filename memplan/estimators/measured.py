@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from memplan.errors import NotEstimatedError, UsageError
+from memplan.errors import NotEstimatedError, NotRehearsedError, UsageError
 from memplan.estimators.analytic.estimate import estimate
 from memplan.estimators.base import Estimator
 from memplan.estimators.workload_steps import allocator_environment, check_packages, instead_of_running, step_of, values_of
@@ -13,6 +13,7 @@ from memplan.execution.step_source import StepSource
 from memplan.hardware.gpu import GpuSpec
 from memplan.memory.cuda_context import context_of
 from memplan.memory.estimate import MemoryRange
+from memplan.workload.parallelism import Parallelism
 from memplan.workload.program import Program
 from memplan.workload.stage import Stage
 from memplan.workload.workload import workload_of
@@ -46,6 +47,7 @@ class MeasuredEstimator(Estimator, Closing):
         key = step.family, step.micro_batch_size
         if key not in self._measured:
             check_packages(step)
+            _check_is_whole(workload_of(program).parallelism)
             settings = allocator_environment(program.training.allocator_settings)
             try:
                 found = self._measurer.measure(values_of(step), environment=settings)
@@ -61,6 +63,14 @@ class MeasuredEstimator(Estimator, Closing):
             return estimate(workload_of(program), gpu, stage).device_used
         except NotEstimatedError:
             return None
+
+
+def _check_is_whole(parallelism: Parallelism) -> None:
+    """Raise NotRehearsedError where each rank has a shard: one GPU has nobody to share with."""
+    if parallelism.is_sharded:
+        raise NotRehearsedError(
+            f"{parallelism.strategy} on {parallelism.data_parallel_size} GPUs cannot be measured on one", hint='use `method="rehearsed"`'
+        )
 
 
 def _with_what_was_missing(found: Measurement, formula: MemoryRange | None, gpu: GpuSpec) -> Measurement:

@@ -42,7 +42,7 @@ _TRIES = 10
 _MOST_SECONDS_IN_USE = 3600.0
 """A rehearsal is written and removed in less than a second."""
 
-_READ_BY_PYTORCH = ("TORCH", "PYTORCH", "CUDA", "CUBLAS", "CUDNN", "NVIDIA", "TRITON")
+_READ_BY_PYTORCH = ("TORCH", "PYTORCH", "CUDA", "CUBLAS", "CUDNN", "NVIDIA", "NCCL", "TRITON")
 _PACKAGE = Path(__file__).parents[1]
 
 

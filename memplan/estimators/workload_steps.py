@@ -13,13 +13,16 @@ from memplan.errors import NotEstimatedError, NotRehearsedError, UsageError
 from memplan.estimators.analytic.estimate import estimate
 from memplan.estimators.rehearsal_cache import family_of
 from memplan.estimators.steps import Step, StepRunner, with_fewest_micro_batches
+from memplan.execution.ranks import MOST_GPUS, Ranks
 from memplan.execution.rehearsal import Rehearsal
 from memplan.hardware.catalog import of_some_kind
 from memplan.hardware.gpu import GpuSpec
 from memplan.hardware.torch_install import find_torch
 from memplan.memory.estimate import MemoryRange
+from memplan.memory.nccl_buffers import link_of
 from memplan.workload.model import HuggingFaceModel
 from memplan.workload.optimizer import OPTIMIZER_PACKAGES
+from memplan.workload.parallelism import ZERO_PACKAGE, ZERO_STAGES, Parallelism
 from memplan.workload.program import Program
 from memplan.workload.stage import Stage
 from memplan.workload.workload import Workload, workload_of
@@ -30,6 +33,9 @@ if TYPE_CHECKING:
 
 MODEL_PACKAGE = "transformers"
 """What builds a model that there are no formulas for."""
+
+OLDEST_OF_RANKS = (2, 6)
+"""The oldest PyTorch of which one rank can be run without the others."""
 
 
 class WorkloadSteps(StepRunner):
@@ -54,7 +60,9 @@ class WorkloadSteps(StepRunner):
     def _run(self, step: Step, steps: int | None) -> Rehearsal:
         settings = allocator_environment(step.program.training.allocator_settings)
         try:
-            rehearsal = _rehearser().rehearse(gpu=step.gpu, values=values_of(step), steps=steps, environment=settings, has_padding=True)
+            rehearsal = _rehearser().rehearse(
+                gpu=step.gpu, values=values_of(step), steps=steps, environment=settings, has_padding=True, ranks=ranks_of(step.program)
+            )
         except UsageError as error:
             from memplan.execution.runner import not_run  # noqa: PLC0415
 
@@ -72,6 +80,11 @@ class WorkloadSteps(StepRunner):
             return estimate(workload_of(program), gpu, stage).device_used
         except NotEstimatedError:
             return None
+
+
+def ranks_of(program: Program) -> Ranks:
+    """Return the ranks that train *program*, of which the first is run."""
+    return Ranks(program.parallelism.devices, program.parallelism.nodes)
 
 
 def values_of(step: Step) -> dict[str, object]:
@@ -113,22 +126,46 @@ def check_packages(step: Step) -> None:
         raise NotRehearsedError(
             f"the optimizer {optimizer.name} is that of {package}, which is not installed", hint=f"`pip install {package}`"
         )
+    check_ranks(workload)
+
+
+def check_ranks(workload: Workload) -> None:
+    """Raise NotRehearsedError where the ranks of *workload* cannot train together as it says."""
+    parallelism = workload.parallelism
+    if parallelism.data_parallel_size == 1:
+        return
+    if parallelism.devices > MOST_GPUS:
+        raise NotRehearsedError(f"a machine has at most {MOST_GPUS} GPUs here", hint="say how many machines there are: `nodes`")
+    if find_torch().numbers < OLDEST_OF_RANKS:
+        raise NotRehearsedError(f"PyTorch {find_torch().version} has no process group that waits for nobody", hint="PyTorch 2.6 has one")
+    if parallelism.strategy not in ZERO_STAGES:
+        return
+    if PathFinder.find_spec(ZERO_PACKAGE) is None:
+        raise NotRehearsedError(
+            f"the strategy {parallelism.strategy} is {ZERO_PACKAGE}'s, which is not installed", hint=f"`pip install {ZERO_PACKAGE}`"
+        )
+    if workload.contrastive is not None and workload.contrastive.cached_loss_mini_batch_size is not None:
+        raise NotRehearsedError(
+            f"{ZERO_PACKAGE} runs no backward from gradients, which a cached loss needs", hint="try the strategy ddp or fsdp"
+        )
 
 
 def step_of(workload: Workload, gpu: GpuSpec, stage: Stage | None) -> Step:
     """Return what of *workload*, *gpu* and *stage* decides a rehearsal."""
     anonymous = None if stage is None else stage.model_copy(update={"name": "stage", "max_n_negatives": None})
-    reduced = with_fewest_micro_batches(workload, anonymous).model_copy(update={"name": ""})
+    alike = {"name": ""} | ({"parallelism": Parallelism()} if workload.parallelism.data_parallel_size == 1 else {})
+    reduced = with_fewest_micro_batches(workload, anonymous).model_copy(update=alike)
     card = of_some_kind(gpu).endless()
     alone = reduced.with_training(micro_batch_size=1)
     likeness = alone.model_dump_json()
-    family = _family(likeness, card, _packages_of(workload))
+    family = _family(likeness, card, _packages_of(workload), workload.parallelism.data_parallel_size > 1)
     return Step(family, workload.training.micro_batch_size, likeness, reduced, card)
 
 
 @lru_cache(maxsize=4096)
-def _family(step: str, gpu: GpuSpec, packages: tuple[str, ...]) -> str:
-    kind = {name: getattr(gpu, name) for name in ("compute_capability", "multiprocessors")}
+def _family(step: str, gpu: GpuSpec, packages: tuple[str, ...], has_ranks: bool) -> str:
+    kind: dict[str, object] = {name: getattr(gpu, name) for name in ("compute_capability", "multiprocessors")}
+    kind |= {"link": link_of(gpu).name} if has_ranks else {}
     versions: dict[str, object] = {"torch": find_torch()[:3]}
     if packages:
         from importlib import metadata  # noqa: PLC0415
@@ -141,7 +178,8 @@ def _packages_of(workload: Workload) -> tuple[str, ...]:
     """Return the packages besides PyTorch that build the step."""
     is_huggingface = getattr(workload.model, "huggingface_config", None) is not None
     optimizer = OPTIMIZER_PACKAGES.get(workload.optimizer.name)
-    return (*([MODEL_PACKAGE] if is_huggingface else []), *([optimizer] if optimizer else []))
+    has_zero = workload.parallelism.strategy in ZERO_STAGES and workload.parallelism.data_parallel_size > 1
+    return (*([MODEL_PACKAGE] if is_huggingface else []), *([optimizer] if optimizer else []), *([ZERO_PACKAGE] if has_zero else []))
 
 
 _own = threading.local()

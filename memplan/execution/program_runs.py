@@ -402,7 +402,7 @@ class ProgramRuns(Closing):
             **({"MEMPLAN_SENT": str(asked.sent)} if asked.sent else {}),
             **({SKIP_WEIGHTS: str(folder)} if asked.skip_weights else {}),
             **({HABITS: asked.habits} if asked.habits is not None else {}),
-            "MEMPLAN_NCCL": "{}{:02}00".format(*asked.torch.nccl_version),
+            "MEMPLAN_NCCL": asked.torch.nccl_number,
             **own_caches(folder),
             **asked.variables,
             "MEMPLAN_LOG": str(folder / "log"),

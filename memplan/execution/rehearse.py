@@ -7,7 +7,8 @@ missing, and reads its log.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from memplan.execution.device_log import read_device_log
 from memplan.execution.held_back import Writes
 from memplan.execution.program_habits import HABITS
 from memplan.execution.program_process import NotEndedError
+from memplan.execution.ranks import ONE_RANK, Ranks
 from memplan.execution.rehearsal import Rehearsal
 from memplan.execution.runner import DEFAULT_TIMEOUT_SECONDS, SKIP_WEIGHTS, Closing, Runner
 from memplan.execution.step_source import StepSource
@@ -23,8 +25,10 @@ from memplan.execution.values_pass import NO_VALUES, EndlessError, ValuesFile, s
 from memplan.hardware.gpu import GpuSpec
 from memplan.hardware.torch_install import find_torch
 from memplan.memory.cuda_context import CONTEXT_BYTES, assumed_range
+from memplan.memory.estimate import MemoryRange
+from memplan.memory.nccl_buffers import Communicator, nccl_buffers
 from memplan.standin.build import build
-from memplan.standin.launch import environment_for, gpu_description, own_caches
+from memplan.standin.launch import environment_for, on_gpus, own_caches
 
 
 class Rehearser(Closing):
@@ -60,18 +64,28 @@ class Rehearser(Closing):
         checks_tensor_types: bool = False,
         environment: Mapping[str, str] | None = None,
         has_padding: bool = False,
+        ranks: Ranks = ONE_RANK,
     ) -> Rehearsal:
         """
         Return what the program does to the memory of *gpu*.
 
-        *steps*: how many; None runs three, and ten where the third still takes more than the second
-        or is of another size. *answers*: what reads of device values get, by FILE.py:LINE: an answer, and the line that it was given for
+        *steps*: how many; None runs three, and ten where the third still takes more than the second or is of another
+        size. *answers*: what reads of device values get, by FILE.py:LINE: an answer, and the line that it was given for
         (None: any). *library_workspaces*: count an allowance for what CUDA's libraries decide at run time; the lower bound is without it.
         *checks_tensor_types*: run one step more, which counts for nothing, to find large tensors of wide types. *environment*: variables
-        for this rehearsal, as PYTORCH_ALLOC_CONF. *has_padding*: the program's batch has padding: what it reads of a mask is known.
+        for this rehearsal, as PYTORCH_ALLOC_CONF. *has_padding*: the program's batch has padding: what it reads of a mask is known. *ranks*: how
+        many GPUs train together, and which rank this is; the others need not be there.
 
         Raises UsageError when the program fails for another reason than memory, MissingError when this machine cannot rehearse it.
         """
+        ranks.checked()
+        torch = find_torch()
+        inherited = os.environ | dict(environment or {})
+
+        def nccl(communicators: Iterable[Communicator]) -> MemoryRange:
+            return nccl_buffers(communicators, gpu=gpu, num_gpus=ranks.num_gpus, version=torch.nccl_version, settings=inherited)
+
+        beside_bytes = context_bytes + nccl([Communicator(ranks.size)]).expected_bytes
 
         def run(values_file: ValuesFile | None, *, with_workspaces: bool, checks_tensor_types: bool) -> Run:
             log = self._runner.folder / "log"
@@ -79,11 +93,15 @@ class Rehearser(Closing):
             card = gpu if values_file is None or values_file.variant is None or has_run_out else with_ample_memory(gpu)
             status = self._runner.run(
                 device=lambda: self._writes.held_in(
-                    environment_for(gpu, build(find_torch()), context_bytes=context_bytes) | own_caches(self._runner.folder) | self._more
+                    environment_for(gpu, build(torch), context_bytes=context_bytes) | own_caches(self._runner.folder) | self._more
                 ),
                 environment={
                     **(environment or {}),
-                    "MEMPLAN_CARD": gpu_description(card, context_bytes),
+                    **on_gpus(card, ranks.num_gpus, context_bytes=beside_bytes),
+                    "MEMPLAN_WORLD": "",  # the process may have begun as one of several
+                    **ranks.variables(),
+                    "MEMPLAN_NCCL": torch.nccl_number,
+                    "MEMPLAN_RESULTS": str(self._runner.folder),
                     "MEMPLAN_LOG": str(log),
                     "MEMPLAN_WORKSPACES": str(int(with_workspaces)),
                 },
@@ -116,7 +134,15 @@ class Rehearser(Closing):
         without = None
         if library_workspaces and whole.log.workspaces:
             without = run(found.values, with_workspaces=False, checks_tensor_types=False).record
-        told = rehearsal_of(whole, without=without, others=found.others, context=assumed_range(context_bytes), values_failure=found.failure)
+        told = rehearsal_of(
+            whole,
+            without=without,
+            others=found.others,
+            context=assumed_range(context_bytes),
+            nccl=nccl(whole.log.communicators),
+            values_failure=found.failure,
+            ranks=ranks,
+        )
         return self._writes.told_in(told)
 
     def _check(self, run: Run) -> None:

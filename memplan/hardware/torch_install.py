@@ -27,6 +27,11 @@ class TorchBuild(NamedTuple):
     libraries: Path
 
     @property
+    def numbers(self) -> tuple[int, ...]:
+        """Return the first two numbers of its version."""
+        return _numbers(self.version)
+
+    @property
     def cudnn(self) -> str:
         """Return cuDNN's version as its package has it: 9.20.0."""
         major, rest = divmod(self.cudnn_version, 10_000 if self.cudnn_version >= 90_000 else 1000)
@@ -38,6 +43,15 @@ class TorchBuild(NamedTuple):
         names = (path.name for path in self.libraries.parent.parent.glob("nvidia_nccl_cu*.dist-info"))
         found = (re.search(r"-(\d+)\.(\d+)", name) for name in names)
         return next(((int(one[1]), int(one[2])) for one in found if one), (2, 28))
+
+    @property
+    def nccl_number(self) -> str:
+        """Return the same as NCCL says it, of a version without a patch: 22900 for 2.29."""
+        return "{}{:02}00".format(*self.nccl_version)
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(map(int, re.findall(r"\d+", version)[:2]))
 
 
 def find_torch(python: str | None = None) -> TorchBuild:
@@ -56,8 +70,7 @@ def find_torch(python: str | None = None) -> TorchBuild:
     version, cuda = (_assigned(name, text) for name in ("__version__", "cuda"))
     if cuda is None or not (folder / "lib" / "libtorch_cuda.so").exists():
         raise MissingError(f"PyTorch {version} of this Python is not built for CUDA", hint=_INSTALL)
-    numbers = tuple(map(int, re.findall(r"\d+", version or "0")[:2]))
-    if numbers < OLDEST:
+    if _numbers(version or "0") < OLDEST:
         oldest = ".".join(map(str, OLDEST))
         raise MissingError(f"PyTorch {version} is older than {oldest}", hint=f"rehearsals run with PyTorch {oldest} or later")
     return TorchBuild(version or "", int(cuda.split(".")[0]), _cudnn_version(folder.parent), folder / "lib")

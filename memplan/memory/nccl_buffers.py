@@ -20,6 +20,9 @@ from memplan.units import KIB, MIB
 SIMPLE_BYTES, LL_BYTES, LL128_BYTES = 4 * MIB, 512 * KIB, 4800 * KIB
 """Buffers of the three protocols, on each channel (init.cc, `computeBuffSizes`: NCCL_BUFFSIZE, NCCL_LL_BUFFSIZE, NCCL_LL128_BUFFSIZE)."""
 
+USUAL_VERSION = (2, 28)
+"""NCCL of PyTorch 2.11, where nobody says which there is."""
+
 PAGE_BYTES = 2 * MIB
 """What memory from cuMem comes in, as NCCL takes it since 2.19 (alloc.h)."""
 
@@ -41,6 +44,12 @@ class Link(Enum):
 
 _ACROSS_MACHINES = (4, 16, 32)
 """Channels of a communicator over several machines with NVLink, whose network cards are the narrow part."""
+
+
+def link_of(gpu: GpuSpec) -> Link:
+    """Return how several of *gpu* in one machine reach each other, unless settings say otherwise."""
+    is_server = any(word in gpu.name for word in ("SXM", "HBM3", "HGX", "GH200", "GB200", "B200", "H200", "H800", "V100"))
+    return Link.NVLINK if is_server and "PCIe" not in gpu.name else Link.PCIE
 
 
 class Communicator(NamedTuple):
@@ -84,10 +93,7 @@ class _World(NamedTuple):
 
     @property
     def _link(self) -> Link:
-        if self._setting("P2P_DISABLE", 0):
-            return Link.HOST
-        is_server = any(word in self.gpu.name for word in ("SXM", "HBM3", "HGX", "GH200", "GB200", "B200", "H200", "H800", "V100"))
-        return Link.NVLINK if is_server and "PCIe" not in self.gpu.name else Link.PCIE
+        return Link.HOST if self._setting("P2P_DISABLE", 0) else link_of(self.gpu)
 
     @property
     def _has_cumem(self) -> bool:

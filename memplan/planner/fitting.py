@@ -10,7 +10,6 @@ from memplan.errors import SizeRefusedError
 from memplan.estimators.base import Estimator, ReplayingEstimator
 from memplan.hardware.gpu import GpuSpec
 from memplan.memory.budget import MemoryBudget
-from memplan.memory.cuda_context import context_of
 from memplan.planner.search import Largest, Outcome, largest_accepted
 from memplan.workload.program import Program
 from memplan.workload.stage import Stage
@@ -142,5 +141,7 @@ def is_tight(program: Program, gpu: GpuSpec, stage: Stage | None, estimator: Est
     """Say whether *stage*, which does not fit, runs within the budget all the same, by giving cached memory back."""
     if not isinstance(estimator, ReplayingEstimator):
         return False
-    capacity_bytes = max(0, budget.budget_bytes - context_of(gpu).high_bytes)
+    usual = estimator(program, gpu, stage)
+    beside_bytes = usual.device_used.high_bytes - usual.peak_reserved_bytes  # the context, and NCCL
+    capacity_bytes = max(0, budget.budget_bytes - beside_bytes)
     return estimator.replay_with_capacity(program, gpu, stage, capacity_bytes=capacity_bytes).fits

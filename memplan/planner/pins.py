@@ -71,7 +71,7 @@ def _pin_variable(program: Program, name: str, text: str) -> Program:
     """Return the user's own *program* with one value pinned."""
     assert isinstance(program, UserProgram)
     try:
-        if name in Parallelism.model_fields:
+        if name in ("devices", "nodes"):  # how they train together, its own code says
             return program.model_copy(update={"parallelism": _changed(program.parallelism, {name: text})})
         if name in ("target_effective_batch_size", "allocator_settings") or name in Batching.model_fields.keys() & program.variables:
             return program.with_training(**{name: text})
@@ -81,20 +81,23 @@ def _pin_variable(program: Program, name: str, text: str) -> Program:
 
 
 def _pin_workload(workload: Workload, pins: Pins) -> Workload:
+    together = {
+        name: text for name, text in pins.values.items() if name in Parallelism.model_fields
+    }  # one may make sense with another only
     for name, text in pins.values.items():
-        workload = _pin_one(workload, name, text)
+        workload = _pin_one(workload, name, text, together)
     try:
         return Workload.model_validate(workload.model_dump())  # together they may make no sense
     except ValidationError as error:
         raise UsageError(str(error.errors()[0]["msg"]).removeprefix("Value error, "), hint="change the pins") from error
 
 
-def _pin_one(workload: Workload, name: str, text: str) -> Workload:
+def _pin_one(workload: Workload, name: str, text: str, together: Mapping[str, str]) -> Workload:
     try:
         if name in Training.model_fields:
             return workload.with_training(**{name: text})
         if name in Parallelism.model_fields:
-            return workload.model_copy(update={"parallelism": _changed(workload.parallelism, {name: text})})
+            return workload.model_copy(update={"parallelism": _changed(workload.parallelism, together)})
         if name == "optimizer":
             return workload.model_copy(update={"optimizer": Optimizer.model_validate(workload.optimizer.model_dump() | {"name": text})})
         if name == "is_in_eval_mode":

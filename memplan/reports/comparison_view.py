@@ -18,8 +18,10 @@ class ComparisonView(NamedTuple):
 
 def view_comparison(gpus: Sequence[ComparedGpu]) -> ComparisonView:
     """Return the table of *gpus*. Values that are not the same in all stages are listed in their order, "24, 8"."""
+    has_several = any(gpu.num_gpus > 1 for gpu in gpus)
     is_contrastive = any(stage.planned.n_negatives is not None for gpu in gpus for stage in gpu.stages)
     columns = (
+        *(["GPUs"] if has_several else []),
         "GPU",
         "for programs",
         "micro-batch",
@@ -29,10 +31,21 @@ def view_comparison(gpus: Sequence[ComparedGpu]) -> ComparisonView:
         "memory",
         "% of GPU",
     )
-    return ComparisonView(columns, tuple(tuple(_compared_row(gpu, is_contrastive=is_contrastive)) for gpu in gpus))
+    return ComparisonView(columns, tuple(tuple(_row(gpu, has_several, is_contrastive)) for gpu in gpus))
 
 
-def _compared_row(card: ComparedGpu, *, is_contrastive: bool) -> Iterator[str]:
+def smallest_machine(gpus: Sequence[ComparedGpu]) -> str:
+    """Return which of *gpus*, as many as each trains on, has least memory in all and suffices."""
+    fitting = [gpu for gpu in gpus if gpu.fits]
+    if not fitting:
+        return "none of these machines suffices"
+    least = min(fitting, key=lambda gpu: (gpu.machine_bytes, gpu.num_gpus))
+    return f"smallest machine that suffices: {least.num_gpus} × {least.gpu.name.removeprefix('NVIDIA ')}"
+
+
+def _row(card: ComparedGpu, has_several: bool, is_contrastive: bool) -> Iterator[str]:
+    if has_several:
+        yield str(card.num_gpus)
     yield card.gpu.name.removeprefix("NVIDIA ")
     yield format_bytes(card.gpu.total_memory_bytes)
     planned = card.stages[0].planned

@@ -10,6 +10,8 @@ from memplan.memory.breakdown import MemoryBreakdown
 from memplan.planner.plan import Lever, Plan, StagePlan
 from memplan.reports.breakdown_view import Breakdown, breakdown_rows, joined
 from memplan.units import GIB, format_bytes
+from memplan.workload.parallelism import Strategy
+from memplan.workload.program import Program
 from memplan.workload.workload import Workload
 
 METHOD_NOTES = {
@@ -110,7 +112,25 @@ def _facts(plan: Plan, source: str, remembered: str, *, is_short: bool) -> Itera
         yield "CUDA context", f"{format_bytes(plan.gpu.context_bytes)}, as a profile measured it here"
     yield "method", f"{plan.method}: {METHOD_NOTES[plan.method]}"
     if plan.after.parallelism.data_parallel_size > 1:
-        yield "GPUs", f"{plan.after.parallelism.data_parallel_size}, data parallel; the table is for each"
+        yield "GPUs", f"{_gpus(plan.after)}; the table is for each"
+
+
+_STRATEGIES: dict[Strategy, str] = {
+    "ddp": "data parallel (DDP)",
+    "zero1": "optimizer state sharded (DeepSpeed ZeRO-1)",
+    "zero2": "optimizer state and gradients sharded (DeepSpeed ZeRO-2)",
+    "zero3": "fully sharded (DeepSpeed ZeRO-3)",
+    "fsdp": "fully sharded (FSDP2)",
+}
+
+
+def _gpus(program: Program) -> str:
+    """Return how many GPUs train *program*, and how they share it. What a program of the user's shares, only its code knows."""
+    parallelism = program.parallelism
+    if not isinstance(program, Workload):
+        return f"{parallelism.data_parallel_size}, data parallel"
+    groups = f" in groups of {parallelism.sharding_degree}" if parallelism.sharding_degree else ""
+    return f"{parallelism.data_parallel_size}, {_STRATEGIES[parallelism.strategy]}{groups}"
 
 
 def _planned(plan: Plan, source: str) -> str:

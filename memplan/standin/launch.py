@@ -22,13 +22,20 @@ def environment_for(
     preload = [*_preloaded(libraries), *inherited.get("LD_PRELOAD", "").split(":")]
     path = [str(libraries), *inherited.get("LD_LIBRARY_PATH", "").split(":")]
     return dict(inherited) | {
-        "MEMPLAN_CARD": "\n".join([gpu_description(gpu, context_bytes)] * num_gpus),
+        **on_gpus(gpu, num_gpus, context_bytes=context_bytes),
         "LD_PRELOAD": ":".join(filter(None, preload)),
         "LD_LIBRARY_PATH": ":".join(filter(None, path)),
         # autocast's cache of casts is freed in the order of its hashes, which are addresses
         "PYTHONHASHSEED": "0",
-        "CUDA_VISIBLE_DEVICES": ",".join(map(str, range(num_gpus))),
         "MEMPLAN_ACCOUNT": "",  # a rehearsal has its GPU for itself
+    }
+
+
+def on_gpus(gpu: GpuSpec, num_gpus: int, *, context_bytes: int) -> dict[str, str]:
+    """Return the variables by which a process finds *num_gpus* GPUs, each *gpu*."""
+    return {
+        "MEMPLAN_CARD": "\n".join([gpu_description(gpu, context_bytes)] * num_gpus),
+        "CUDA_VISIBLE_DEVICES": ",".join(map(str, range(num_gpus))),
     }
 
 

@@ -14,6 +14,7 @@ from memplan.hardware.torch_install import TorchBuild
 from memplan.memory.budget import MemoryBudget
 from memplan.planner.plan import Lever
 from memplan.workload.optimizer import Optimizer
+from memplan.workload.parallelism import Parallelism
 from memplan.workload.workload import Workload
 from tests.estimators.test_rehearsed import workload
 from tests.standin.conftest import torch_build
@@ -82,3 +83,23 @@ def test_a_trade_is_told_of_a_plan_that_fits(built_in: Workload, a100: GpuSpec) 
 
 def test_without_being_asked_a_plan_that_fits_has_none(built_in: Workload, a100: GpuSpec) -> None:
     assert make_plan(built_in, a100, AnalyticEstimator()).levers == ()
+
+
+def test_several_gpus_are_offered_to_share_the_model(rehearsals: RehearsedEstimator) -> None:
+    """Fully sharded, a step on 8 GPUs is rehearsed as such; DeepSpeed's stages too, or by formulas where it is not installed."""
+    step = workload(micro_batch_size=16).model_copy(update={"parallelism": Parallelism(devices=8)})
+    sharded = step.model_copy(update={"parallelism": Parallelism(devices=8, strategy="fsdp")})
+    gpu = find_gpu("t4")
+    budget = MemoryBudget(total_bytes=gpu.total_memory_bytes)
+
+    levers = {each.change: each for each in find_levers(step, gpu=gpu, budget=budget, estimator=rehearsals, most=64, fits=True)}
+
+    fsdp = levers["FSDP (strategy fsdp), everything sharded over 8 GPUs"]
+    assert fsdp.method == "rehearsed"
+    assert fsdp.device_used_bytes == rehearsals(sharded, gpu, None).device_used_bytes
+    assert fsdp.saving_bytes == rehearsals(step, gpu, None).device_used_bytes - fsdp.device_used_bytes > 0
+
+
+def test_one_gpu_has_nobody_to_share_with(levers: dict[str, Lever]) -> None:
+    """Nothing is offered that needs several."""
+    assert not any("sharded" in change for change in levers)

@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from memplan.cli import compare
 from memplan.hardware.catalog import catalog_gpus
 from memplan.hardware.torch_install import TorchBuild
+from memplan.workload import parallelism
 from tests.conftest import Run
 from tests.estimators.test_rehearsed import small_workload
 from tests.standin.conftest import torch_build
@@ -117,3 +119,60 @@ def test_mistakes_with_programs_are_told(run_memplan: Run, arguments: list[str],
     result = run_memplan("compare", *arguments)
 
     assert (result.returncode, said in result.stderr) == (2, True), result.stderr
+
+
+SHARED = {
+    "model": {
+        "kind": "transformer", "architecture": "decoder", "num_layers": 24, "hidden_size": 2048, "num_attention_heads": 16,
+        "intermediate_size": 8192, "vocab_size": 50_257, "num_positions": 2048, "head": "language_model",
+    },
+    "training": {"precision": "fp16-mixed", "sequence_length": 512, "activation_checkpointing": True, "target_effective_batch_size": 16},
+    "parallelism": {"strategy": "fsdp"},
+}  # fmt: skip
+"""A model whose states take more than a T4's memory, and a quarter of them do not."""
+
+
+def test_several_numbers_of_gpus_show_the_smallest_machine(run_memplan: Run, tmp_path: Path) -> None:
+    """1.4 billion parameters take 20 GiB of states: no T4 has them, four share them, and one A100 has them. Above 8 are machines of 8."""
+    file = tmp_path / "workload.yaml"
+    file.write_text(json.dumps(SHARED))
+    arguments = ("--config-path", file, "--method", "analytic", "--num-gpus", "16,1,4")
+
+    result = run_memplan("compare", "a100-80", "t4", *arguments, "--format", "json")
+    rows = [(row["gpu"]["name"].split()[-1], row["num_gpus"], row["fits"]) for row in json.loads(result.stdout)["gpus"]]
+
+    assert rows[:3] == [("T4", 1, False), ("T4", 4, True), ("A100-SXM4-80GB", 1, True)]
+    assert sorted({num_gpus for _, num_gpus, _ in rows}) == [1, 4, 16]
+    assert "smallest machine that suffices: 4 × Tesla T4" in run_memplan("compare", "a100-80", "t4", *arguments).stderr
+
+
+def test_a_strategy_is_chosen_for_all_rows(run_memplan: Run, tmp_path: Path) -> None:
+    """Whole on each of four, it fits on no T4."""
+    file = tmp_path / "workload.yaml"
+    file.write_text(json.dumps(SHARED))
+
+    result = run_memplan("compare", "t4", "--config-path", file, "--method", "analytic", "--num-gpus", "4", "--strategy", "ddp")
+
+    assert result.returncode == 1
+    assert "none of these machines suffices" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--num-gpus", "1,two"], "no list of numbers of GPUs, like 1,2,4,8"),
+        (["--num-gpus", "8,12"], "12 GPUs are no whole machines of 8"),
+        (["--strategy", "zero9"], "Invalid value for '--strategy'"),
+    ],
+)
+def test_numbers_that_make_no_machines_are_refused(run_memplan: Run, arguments: list[str], message: str) -> None:
+    """With what would."""
+    result = run_memplan("compare", "t4", "--method", "analytic", *arguments)
+
+    assert result.returncode == 2
+    assert message in result.stderr
+
+
+def test_the_command_line_knows_every_strategy() -> None:
+    """It lists them without loading what describes them."""
+    assert compare.STRATEGIES == parallelism.STRATEGIES

@@ -61,7 +61,7 @@ def test_a_recipe_that_is_sharded_is_refused_by_its_line(recipes: Path, run_memp
     result = run_memplan("--gpu", "t4", "--config-path", str(path))
 
     assert result.returncode == 2
-    assert f"{path}:23: `deepspeed` is zero3.json: memplan's own model is not sharded by DeepSpeed" in result.stderr
+    assert f"{path}:23: `deepspeed` is zero3.json: memplan does not read what DeepSpeed is told in a file of its own" in result.stderr
     assert "-- axolotl train" in result.stderr
     assert "Traceback" not in result.stderr
     assert content(recipes) == before

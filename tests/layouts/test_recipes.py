@@ -15,7 +15,10 @@ from memplan.layouts.registry import locate
 from memplan.layouts.writer import edits_for
 from memplan.programs.command_program import CommandProgram
 from memplan.workload.model import Adapters, HuggingFaceModel, TransformerModel
+from memplan.workload.parallelism import Parallelism
 from memplan.workload.workload import Workload
+
+FSDP2 = "fsdp_version: 2\nfsdp_config:\n  auto_wrap_policy: TRANSFORMER_BASED_WRAP"
 
 RECIPES = Path(__file__).parents[1] / "trees" / "recipes"
 
@@ -84,6 +87,15 @@ def test_a_recipe_of_axolotl_becomes_a_workload(recipes: Path) -> None:
     assert (model.quantization, model.weights_dtype, workload.training.precision) == (None, "bfloat16", "bf16-mixed")
 
 
+def test_a_recipe_of_axolotl_says_how_gpus_share_the_model(recipes: Path) -> None:
+    """By FSDP's second version, block by block; how many GPUs there are, whoever starts it says."""
+    sharded = read_configuration(changed(recipes / "axolotl.yml", ("tf32: false", FSDP2))).with_gpus(8, None).workload
+    kept = read_configuration(changed(recipes / "axolotl.yml", (FSDP2, f"{FSDP2}\n  reshard_after_forward: false")))
+
+    assert sharded.parallelism == Parallelism(devices=8, strategy="fsdp")
+    assert not kept.workload.parallelism.reshard_after_forward
+
+
 def test_the_global_batch_is_written_where_the_file_has_it(recipes: Path) -> None:
     """Accumulation, which the file leaves out, is not written beside it: axolotl refuses both together."""
     configuration = read_configuration(recipes / "axolotl.yml")
@@ -121,9 +133,18 @@ def test_a_full_fine_tuning_has_formulas(recipes: Path) -> None:
 @pytest.mark.parametrize(
     ("file", "old", "new", "line", "reason"),
     [
-        ("sft.yaml", "bf16: true", "deepspeed: zero3.json", 16, "memplan's own model is not sharded by DeepSpeed"),
+        ("sft.yaml", "bf16: true", "deepspeed: zero3.json", 16, "memplan does not read what DeepSpeed is told in a file of its own"),
         ("sft.yaml", "q_proj\n  - v_proj", "q_proj\n  - nothing_proj\nuse_dora: true", 14, "memplan's own model has no DoRA"),
-        ("axolotl.yml", "tf32: false", "fsdp:\n  - full_shard", 18, "`fsdp` is a sequence: memplan's own model is not sharded by FSDP"),
+        (
+            "axolotl.yml",
+            "tf32: false",
+            "fsdp:\n  - full_shard",
+            18,
+            "`fsdp` is a sequence: memplan's own model is not sharded by FSDP's first version",
+        ),
+        ("axolotl.yml", "tf32: false", "fsdp_config:\n  offload_params: false", 18, "is not sharded by FSDP's first version"),
+        ("axolotl.yml", "tf32: false", f"{FSDP2}\n  offload_params: true", 20, "memplan's own model is not kept on the host"),
+        ("axolotl.yml", "tf32: false", FSDP2.replace("TRANSFORMER", "SIZE"), 19, "memplan's own model is sharded block by block"),
         ("axolotl.yml", "tf32: false", "rl: dpo", 17, "`rl` is dpo: preference and reinforcement learning hold more than this model"),
         ("axolotl.yml", "adapter: lora", "adapter: qlora\nload_in_4bit: false\npeft_use_dora: true", 5, "`peft_use_dora` is true"),
         ("axolotl.yml", "optimizer: adamw_torch_fused", "optimizer: muon", 20, "`optimizer` is 'muon', which memplan does not know"),

@@ -51,3 +51,13 @@ def test_a_stage_of_a_workload_without_stages_cannot_be_pinned(built_in: Workloa
 
     with pytest.raises(UsageError, match="the workload has no stages"):
         pin(Workload(model=model), read_pins(["n_negatives=8"]))
+
+
+@pytest.mark.parametrize(
+    "texts", [["sharding_degree=4", "devices=8", "strategy=fsdp"], ["strategy=fsdp", "sharding_degree=4", "devices=8"]]
+)
+def test_pins_that_make_sense_together_may_come_in_any_order(built_in: Workload, texts: list[str]) -> None:
+    """A degree of sharding is for a strategy, and for as many ranks."""
+    parallelism = pin(built_in, read_pins(texts)).parallelism
+
+    assert (parallelism.strategy, parallelism.shards, parallelism.data_parallel_size) == ("fsdp", 4, 8)

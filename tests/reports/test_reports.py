@@ -12,6 +12,7 @@ from memplan.analysis.make_plan import make_guide_plan, make_plan
 from memplan.edits.apply import FileChange
 from memplan.estimators.analytic.estimate import AnalyticEstimator
 from memplan.hardware.catalog import find_gpu
+from memplan.hardware.gpu import GpuSpec
 from memplan.planner.pins import read_pins
 from memplan.planner.plan import Plan
 from memplan.reports.diff import diff_lines
@@ -195,3 +196,19 @@ def test_a_short_breakdown_sums_what_it_joins(plan: Plan) -> None:
     shares = {name: share for name, _, share in whole}
     assert short[0][2] == pytest.approx(shares["parameters"] + shares["gradients"] + shares["optimizer state"])
     assert sum(share for _, _, share in short) == pytest.approx(shares["total"])
+
+
+@pytest.mark.parametrize(
+    ("parallelism", "said"),
+    [
+        (Parallelism(devices=8), "8, data parallel (DDP); the table is for each"),
+        (Parallelism(devices=8, strategy="fsdp"), "8, fully sharded (FSDP2); the table is for each"),
+        (Parallelism(devices=8, strategy="fsdp", sharding_degree=4), "8, fully sharded (FSDP2) in groups of 4; the table is for each"),
+        (Parallelism(devices=8, nodes=2, strategy="zero1"), "16, optimizer state sharded (DeepSpeed ZeRO-1); the table is for each"),
+    ],
+)
+def test_the_report_says_how_gpus_share_the_model(built_in: Workload, a100: GpuSpec, parallelism: Parallelism, said: str) -> None:
+    """Beside how many they are."""
+    workload = built_in.model_copy(update={"parallelism": parallelism})
+
+    assert dict(view_plan(make_plan(workload, a100, AnalyticEstimator()), source="here").facts)["GPUs"] == said

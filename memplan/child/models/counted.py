@@ -8,9 +8,24 @@ from torch import Tensor, nn
 from memplan.workload.model import COUNTED_SIDE, ParametersModel
 
 PIECES = 32
-"""Tensors that the activations of a forward are kept in: as many as a model of this many layers keeps at least."""
+"""Tensors that the activations of a forward are kept in, and parts that the matrices come in: as a model of this many layers has them."""
 
 ELEMENT_BYTES = 4
+
+
+class CountedPiece(nn.Module):
+    """Some of the matrices, as a layer has them: what is sharded by layers is sharded by these."""
+
+    def __init__(self, weights: list[nn.Parameter]) -> None:
+        super().__init__()
+        self.weights = nn.ParameterList(weights)
+
+    def forward(self, loss: Tensor) -> Tensor:
+        """Return *loss* with a part in it of every trainable parameter."""
+        for weight in self.weights:
+            if weight.requires_grad:
+                loss = loss + weight.view(-1)[0]
+        return loss
 
 
 class CountedModel(nn.Module):
@@ -22,7 +37,9 @@ class CountedModel(nn.Module):
         super().__init__()
         self.model = model
         trainable = model.num_parameters if model.num_trainable_parameters is None else model.num_trainable_parameters
-        self.weights = nn.ParameterList([*_matrices(trainable, True), *_matrices(model.num_parameters - trainable, False)])
+        weights = [*_matrices(trainable, True), *_matrices(model.num_parameters - trainable, False)]
+        size = -(-len(weights) // PIECES) or 1
+        self.pieces = nn.ModuleList(CountedPiece(weights[at : at + size]) for at in range(0, len(weights), size))
         self.register_buffer("overhead", torch.empty(model.overhead_bytes, dtype=torch.uint8))
 
     def forward(self, batch: int) -> Tensor:
@@ -33,9 +50,8 @@ class CountedModel(nn.Module):
         for _ in range(PIECES):
             x = x.exp()  # keeps what it returns
         loss = x.mean()
-        for weight in self.weights:
-            if weight.requires_grad:
-                loss = loss + weight.view(-1)[0]
+        for piece in self.pieces:
+            loss = piece(loss)
         return loss
 
 

@@ -10,18 +10,21 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from memplan.dtypes import ELEMENT_BYTES, compute_dtype, is_mixed, parameter_dtype
+from memplan.dtypes import ELEMENT_BYTES, Precision, compute_dtype, is_mixed
 from memplan.estimators.analytic import activations as act
 from memplan.estimators.analytic import optimizer_state
 from memplan.estimators.analytic.fragmentation import reserved_range
+from memplan.estimators.analytic.model_states import ModelStates, states_of
 from memplan.estimators.analytic.parameters import ParameterGroup, parameter_groups
 from memplan.estimators.base import Estimator
 from memplan.hardware.gpu import GpuSpec
 from memplan.memory.breakdown import MemoryBreakdown
 from memplan.memory.cuda_context import CONTEXT_BYTES, CONTEXT_HIGH_BYTES, CONTEXT_LOW_BYTES, with_context
 from memplan.memory.estimate import MemoryEstimate, MemoryRange
+from memplan.memory.nccl_buffers import USUAL_VERSION, Communicator, nccl_buffers
 from memplan.workload.contrastive import Contrastive
 from memplan.workload.model import ContrastiveEncoderModel, Model, ParametersModel, TransformerModel, encoder_of
+from memplan.workload.parallelism import ZERO_STAGES
 from memplan.workload.program import Program
 from memplan.workload.stage import Stage
 from memplan.workload.workload import Workload, workload_of
@@ -81,27 +84,32 @@ def estimate(workload: Workload, gpu: GpuSpec, stage: Stage | None) -> MemoryEst
     """Return the analytic estimate of one step of *workload* in *stage* on *gpu*; see the module's first lines."""
     training = workload.training
     groups = parameter_groups(workload.model)
-    dtype = parameter_dtype(training.precision)
-    parameters_bytes = optimizer_state.parameter_bytes(groups, dtype=dtype)
-    gradients_bytes = optimizer_state.gradient_bytes(groups, dtype=dtype)
+    states = states_of(workload, groups)
     fixed_bytes = WORKSPACES_PER_STEP * (HOPPER_WORKSPACE_BYTES if gpu.compute_capability == (9, 0) else WORKSPACE_BYTES)
-    fixed_bytes += _overhead_bytes(workload, gradients_bytes)
-    temporaries = optimizer_state.optimizer_temporary_bytes(groups, workload.optimizer, dtype=dtype)
-    moments = list(_moments(workload, gpu, stage, groups, gradients_bytes))
-    moments.append(_Moment("optimizer step", gradients_bytes=gradients_bytes, workspaces_bytes=temporaries))
+    fixed_bytes += states.buckets_bytes + (workload.model.overhead_bytes if isinstance(workload.model, ParametersModel) else 0)
+    moments = list(_moments(workload, gpu, stage, groups, states))
+    moments.append(_Moment("optimizer step", gradients_bytes=states.gradients_bytes, workspaces_bytes=states.temporaries_bytes))
     peak = max(moments, key=lambda moment: moment.total_bytes)
     tensors = MemoryBreakdown(
-        parameters_bytes=parameters_bytes,
+        parameters_bytes=states.parameters_bytes,
         gradients_bytes=peak.gradients_bytes,
-        optimizer_state_bytes=optimizer_state.optimizer_state_bytes(groups, workload.optimizer, dtype=dtype),
+        optimizer_state_bytes=states.optimizer_state_bytes,
         activations_bytes=peak.activations_bytes,
         batch_data_bytes=_batch_data_bytes(workload, stage),
         workspaces_bytes=fixed_bytes + peak.workspaces_bytes,
     )
     tensors = _rounded_up(tensors, training.allocator_settings)
     tokens = max(_calls(workload.contrastive, stage, training.micro_batch_size)) * training.sequence_length
-    reserved = reserved_range(workload, allocated_bytes=tensors.total_bytes, largest_call_tokens=tokens)
-    return with_context(_assemble(tensors, reserved, peak.phase), gpu)
+    reserved = reserved_range(workload, allocated_bytes=tensors.total_bytes, largest_call_tokens=tokens, passing_bytes=states.passing_bytes)
+    return with_context(_assemble(tensors, reserved, _nccl(workload, gpu), peak.phase), gpu)
+
+
+def _nccl(workload: Workload, gpu: GpuSpec) -> MemoryRange:
+    """Return what NCCL takes, with its own settings: one communicator of all ranks, or of those that share a copy and of the copies."""
+    parallelism = workload.parallelism
+    ranks, shards = parallelism.data_parallel_size, parallelism.shards
+    sizes = (shards, ranks // shards) if parallelism.is_sharded and shards < ranks else (ranks,)
+    return nccl_buffers(map(Communicator, sizes), gpu=gpu, num_gpus=parallelism.devices, version=USUAL_VERSION, settings={})
 
 
 def _rounded_up(tensors: MemoryBreakdown, allocator_settings: str) -> MemoryBreakdown:
@@ -118,33 +126,24 @@ def _rounded_up(tensors: MemoryBreakdown, allocator_settings: str) -> MemoryBrea
     return MemoryBreakdown(**{name: int(value * share) for name, value in tensors})
 
 
-def _assemble(tensors: MemoryBreakdown, reserved: MemoryRange, phase: str) -> MemoryEstimate:
-    """Add slack and context to the bytes of tensors, and say how sure the sum is."""
+def _assemble(tensors: MemoryBreakdown, reserved: MemoryRange, nccl: MemoryRange, phase: str) -> MemoryEstimate:
+    """Add slack, context and NCCL to the bytes of tensors, and say how sure the sum is."""
     allocated_bytes = tensors.total_bytes
     slack_bytes = reserved.expected_bytes - allocated_bytes
-    breakdown = tensors.model_copy(update={"allocator_slack_bytes": slack_bytes, "cuda_context_bytes": CONTEXT_BYTES})
+    beside = {"cuda_context_bytes": CONTEXT_BYTES, "nccl_buffers_bytes": nccl.expected_bytes}
+    breakdown = tensors.model_copy(update={"allocator_slack_bytes": slack_bytes, **beside})
     return MemoryEstimate(
         method="analytic",
         breakdown=breakdown,
         peak_allocated_bytes=allocated_bytes,
         peak_reserved_bytes=breakdown.reserved_bytes,
         device_used=MemoryRange(
-            low_bytes=reserved.low_bytes + CONTEXT_LOW_BYTES,
+            low_bytes=reserved.low_bytes + CONTEXT_LOW_BYTES + nccl.low_bytes,
             expected_bytes=breakdown.total_bytes,
-            high_bytes=reserved.high_bytes + CONTEXT_HIGH_BYTES,
+            high_bytes=reserved.high_bytes + CONTEXT_HIGH_BYTES + nccl.high_bytes,
         ),
         peak_phase=phase,
     )
-
-
-def _overhead_bytes(workload: Workload, gradients_bytes: int) -> int:
-    """
-    What the user stated, and DDP's buckets.
-
-    They are a second set of gradients (torch/nn/parallel/distributed.py, gradient_as_bucket_view=False).
-    """
-    stated = workload.model.overhead_bytes if isinstance(workload.model, ParametersModel) else 0
-    return stated + (gradients_bytes if workload.parallelism.data_parallel_size > 1 else 0)
 
 
 def _batch_data_bytes(workload: Workload, stage: Stage | None) -> int:
@@ -171,16 +170,17 @@ def _calls(contrastive: Contrastive | None, stage: Stage | None, micro_batch_siz
 
 
 def _moments(
-    workload: Workload, gpu: GpuSpec, stage: Stage | None, groups: Sequence[ParameterGroup], gradients_bytes: int
+    workload: Workload, gpu: GpuSpec, stage: Stage | None, groups: Sequence[ParameterGroup], states: ModelStates
 ) -> Iterator[_Moment]:
     """Yield the moments of forward and backward that can be the peak."""
     training = workload.training
     # The gradients of the micro-batches before this one.
-    before = gradients_bytes if training.gradient_accumulation_steps > 1 else 0
+    before = states.accumulated_bytes if training.gradient_accumulation_steps > 1 else 0
+    after = max(before, states.gradients_bytes)
     if isinstance(workload.model, ParametersModel):
         kept = training.micro_batch_size * workload.model.activation_bytes_per_sample
-        yield _Moment("forward and loss", gradients_bytes=before, activations_bytes=kept)
-        yield _Moment("end of backward", gradients_bytes=gradients_bytes)
+        yield _Moment("forward and loss", gradients_bytes=before, activations_bytes=kept, workspaces_bytes=states.in_backward_bytes)
+        yield _Moment("end of backward", gradients_bytes=after, workspaces_bytes=states.at_end_bytes)
         return
     forward = _forward(workload, gpu, stage, groups)
     sums = _partial_sums_bytes(workload, gpu)
@@ -188,24 +188,26 @@ def _moments(
         "loss",
         gradients_bytes=before,
         activations_bytes=forward.kept_bytes + forward.kept_casts_bytes + forward.loss_bytes,
+        workspaces_bytes=states.in_forward_bytes,
     )
     compute_bytes = ELEMENT_BYTES[compute_dtype(training.precision)]
     yield _Moment(
         "end of forward",
         gradients_bytes=before,
         activations_bytes=forward.kept_bytes + forward.forward_casts_bytes + forward.loss_bytes * (compute_bytes + 8) // 12,
+        workspaces_bytes=states.in_forward_bytes,
     )
     yield _Moment(
         "start of backward",
         gradients_bytes=before + forward.head_gradient_bytes,  # the new one lies beside the accumulated until it is added
         activations_bytes=forward.kept_bytes + forward.kept_casts_bytes + forward.block_bytes + forward.backward_bytes,
-        workspaces_bytes=sums,
+        workspaces_bytes=sums + states.in_backward_bytes,
     )
     yield _Moment(
         "end of backward",
-        gradients_bytes=gradients_bytes + forward.embedding_gradient_bytes + (forward.head_gradient_bytes if before else 0),
+        gradients_bytes=after + forward.embedding_gradient_bytes + (forward.head_gradient_bytes if before else 0),
         activations_bytes=forward.block_bytes + forward.backward_bytes,
-        workspaces_bytes=sums,
+        workspaces_bytes=sums + states.at_end_bytes,
     )
 
 
@@ -219,7 +221,7 @@ def _forward(workload: Workload, gpu: GpuSpec, stage: Stage | None, groups: Sequ
             encoder,
             sequences=sequences,
             sequence_length=training.sequence_length,
-            precision=training.precision,
+            precision=_precision_of_activations(workload),
             compute_capability=gpu.compute_capability,
         )
         for sequences in _calls(workload.contrastive, stage, training.micro_batch_size)
@@ -230,6 +232,7 @@ def _forward(workload: Workload, gpu: GpuSpec, stage: Stage | None, groups: Sequ
     if isinstance(model, ContrastiveEncoderModel):
         kept += sum(_pooled_bytes(model, call) for call in calls) + _similarity_bytes(workload, model, stage)
     head = act.head_bytes(encoder, largest)
+    weight_bytes = largest.compute_bytes if workload.parallelism.is_sharded else largest.stream_bytes
     block = act.block_bytes(encoder, largest)
     casts = _casts(workload, groups, num_calls=len(calls), checkpoints=checkpoints)
     head_elements = encoder.vocab_size * encoder.hidden_size if encoder.predicts_tokens and encoder.lora is None else 0
@@ -240,9 +243,16 @@ def _forward(workload: Workload, gpu: GpuSpec, stage: Stage | None, groups: Sequ
         loss_bytes=head.loss_peak_bytes,
         block_bytes=block + casts.block_bytes if checkpoints else 0,
         backward_bytes=act.block_backward_bytes(encoder, largest),
-        head_gradient_bytes=head_elements * largest.stream_bytes,
-        embedding_gradient_bytes=_embedding_gradient_bytes(encoder, largest),
+        head_gradient_bytes=head_elements * weight_bytes,
+        embedding_gradient_bytes=_embedding_gradient_bytes(encoder, largest, weight_bytes=weight_bytes),
     )
+
+
+def _precision_of_activations(workload: Workload) -> Precision:
+    """Return the precision that decides activations: DeepSpeed's engine has the whole model in the short type, without autocast."""
+    is_zero = workload.parallelism.is_sharded and workload.parallelism.strategy in ZERO_STAGES
+    precision = workload.training.precision
+    return {"fp16-mixed": "fp16", "bf16-mixed": "bf16"}.get(precision, precision) if is_zero else precision  # type: ignore[return-value]
 
 
 def _encoder(model: Model) -> tuple[TransformerModel, int]:
@@ -312,7 +322,7 @@ def _casts(workload: Workload, groups: Sequence[ParameterGroup], *, num_calls: i
 
     Checkpointed blocks hold none and make their own again when they are recomputed.
     """
-    if not is_mixed(workload.training.precision):
+    if not is_mixed(workload.training.precision) or workload.parallelism.is_sharded:  # what is sharded is gathered in the short type
         return _Casts()
     dtype = compute_dtype(workload.training.precision)
     cached = optimizer_state.cast_bytes(groups, dtype=dtype)
@@ -334,7 +344,7 @@ def _tied_head_cast_bytes(workload: Workload) -> int:
     return 0
 
 
-def _embedding_gradient_bytes(encoder: TransformerModel, call: act.Call) -> int:
+def _embedding_gradient_bytes(encoder: TransformerModel, call: act.Call, *, weight_bytes: int) -> int:
     """
     What the token embedding's backward takes besides the gradient itself.
 
@@ -346,7 +356,7 @@ def _embedding_gradient_bytes(encoder: TransformerModel, call: act.Call) -> int:
     indices = call.tokens
     sorting = (indices // 10 + min(indices, encoder.vocab_size)) * encoder.hidden_size * 4 if indices > 3072 else 0
     tied = encoder.predicts_tokens and encoder.ties_embeddings
-    return sorting + (encoder.vocab_size * encoder.hidden_size * call.stream_bytes if tied else 0)
+    return sorting + (encoder.vocab_size * encoder.hidden_size * weight_bytes if tied else 0)
 
 
 def _partial_sums_bytes(workload: Workload, gpu: GpuSpec) -> int:

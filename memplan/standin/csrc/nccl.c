@@ -59,7 +59,8 @@ const char *ncclGetErrorString(int status) { return status ? "not served by the 
 const char *ncclGetLastError(void *communicator) { return ""; }
 
 int ncclCommInitRank(Communicator **out, int size, UniqueId id, int rank) {
-    if (size != 1 && !getenv("MEMPLAN_WORLD")) return not_served("NCCL with several processes", INVALID_USAGE);
+    const char *world = getenv("MEMPLAN_WORLD");
+    if (size != 1 && (!world || !*world)) return not_served("NCCL with several processes", INVALID_USAGE);
     static int num_communicators;
     char text[16];
     *out = malloc(sizeof **out);

@@ -1,0 +1,273 @@
+"""
+How the ranks of a workload train together: its model in DistributedDataParallel, sharded by `fully_shard`, or in DeepSpeed's engine.
+
+One of the ranks is run (`child/absent_ranks.py`), with the real code of PyTorch and DeepSpeed around the model. Blocks are sharded one by
+one, and what is left with the root, as PyTorch's tutorials, torchtitan and Accelerate do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from memplan.child.models.counted import CountedPiece
+from memplan.child.models.huggingface import FromTransformers
+from memplan.child.models.optimizers import make_optimizer
+from memplan.child.models.transformer import Block, TransformerWithHead
+from memplan.child.one_rank import world
+from memplan.workload.optimizer import OPTIMIZER_PACKAGES, QUANTIZED_MOMENTS
+from memplan.workload.parallelism import ZERO_PACKAGE, ZERO_STAGES
+from memplan.workload.workload import Workload
+
+SHORT_TYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
+"""The types that a precision computes in, by its first part; fp32 computes in its own."""
+
+
+def trainer_of(workload: Workload, device: str) -> Trainer:
+    """Return what trains *workload* on *device*: alone, or with other ranks in the process group that is begun here."""
+    parallelism = workload.parallelism
+    if parallelism.data_parallel_size == 1:
+        return Trainer(workload, device)
+    torch.cuda.set_device(0)
+    # On a real GPU nobody else is there, and DDP of one rank allocates as that of many.
+    alone: dict[str, Any] = {} if world() else {"store": torch._C._distributed_c10d.HashStore(), "rank": 0, "world_size": 1}
+    torch.distributed.init_process_group("nccl", **alone)
+    kind = ZeroTrainer if parallelism.strategy in ZERO_STAGES else FsdpTrainer if parallelism.strategy == "fsdp" else DdpTrainer
+    return kind(workload, device)
+
+
+def short_type(workload: Workload) -> torch.dtype | None:
+    """Return the type of two bytes that *workload* computes in; None for fp32."""
+    return SHORT_TYPES.get(workload.training.precision.partition("-")[0])
+
+
+class Trainer:
+    """One rank that trains alone; others derive from it what they do otherwise."""
+
+    def __init__(self, workload: Workload, device: str) -> None:
+        self.workload = workload
+        self.device = device
+        kind = torch.amp.GradScaler if hasattr(torch.amp, "GradScaler") else torch.cuda.amp.GradScaler  # the first is there from 2.3 on
+        self._scaler: Any = kind(enabled=workload.training.precision == "fp16-mixed")
+        self._optimizer: Any = None
+        self._called: Any = None
+
+    def place(self, root: nn.Module) -> None:
+        """Put *root*, made without memory, on the device."""
+        move(root, self.device)
+
+    def prepare(self, root: nn.Module, *, may_leave_parts_unused: bool = False) -> None:
+        """Get ready to train *root*, of which a step may leave parts unused."""
+        del may_leave_parts_unused
+        self._called = root
+        self._optimizer = make_optimizer(self.workload.optimizer, trained_of(root))
+
+    def call(self, *arguments: Any, **keywords: Any) -> Tensor:
+        """Return what the model answers."""
+        answer: Tensor = self._called(*arguments, **keywords)
+        return answer
+
+    def autocast(self) -> contextlib.AbstractContextManager[Any]:
+        """Return the context that forwards run in."""
+        is_mixed = self.workload.training.precision.endswith("-mixed")
+        return torch.autocast("cuda", dtype=short_type(self.workload)) if is_mixed else contextlib.nullcontext()
+
+    def backward(self, loss: Tensor) -> None:
+        """Run the backward of *loss*."""
+        self.scaled(loss).backward()
+
+    def scaled(self, loss: Tensor) -> Tensor:
+        """Return *loss* as the gradients of fp16 need it."""
+        scaled: Tensor = self._scaler.scale(loss)
+        return scaled
+
+    def run(self, micro_batch: Callable[[], None]) -> None:
+        """Run one step: all its micro-batches, and the optimizer."""
+        num_micro_batches = self.workload.training.gradient_accumulation_steps
+        for number in range(1, num_micro_batches + 1):
+            with self._without_reducing() if number < num_micro_batches else contextlib.nullcontext():
+                micro_batch()
+        self._update()
+
+    def _without_reducing(self) -> contextlib.AbstractContextManager[Any]:
+        """Return the context of a micro-batch after which others follow before the optimizer's step."""
+        return contextlib.nullcontext()
+
+    def _update(self) -> None:
+        self._scaler.step(self._optimizer)
+        self._scaler.update()
+        self._optimizer.zero_grad()
+
+
+class DdpTrainer(Trainer):
+    """Each rank has the whole model, and reduces gradients in buckets."""
+
+    def prepare(self, root: nn.Module, *, may_leave_parts_unused: bool = False) -> None:
+        """Put *root* into DistributedDataParallel as it is by default."""
+        super().prepare(root)
+        self._called = nn.parallel.DistributedDataParallel(root, device_ids=[0], find_unused_parameters=may_leave_parts_unused)
+
+    def _without_reducing(self) -> contextlib.AbstractContextManager[Any]:
+        context: contextlib.AbstractContextManager[Any] = self._called.no_sync()
+        return context
+
+
+class FsdpTrainer(Trainer):
+    """
+    Each rank has a shard of every parameter, gradient and moment.
+
+    With mixed precision the shards are fp32, and gathered and computed with in the short type; gradients are reduced in fp32. Autocast
+    is on too, as Accelerate has it (1.15, `Accelerator.prepare_model`): its norms and losses are then fp32.
+    """
+
+    def __init__(self, workload: Workload, device: str) -> None:
+        super().__init__(workload, device)
+        self._shards: list[tuple[Any, nn.Parameter]] = []
+
+    def place(self, root: nn.Module) -> None:
+        """Shard *root* where it takes no memory, and then have the shards take theirs."""
+        from torch.distributed.device_mesh import init_device_mesh  # noqa: PLC0415
+        from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard  # noqa: PLC0415
+
+        parallelism = self.workload.parallelism
+        ranks, shards = parallelism.data_parallel_size, parallelism.shards
+        mesh = init_device_mesh("cuda", (ranks // shards, shards), mesh_dim_names=("copies", "shards"))
+        is_mixed = self.workload.training.precision.endswith("-mixed")
+        for trained in trained_of(root) if is_mixed else ():
+            trained.data = trained.data.float()  # as Accelerate does (1.15, `fsdp2_prepare_model`), whatever type they were loaded in
+        types: dict[str, Any] = {"param_dtype": short_type(self.workload), "reduce_dtype": torch.float32} if is_mixed else {}
+        options: dict[str, Any] = {"mesh": mesh if shards < ranks else mesh["shards"], "mp_policy": MixedPrecisionPolicy(**types)}
+        for block in blocks_of(root):
+            fully_shard(block, reshard_after_forward=parallelism.reshard_after_forward, **options)
+        # Its own default keeps the root's parameters from forward to backward, which follows at once.
+        fully_shard(root, **options)
+        super().place(root)
+
+    def prepare(self, root: nn.Module, *, may_leave_parts_unused: bool = False) -> None:
+        """
+        Give the optimizer the shards themselves, where it is one of torch.optim or Lion.
+
+        What those allocate is the same to the byte, and DTensor takes seconds to find out how foreach operators of hundreds of tensors are
+        sharded (2.13). Others ask for the whole size of a parameter, or do what DTensor refuses.
+        """
+        super().prepare(root, may_leave_parts_unused=may_leave_parts_unused)
+        if self.workload.optimizer.name not in (*OPTIMIZER_PACKAGES, *QUANTIZED_MOMENTS):
+            sharded: list[Any] = [*trained_of(root)]
+            self._shards = [(whole, nn.Parameter(whole.to_local().detach())) for whole in sharded]
+            self._optimizer = make_optimizer(self.workload.optimizer, [shard for _, shard in self._shards])
+
+    def _update(self) -> None:
+        for whole, shard in self._shards:
+            shard.grad = None if whole.grad is None else whole.grad.to_local()
+            whole.grad = None
+        super()._update()
+
+    @contextlib.contextmanager
+    def _without_reducing(self) -> Iterator[None]:
+        """As Accelerate does (1.15, `Accelerator.no_sync`): whole gradients are kept until the last micro-batch."""
+        self._called.set_requires_gradient_sync(False)
+        try:
+            yield
+        finally:
+            self._called.set_requires_gradient_sync(True)
+
+
+class ZeroTrainer(Trainer):
+    """
+    DeepSpeed's ZeRO, with its own defaults for what a Workload does not say.
+
+    It has no autocast: the model is in the short type, and its engine keeps fp32 copies of what it trains.
+    """
+
+    def __init__(self, workload: Workload, device: str) -> None:
+        super().__init__(workload, device)
+        training = workload.training
+        kind = training.precision.partition("-")[0]
+        self._config = {
+            "train_micro_batch_size_per_gpu": training.micro_batch_size,
+            "gradient_accumulation_steps": training.gradient_accumulation_steps,
+            "zero_optimization": {"stage": ZERO_STAGES[workload.parallelism.strategy]},
+            "zero_allow_untested_optimizer": True,
+            "zero_force_ds_cpu_optimizer": False,
+            **({kind: {"enabled": True}} if kind in SHORT_TYPES else {}),
+        }
+
+    def place(self, root: nn.Module) -> None:
+        """Put *root* on the device in the type that the engine gives it, in stage 3 parameter by parameter, each sharded at once."""
+        dtype = short_type(self.workload)
+        if dtype is not None:
+            root.to(dtype)
+        if self.workload.parallelism.strategy != "zero3":
+            super().place(root)
+            return
+        sharding = importlib.import_module(ZERO_PACKAGE).zero.Init(config_dict_or_path=self._config, dtype=dtype)
+        shards: dict[nn.Parameter, nn.Parameter] = {}
+        for module in root.modules():
+            for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
+                if parameter not in shards:
+                    whole = torch.empty_like(parameter, device=self.device)
+                    shards[parameter] = nn.Parameter(whole, requires_grad=parameter.requires_grad)
+                    del whole
+                    sharding._zero_init_param(shards[parameter])
+                setattr(module, name, shards[parameter])
+        super().place(root)
+
+    def prepare(self, root: nn.Module, *, may_leave_parts_unused: bool = False) -> None:
+        """Give *root* and its optimizer to DeepSpeed's engine."""
+        deepspeed = importlib.import_module(ZERO_PACKAGE)
+        super().prepare(root, may_leave_parts_unused=may_leave_parts_unused)
+        self._called, *_ = deepspeed.initialize(
+            model=root, model_parameters=trained_of(root), optimizer=self._optimizer, config=self._config
+        )
+
+    def autocast(self) -> contextlib.AbstractContextManager[Any]:
+        """Return a context that does nothing."""
+        return contextlib.nullcontext()
+
+    def backward(self, loss: Tensor) -> None:
+        """Have the engine run the backward of *loss*, and step where that was the last micro-batch."""
+        self._called.backward(loss)
+        self._called.step()
+
+    def _update(self) -> None:
+        """Do nothing: the engine has."""
+
+
+def trained_of(root: nn.Module) -> list[nn.Parameter]:
+    """Return the parameters of *root* that are trained."""
+    return [parameter for parameter in root.parameters() if parameter.requires_grad]
+
+
+def blocks_of(root: nn.Module) -> list[nn.Module]:
+    """
+    Return the parts of *root* that are sharded one by one, the innermost first.
+
+    Of a model of transformers those whose classes it names, as Accelerate takes them (1.15, `fsdp2_prepare_auto_wrap_policy`).
+    """
+    modules = list(root.modules())
+    named = {name for module in modules if isinstance(module, FromTransformers) for name in module.inner._no_split_modules or ()}
+    found = [module for module in modules if isinstance(module, (Block, CountedPiece)) or type(module).__name__ in named]
+    return found[::-1]
+
+
+def move(model: nn.Module, device: str) -> None:
+    """Put *model*, made without memory, on *device* as `.to(device)` would: tensor by tensor, and what is shared once."""
+    moved: dict[int, Tensor] = {}
+    kind = torch.device(device).type
+
+    def empty(tensor: Tensor) -> Tensor:
+        if tensor.device.type == kind:  # shared by two modules, and moved with the first
+            return tensor
+        if id(tensor) not in moved:
+            moved[id(tensor)] = torch.empty_like(tensor, device=device)
+        return moved[id(tensor)]
+
+    model._apply(empty)
+    for part in model.modules():
+        if isinstance(part, (TransformerWithHead, FromTransformers)):
+            part.tie()

@@ -1,0 +1,63 @@
+"""Steps of workloads: what decides them, and what is known not to run before any process begins."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from memplan.errors import NotRehearsedError
+from memplan.estimators.workload_steps import check_packages, step_of
+from memplan.hardware.catalog import find_gpu
+from memplan.hardware.gpu import GpuSpec
+from memplan.hardware.torch_install import TorchBuild
+from memplan.workload.workload import Workload
+from tests.child.models.test_together import HAS_DEEPSPEED
+from tests.standin.conftest import torch_build
+
+__all__ = ["torch_build"]
+
+pytestmark = pytest.mark.usefixtures("torch_build")
+
+
+def shared(**parallelism: Any) -> Workload:
+    """A model by counts, on several GPUs."""
+    model = {"kind": "parameters", "num_parameters": 1000, "activation_bytes_per_sample": 1000}
+    return Workload.model_validate({"model": model, "parallelism": parallelism})
+
+
+def family(gpu: GpuSpec, **parallelism: Any) -> str:
+    return step_of(shared(**parallelism), gpu, None).family
+
+
+def test_how_many_ranks_there_are_and_how_they_share_decides_a_step(torch_build: TorchBuild, a100: GpuSpec) -> None:
+    """One rank shares with nobody, however it would."""
+    assert family(a100, strategy="fsdp") == family(a100)
+    families = {family(a100, devices=devices, strategy=strategy) for devices in (2, 8) for strategy in ("ddp", "fsdp")}
+
+    assert len(families) == 4
+    assert family(a100) not in families
+
+
+def test_how_gpus_reach_each_other_decides_the_step_of_several(torch_build: TorchBuild) -> None:
+    """NCCL's buffers are others by NVLink and by PCIe; one GPU has none."""
+    by_nvlink, by_pcie = find_gpu("a100-80"), find_gpu("a100-80").model_copy(update={"name": "NVIDIA A100 80GB PCIe"})
+
+    assert family(by_nvlink) == family(by_pcie)
+    assert family(by_nvlink, devices=8) != family(by_pcie, devices=8)
+
+
+@pytest.mark.skipif(HAS_DEEPSPEED, reason="deepspeed is installed")
+def test_zero_is_deepspeed_s(torch_build: TorchBuild, a100: GpuSpec) -> None:
+    """Without it nothing is run; one rank needs none."""
+    with pytest.raises(NotRehearsedError, match="the strategy zero2 is deepspeed's, which is not installed") as error:
+        check_packages(step_of(shared(devices=8, strategy="zero2"), a100, None))
+    check_packages(step_of(shared(strategy="zero2"), a100, None))
+
+    assert error.value.hint == "`pip install deepspeed`"
+
+
+def test_a_machine_of_more_gpus_than_are_simulated_is_refused(torch_build: TorchBuild, a100: GpuSpec) -> None:
+    """Formulas go on."""
+    with pytest.raises(NotRehearsedError, match="a machine has at most 64 GPUs here"):
+        check_packages(step_of(shared(devices=65), a100, None))

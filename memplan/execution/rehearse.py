@@ -73,8 +73,8 @@ class Rehearser(Closing):
         size. *answers*: what reads of device values get, by FILE.py:LINE: an answer, and the line that it was given for
         (None: any). *library_workspaces*: count an allowance for what CUDA's libraries decide at run time; the lower bound is without it.
         *checks_tensor_types*: run one step more, which counts for nothing, to find large tensors of wide types. *environment*: variables
-        for this rehearsal, as PYTORCH_ALLOC_CONF. *has_padding*: the program's batch has padding: what it reads of a mask is known. *ranks*: how
-        many GPUs train together, and which rank this is; the others need not be there.
+        for this rehearsal, as PYTORCH_ALLOC_CONF. *has_padding*: the program's batch has padding: what it reads of a mask is known.
+        *ranks*: how many GPUs train together, and which rank this is; the others need not be there.
 
         Raises UsageError when the program fails for another reason than memory, MissingError when this machine cannot rehearse it.
         """

@@ -169,14 +169,20 @@ def _told(error: Exception) -> dict[str, Any]:
 
 
 def _steps_to_run(request: dict[str, Any], recorder: Recorder) -> int:
-    """Return the steps asked for; more when the memory of the third is still above the second's, or when the two are of other sizes."""
-    steps = recorder.steps
-    if len(steps) < max(_GROWTH_FROM, request["steps"]):
+    """
+    Return the steps asked for; more when the memory of the third is still above the second's, or when steps are of several sizes.
+
+    One that differs may be the last of a beginning (DistributedDataParallel makes its buckets anew in the second): one more is run to see.
+    """
+    few, most, number = max(_GROWTH_FROM, request["steps"]), int(request["most_steps"]), len(recorder.steps)
+    if number < few:
         return int(request["steps"])
-    before, last = steps[-2], steps[-1]
-    grew = last["peak_allocated_bytes"] > before["peak_allocated_bytes"]
-    goes_on = grew or len(steps) > request["steps"] or recorder.varies()
-    return int(request["most_steps"]) if goes_on else int(request["steps"])
+    before, last = recorder.steps[few - 2 : few]
+    if last["peak_allocated_bytes"] > before["peak_allocated_bytes"] or number > few + 1:
+        return most
+    if not recorder.varies():
+        return number
+    return most if number > few else min(most, few + 1)
 
 
 def num_threads_now() -> int:

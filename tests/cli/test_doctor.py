@@ -35,6 +35,7 @@ def findings(run_memplan: Run, script: str, *options: str) -> Mapping[str, Any]:
     return answer
 
 
+@pytest.mark.heavy
 @pytest.mark.usefixtures("torch_build")
 def test_an_untidy_program_is_told_line_by_line(run_memplan: Run) -> None:
     """Each line that a comment marks, and no other; the same training without them is silent."""

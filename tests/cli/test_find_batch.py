@@ -83,6 +83,7 @@ def test_a_batch_is_found_whatever_nvml_refuses(run_memplan: Run, torch_build: T
     assert answer["size"] == max(size for size, runs in sizes if runs)
 
 
+@pytest.mark.heavy
 def test_where_nothing_fits_the_exit_code_is_1(run_memplan: Run, torch_build: TorchBuild, driver: Driver) -> None:
     """A GPU that somebody fills but for the context."""
     here = machine(torch_build, driver, "t4", busy={0: T4_BYTES - CONTEXT_BYTES - 8 * MIB})

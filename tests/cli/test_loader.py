@@ -120,6 +120,7 @@ def test_without_a_dataset_it_is_by_rule(run_memplan: Run) -> None:
     assert "name the dataset to have it measured" in " ".join(done.stdout.split())
 
 
+@pytest.mark.heavy
 def test_a_key_that_is_empty_is_filled_and_what_the_user_has_set_stays(run_memplan: Run, tmp_path: Path) -> None:
     """Unless --override asks for it; undo puts the file back."""
     file = tmp_path / "config.yaml"

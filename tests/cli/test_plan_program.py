@@ -122,6 +122,7 @@ def test_ctrl_c_ends_a_plan(torch_build: TorchBuild, tmp_path: Path) -> None:
     assert errors.splitlines()[-1] == "Aborted"
 
 
+@pytest.mark.heavy
 def test_a_function_fills_each_gpu(run_memplan: Run, torch_build: TorchBuild, project: Path) -> None:
     """The larger one takes more."""
     sizes = []

@@ -38,6 +38,7 @@ def test_a_plan_is_written_into_a_recipe_and_undone(recipes: Path, run_memplan: 
     assert {name: after[name] for name in before} == before
 
 
+@pytest.mark.heavy
 @pytest.mark.skipif(find_spec("transformers") is None, reason="transformers is not installed")
 def test_a_recipe_with_adapters_and_quantized_weights_is_rehearsed(recipes: Path, run_memplan: Run, torch_build: TorchBuild) -> None:
     """There are no formulas for it, and its breakdown says what is frozen."""

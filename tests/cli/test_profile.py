@@ -62,6 +62,7 @@ def test_a_profile_stands_beside_the_plan(
     assert after["stages"][0]["estimate"]["device_used"]["expected_bytes"] == stage["measured"]["device_bytes"]
 
 
+@pytest.mark.heavy
 def test_a_profile_that_contradicts_the_plan_stops_the_apply(run_memplan: Run, torch_build: TorchBuild, driver: Driver, tree: Path) -> None:
     """NVML tells no memory, so that the plan takes the GPU for empty; somebody holds most of it. Nothing is written."""
     silent = "refuse nvmlDeviceGetMemoryInfo 4\nrefuse nvmlDeviceGetMemoryInfo_v2 4\n"

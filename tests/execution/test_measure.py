@@ -44,6 +44,7 @@ def measure(
         return measurer.measure(values)
 
 
+@pytest.mark.heavy
 def test_a_measurement_is_what_a_rehearsal_says(torch_build: TorchBuild, driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same program on the same kind of GPU: each peak of each step, each category but the context, which nobody knew."""
     seen = measure(monkeypatch, machine(torch_build, driver, "t4"), here("t4"))

@@ -106,6 +106,7 @@ def meeting(torch_build: TorchBuild, tmp_path: Path, monkeypatch: pytest.MonkeyP
     made.close()
 
 
+@pytest.mark.heavy
 def test_both_ends_of_what_is_chosen_by_time_run_at_once(meeting: Meeting) -> None:
     """They meet, and the larger one is told."""
     seen = meeting.rehearse()
@@ -148,6 +149,7 @@ def test_a_run_without_an_end_beside_the_first_costs_no_report(meeting: Meeting,
     assert [finding.message.rpartition("; ")[2][:15] for finding in seen.findings] == ["one end was run"]
 
 
+@pytest.mark.heavy
 def test_programs_that_may_write_run_one_after_the_other(meeting: Meeting) -> None:
     """Both would write the same files."""
     seen = meeting.rehearse(size=1, allow_writes=True)

@@ -79,6 +79,7 @@ else:
     assert found.lower_bound_reasons[0].startswith("sizes were guessed as zero")
 
 
+@pytest.mark.heavy
 def test_a_state_that_other_ranks_have_parts_of_is_said_so(program: Program) -> None:
     """ZeroRedundancyOptimizer gathers what each rank has of the state: copies of this rank have other parts."""
     found = program("""
@@ -94,6 +95,7 @@ optimizer.consolidate_state_dict()
     assert "gathers the optimizer's state, of which rank 1 has another part" in found.failure.message
 
 
+@pytest.mark.heavy
 def test_each_rank_saves_and_loads_its_own_pieces(program: Program) -> None:
     """Together the copies of one rank have a part of each tensor only; a checkpoint is written and read all the same."""
     found = program(

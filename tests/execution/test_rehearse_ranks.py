@@ -91,6 +91,7 @@ def test_torchrun_starts_one_rank_of_several_machines(program: Program) -> None:
     assert found.nccl_buffers_bytes > 0
 
 
+@pytest.mark.heavy
 def test_without_a_launcher_a_program_finds_the_environment_of_torchrun(program: Program) -> None:
     """The same program, alone."""
     rehearsal = program(DDP, Ranks(4, 2, 5))
@@ -137,6 +138,7 @@ train(model)
 )
 
 
+@pytest.mark.heavy
 def test_a_sharded_model_takes_its_share(program: Program) -> None:
     """Of 32 MiB each of four ranks keeps 8, and 16 of moments; at the peak three layers of 4 MiB are on their way."""
     rehearsal = program(SHARDED, Ranks(4))

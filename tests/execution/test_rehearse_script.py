@@ -203,6 +203,7 @@ def test_a_torch_that_only_a_thread_imports_is_recorded(script: Script, tmp_path
     assert capfd.readouterr() == ("joined\n", "")
 
 
+@pytest.mark.heavy
 def test_steps_that_a_thread_runs_end_the_program_too(script: Script, tmp_path: Path) -> None:
     """The main thread waits for something that does not come any more."""
     (tmp_path / "trained.py").write_text(TRAINING)
@@ -430,6 +431,7 @@ def test_what_was_seen_is_told_however_often_ctrl_c_comes(script: Script) -> Non
 # what is told of a script
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("end", "exit_code"),
     [
@@ -447,6 +449,7 @@ def test_what_it_did_is_told_however_it_ends(script: Script, end: str, exit_code
     assert (breakdown.parameters_bytes, breakdown.gradients_bytes, breakdown.optimizer_state_bytes) == (4 * MIB, 4 * MIB, 8 * MIB)
 
 
+@pytest.mark.heavy
 def test_what_a_signal_ends_can_tell_nothing(script: Script) -> None:
     """And the report says that it was the signal."""
     Path("train.py").write_text(TRAINING + "os.kill(os.getpid(), signal.SIGKILL)")
@@ -458,6 +461,7 @@ def test_what_a_signal_ends_can_tell_nothing(script: Script) -> None:
     assert "the program was ended by SIGKILL" in result.stderr
 
 
+@pytest.mark.heavy
 def test_json_leaves_standard_output_to_the_report(script: Script) -> None:
     """What the script prints goes to standard error."""
     Path("train.py").write_text(TRAINING + "sys.exit(4)")
@@ -630,6 +634,7 @@ def test_a_training_on_the_host_is_ended_too_and_nothing_is_reported(script: Scr
     assert capfd.readouterr().out.split() == ["1", "2"]
 
 
+@pytest.mark.heavy
 def test_a_training_on_the_host_that_looks_at_the_gpu_has_no_figures(script: Script) -> None:
     """It initialises CUDA, and allocates nothing: 0 bytes would be told of as what it takes."""
     with pytest.raises(NothingSeenError, match="never used the GPU"):
@@ -741,6 +746,7 @@ thread.join()
 """
 
 
+@pytest.mark.heavy
 def test_memory_that_runs_out_in_a_thread_is_told_with_the_line_of_the_thread(script: Script) -> None:
     """And not with that at which the main thread waits for it."""
     missing = script(IN_A_THREAD).out_of_memory
@@ -768,6 +774,7 @@ for _ in range(3):
 """
 
 
+@pytest.mark.heavy
 def test_what_it_takes_to_go_on_is_told_beside_what_the_failed_attempt_took(script: Script) -> None:
     """2 GiB in place of 32, of which a T4 has room for 14. The program makes its batches itself."""
     rehearsal = seen(script(HALVES))
@@ -835,6 +842,7 @@ torch.ones(64, device="cuda").chunk(count)
 """
 
 
+@pytest.mark.heavy
 def test_a_guessed_size_may_be_why_a_program_failed(script: Script) -> None:
     """No tensor can be cut into no parts: the report names the line that got the zero."""
     failed = script(GUESSES)
@@ -883,6 +891,7 @@ for ids in DataLoader([torch.zeros(length, dtype=torch.int64) for length in (2, 
 """
 
 
+@pytest.mark.heavy
 def test_batches_of_several_shapes_are_told_of(script: Script) -> None:
     """The largest of an epoch decides, and it may come later; those of an evaluation are not trained with."""
     (finding,) = [finding for finding in seen(script(LENGTHS)).findings if finding.kind == "batch_shapes"]
@@ -1169,6 +1178,7 @@ def test_a_file_may_rehearse_its_own_function(torch_build: TorchBuild, tmp_path:
     assert (result.stdout, result.stderr) == (f"{4 * MIB}\n", "")
 
 
+@pytest.mark.heavy
 def test_a_rehearsal_does_not_begin_another(torch_build: TorchBuild, tmp_path: Path) -> None:
     """Without the guard, loading the file would, without end."""
     own = tmp_path / "own.py"
@@ -1301,6 +1311,7 @@ def test_a_number_by_which_the_best_is_kept_is_no_reason_to_run_again(script: Sc
     assert rehearsal.findings == ()
 
 
+@pytest.mark.heavy
 def test_an_optimizer_that_never_stepped_leaves_a_lower_bound(script: Script) -> None:
     """Its state is not there: 8 MiB of moments would be. That is told once."""
     rehearsal = seen(script(TRAINING.replace("update.step()", "pass")))

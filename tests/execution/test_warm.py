@@ -201,6 +201,7 @@ torch.ones(packaged.WIDTH * 2**20, device="cuda")
 """
 
 
+@pytest.mark.heavy
 def test_a_package_that_was_installed_anew_is_imported_anew(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     """The process that had imported it ends."""
     packages = project.folder / "site-packages"
@@ -217,6 +218,7 @@ def test_a_package_that_was_installed_anew_is_imported_anew(project: Project, mo
     assert rehearsal.peak_allocated_bytes == 16 * 2**20 * 4
 
 
+@pytest.mark.heavy
 def test_a_variable_that_a_package_reads_at_its_import_is_that_of_the_program(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a program now sets another, the fork came too late, and what it showed does not count."""
     packages = project.folder / "site-packages"
@@ -251,6 +253,7 @@ assert packaged.now().name == torch.cuda.get_device_name() and packaged.now().to
 )
 
 
+@pytest.mark.heavy
 def test_a_package_that_asks_for_the_gpu_at_its_import_is_imported_ahead(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     """A fork answers it. What it learned holds for GPUs of that kind: for another one it is imported anew."""
     packages = project.folder / "site-packages"
@@ -282,6 +285,7 @@ os.kill(os.getpid(), int(sys.argv[2])) if "-" not in sys.argv[2] else sys.exit(-
 )
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(("ending", "exit_code"), [("-0", 0), ("-3", 3), ("15", 241)])
 def test_what_a_launcher_starts_runs_in_a_fork(project: Project, ending: str, exit_code: int) -> None:
     """The launcher runs each time, gives the program its arguments and environment, and finds out how it ended."""
@@ -306,6 +310,7 @@ def test_what_a_launcher_starts_runs_in_a_fork(project: Project, ending: str, ex
     process.end()
 
 
+@pytest.mark.heavy
 def test_values_that_are_expected_are_found_in_the_first_run(project: Project) -> None:
     """The report is that of three runs."""
     plain = project.rehearse(MASKED)
@@ -316,6 +321,7 @@ def test_values_that_are_expected_are_found_in_the_first_run(project: Project) -
     assert expected.model_copy(update={"trace": None}) == plain.model_copy(update={"trace": None})
 
 
+@pytest.mark.heavy
 def test_what_a_fork_writes_is_held_back(project: Project) -> None:
     """In the scratch folder of its own rehearsal, where it finds it again, and nobody else does."""
     text = (
@@ -371,6 +377,7 @@ def test_a_signal_ends_the_fork_and_not_the_process_that_is_kept(project: Projec
     assert project.runs() == ["warm"]
 
 
+@pytest.mark.heavy
 def test_a_process_that_is_kept_ends_after_it_was_idle(torch_build: TorchBuild, tmp_path: Path) -> None:
     """With everything that it had."""
     folder = tmp_path / "kept"

@@ -45,6 +45,7 @@ torch.ones(num_megabytes * 2**18, device="cuda")
 """
 
 
+@pytest.mark.heavy
 def test_what_is_prepared_is_found_by_the_next_rehearsal(torch_build: TorchBuild, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The user's cache is read, and neither written nor told of as the plan's."""
     users = tmp_path / "cache" / "json"

@@ -118,6 +118,7 @@ def test_what_triton_asks_before_its_first_kernel_is_known(torch_build: TorchBui
     assert all(found[number] > 1 for number in (10, 12, 13, 16, 36, 37, 38, 81, 97))
 
 
+@pytest.mark.heavy
 def test_properties_and_attributes_agree(torch_build: TorchBuild) -> None:
     """As the runtime fills struct cudaDeviceProp, PyTorch's view of it says the same of the L2 cache and of who shares the memory."""
     for gpu in ("gb10", "h200"):

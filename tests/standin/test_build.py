@@ -28,6 +28,7 @@ def test_it_is_built_once_and_kept(torch_build: TorchBuild, tmp_path: Path) -> N
     assert list(tmp_path.iterdir()) == [folder]
 
 
+@pytest.mark.heavy
 def test_two_processes_may_build_at_once(torch_build: TorchBuild, tmp_path: Path) -> None:
     """Both get the same folder, and nothing half made is left."""
     script = (

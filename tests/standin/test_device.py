@@ -643,6 +643,7 @@ def test_a_compiled_model_runs_inductors_kernels(device: Device) -> None:
 # rehearsals
 
 
+@pytest.mark.heavy
 def test_two_rehearsals_at_once_are_two(device: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each in a process of its own, on a GPU of its own, here even of a device of its own: a file lies where the cache should be."""
     alone = device.run("mlp", is_compiled=False)

@@ -48,6 +48,7 @@ def gradient_of(loss: Tensor, parameter: Tensor) -> Tensor:
     return torch.autograd.grad(loss, parameter)[0]
 
 
+@pytest.mark.heavy
 def test_a_step_that_runs_out_of_memory_goes_on_smaller(train: Train, torch_build: TorchBuild, driver: Driver) -> None:
     """A GPU of which others leave 1.5 GiB; the samples of each step stay as many, and the second step begins with what fitted."""
     busy = {0: 15_835_660_288 - 3 * GIB // 2}

@@ -196,6 +196,7 @@ def test_every_way_to_sample_runs(rehearser: SharedRehearser, changes: dict[str,
     assert "parameters_without_gradient" not in {finding.kind for finding in seen.findings}
 
 
+@pytest.mark.heavy
 def test_a_cached_loss_holds_a_mini_batch_at_a_time(rehearser: SharedRehearser) -> None:
     """The whole batch's activations are never there at once."""
     whole = run(rehearser, contrastive(training={"micro_batch_size": 16}))

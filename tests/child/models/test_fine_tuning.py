@@ -118,6 +118,7 @@ def test_weights_in_bf16_under_autocast_are_half_as_large(rehearser: SharedRehea
         assert getattr(long.breakdown, category) == pytest.approx(2 * getattr(short.breakdown, category), rel=0.01)
 
 
+@pytest.mark.heavy
 def test_checkpointing_of_adapters_saves_memory(rehearser: SharedRehearser) -> None:
     """The embeddings' output is made to require gradients, without which nothing of a frozen model would be computed again."""
     longer = {"micro_batch_size": 8, "sequence_length": 256}

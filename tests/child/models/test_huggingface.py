@@ -131,6 +131,7 @@ def test_every_token_goes_to_its_experts(run: RunStep, tmp_path: Path, config: d
     assert seen == ([] if config["model_type"] == "granitemoe" else [4 * 32 * 2 // 4] * 4 * layers)
 
 
+@pytest.mark.heavy
 def test_a_size_that_data_decide_is_not_taken_for_zero(torch_build: TorchBuild) -> None:
     """
     Switch transformers pick tokens by a mask of the router's: experts are taken to get equal shares.

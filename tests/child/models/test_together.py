@@ -68,6 +68,7 @@ def test_fsdp_takes_less_than_ddp_and_more_where_blocks_stay_gathered(rehearser:
     assert peaks == sorted(set(peaks))
 
 
+@pytest.mark.heavy
 def test_ddp_takes_buckets_as_large_as_its_gradients(rehearser: SharedRehearser) -> None:
     """Beside what one GPU takes, and but for rounding; the same for every number of ranks. Each rank has NCCL's buffers."""
     alone, two, many = (run(rehearser, small(parallelism=on(ranks, "ddp"))) for ranks in (1, 2, 512))
@@ -79,6 +80,7 @@ def test_ddp_takes_buckets_as_large_as_its_gradients(rehearser: SharedRehearser)
     assert min(two.breakdown.nccl_buffers_bytes, many.breakdown.nccl_buffers_bytes) > 0
 
 
+@pytest.mark.heavy
 def test_two_rehearsals_of_one_rank_are_equal(rehearser: SharedRehearser) -> None:
     """DDP makes its buckets anew in the second step, when a thread of NCCL may still hold the first ones: here it has let go of them."""
     peaks = {run(rehearser, small(parallelism=on(2, "ddp"))).peak_reserved_bytes for _ in range(6)}
@@ -206,6 +208,7 @@ for _ in range(3):
 """
 
 
+@pytest.mark.heavy
 @pytest.mark.skipif(find_spec("transformers") is None, reason="transformers is not installed")
 def test_weights_that_are_loaded_short_are_sharded_in_fp32_under_mixed_precision(rehearser: SharedRehearser) -> None:
     """As Accelerate has it: with them the moments, which a bf16 load would halve."""

@@ -201,6 +201,8 @@ def _of_program(
     runs = _Runs(program, gpu.endless(), steps)
     on_run("what it does in its steps")
     seen = runs.run(None)
+    if program.stages:
+        raise UsageError("one run is looked at, and the program has stages", hint="give the command of one stage, without `stages`")
     is_known = program.has_present_batch and program.varies("micro_batch_size")
     evidence = Evidence(
         gpu,

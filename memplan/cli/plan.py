@@ -18,6 +18,7 @@ from memplan.cli.asked import (
     method_for,
     program_options,
     typed_settings,
+    with_each_stage,
 )
 from memplan.cli.options import (
     config_path_option,
@@ -64,6 +65,8 @@ class _WithProgram(click.Group):
     """Takes what follows `--` as the command of a program to plan, and a first word like FILE.py:build as a function to plan."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        end = args.index("--") if "--" in args else len(args)
+        args = [*with_each_stage(args[:end]), *args[end:]]
         end = args.index("--") if "--" in args else len(args)
         _, words, _ = self.make_parser(ctx).parse_args(list(args[:end]))
         if not words and end < len(args):

@@ -98,7 +98,8 @@ def decide(
     if grows_negatives and isinstance(pinned, UserProgram) and "n_negatives" not in pinned.stage_variables:
         raise UsageError(
             f"nothing says where the negatives of {pinned.name} are written, which `grow_negatives=True` is to change",
-            hint='name the files of its stages, and the key: `fields=["n_negatives=STAGE:data.n_negatives"]`',
+            hint='name the files of its stages and the key in each: `stages=["conf/*_stage.yaml"]`, '
+            '`fields=["n_negatives=STAGE:data.n_negatives"]`',
         )
     if target is not None and pins.pins("target_effective_batch_size"):
         raise UsageError("the target effective batch is given twice", hint="leave out `target_effective_batch_size` or the pin")

@@ -54,20 +54,22 @@ class OverBudget(NamedTuple):
 
 
 def stage_over_budget(program: Program, gpu: GpuSpec, estimator: Estimator, budget: MemoryBudget) -> OverBudget | None:
-    """Return the first stage that is not within the budget, the heaviest asked first where asking is slow; None where all are."""
-    stages = stages_of(program)
-    if estimator.is_slow and len(stages) > 1:
-        heaviest = heaviest_stage(program, gpu, estimator)
-        stages = [heaviest, *(stage for stage in stages if stage is not heaviest)]
+    """Return a stage that is not within the budget, the heaviest asked first where asking is slow; None where all are."""
+    stages = _by_weight(program, gpu, estimator) if estimator.is_slow else stages_of(program)
     over = (stage for stage in stages if outcome_of(program, gpu, stage, estimator, budget) is not Outcome.FITS)
     return next(map(OverBudget, over), None)
 
 
 def heaviest_stage(program: Program, gpu: GpuSpec, estimator: Estimator) -> Stage | None:
     """Return the stage that takes most, as far as it is known without running any."""
+    return _by_weight(program, gpu, estimator)[0]
+
+
+def _by_weight(program: Program, gpu: GpuSpec, estimator: Estimator) -> Sequence[Stage | None]:
+    """Return the stages, that which takes most first, as far as it is known without running any."""
     stages = stages_of(program)
     if len(stages) == 1:
-        return stages[0]
+        return stages
 
     def items_of(stage: Stage | None) -> int:
         if stage is None:
@@ -79,7 +81,7 @@ def heaviest_stage(program: Program, gpu: GpuSpec, estimator: Estimator) -> Stag
         quick = estimator.quick_estimate(program, gpu, stage)
         return (quick.high_bytes if quick is not None else 0), items_of(stage)
 
-    return max(stages, key=weight)
+    return sorted(stages, key=weight, reverse=True)
 
 
 def largest_micro_batch(

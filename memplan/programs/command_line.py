@@ -55,11 +55,12 @@ def command_program(
     places, shortened, files = tuple(map(read_place, fields)), tuple(map(read_short, short)), stage_files(stages)
     named = {*pinned, *(place.variable for place in places), *(STAGE_WORDS if files else ())}
     _check_stages_are_named(words, (*places, *shortened), named, has_stages=bool(files))
+    known = KNOWN | named
     for name in (name for word in words for name in PLACEHOLDER.findall(word)):
-        if name not in KNOWN | named:
+        if name not in known:
             raise UsageError(
-                f"the command has a placeholder {{{name}}}, which names no variable{did_you_mean(name, KNOWN)}",
-                hint=f'variables are {", ".join(sorted(KNOWN))}; another one needs a value: `pins={{"{name}": 8}}`',
+                f"the command has a placeholder {{{name}}}, which names no variable{did_you_mean(name, known)}",
+                hint=f'variables are {", ".join(sorted(known - STAGE_WORDS))}; another one needs a value: `pins={{"{name}": 8}}`',
             )
     program = CommandProgram(name=_name_of(words), command=tuple(words), places=places, shortened=shortened, parallelism=parallelism)
     program = _with_present_values(program.with_stages(files))

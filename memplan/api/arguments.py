@@ -26,6 +26,7 @@ _TYPES: dict[str, tuple[Any, str]] = {
     ),
     "fields": (Sequence[str], 'texts, as "micro_batch_size=conf/config.yaml:data.batch_size"'),
     "short": (Sequence[str], 'texts, as "conf/config.yaml:trainer.limit_val_batches=0"'),
+    "stages": (str | Sequence[str], 'files or patterns of files, as "conf/*_stage.yaml"'),
     "num_gpus": (_Count | None, "a whole number from 1 on"),
     "num_nodes": (_Count | None, "a whole number from 1 on"),
     "path": (str | Path, "a path"),

@@ -22,7 +22,7 @@ from memplan.layouts.recognition import SUFFIXES, configurations_in, recognise
 from memplan.layouts.registry import BUILT_IN_WORKLOAD, Located, describe_layouts, locate, near_misses
 from memplan.layouts.templates import template_data, templates_folder
 from memplan.planner.plan import AnyProgram
-from memplan.programs.command_program import PLACEHOLDER, CommandProgram
+from memplan.programs.command_program import PLACEHOLDER, STAGE_WORDS, CommandProgram
 from memplan.programs.function_program import FunctionProgram
 from memplan.workload.parallelism import Parallelism
 from memplan.workload.stage import Stage
@@ -232,6 +232,7 @@ def command_configuration(
     *,
     fields: Iterable[str] = (),
     short: Iterable[str] = (),
+    stages: Iterable[str] = (),
     num_gpus: int | None = None,
     num_nodes: int | None = None,
     pinned: Collection[str] = (),
@@ -244,15 +245,17 @@ def command_configuration(
     UsageError for a program without a variable to plan, where it *is_planned*, and as `command_program`.
     """
     from memplan.execution.ranks import launched_by  # noqa: PLC0415
-    from memplan.programs.command_line import command_program  # noqa: PLC0415
+    from memplan.programs.command_line import command_program, read_place  # noqa: PLC0415
 
-    if not fields and not any(PLACEHOLDER.search(word) for word in words):
+    fields = list(fields)
+    names = {name for word in words for name in PLACEHOLDER.findall(word)}
+    if all(read_place(field).is_of_stage for field in fields) and names <= STAGE_WORDS:
         located = _named_by(words)
-        fields = list(located.fields()) if located is not None else ()
+        fields += located.fields() if located is not None else ()
         short = [*short, *(located.short() if located is not None else ())]
     told = launched_by(words)
     parallelism = Parallelism(devices=num_gpus or told.num_gpus, nodes=num_nodes or (told.num_nodes if num_gpus is None else 1))
-    program = command_program(words, fields=fields, short=short, parallelism=parallelism, pinned=pinned)
+    program = command_program(words, fields=fields, short=short, stages=stages, parallelism=parallelism, pinned=pinned)
     if is_planned and not program.varies("micro_batch_size"):
         raise UsageError(
             f"nothing says where the batch size of {program.name} is written",

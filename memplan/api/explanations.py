@@ -113,8 +113,11 @@ def _variables(program: UserProgram) -> Iterator[ExplainedField]:
         if isinstance(program, CommandProgram):
             places = [place for place in program.places if place.variable == name]
             for place in places:
-                why = f"`{place.key}`" if place.file is not None else f"the environment's {place.key}"
-                yield ExplainedField(field=name, value=value, file=place.file, why=why)
+                for stage, file in place.files(program.stages):
+                    field = f"{stage.name}.{name}" if stage is not None else name
+                    yield ExplainedField(field=field, value=program.text_in(stage, name), file=file, why=f"`{place.key}`")
+                if place.is_of_environment:
+                    yield ExplainedField(field=name, value=value, why=f"the environment's {place.key}")
             if not places:
                 yield ExplainedField(field=name, value=value, why="a word of the command; nothing says its present value")
         if isinstance(program, FunctionProgram):

@@ -112,6 +112,7 @@ def plan(
     *,
     fields: Sequence[str] = (),
     short: Sequence[str] = (),
+    stages: str | Sequence[str] = (),
     num_gpus: int | None = None,
     num_nodes: int | None = None,
     gpu: str | GpuSpec | None = None,
@@ -137,6 +138,8 @@ def plan(
         fields: Where a command's variables are written besides, as "micro_batch_size=conf/config.yaml:data.batch_size", or
             "micro_batch_size=BATCH_SIZE" for a variable of the environment.
         short: What makes a rehearsal of a command short, as "conf/config.yaml:trainer.limit_val_batches=0".
+        stages: Files, or patterns of files as "conf/*_stage.yaml": the command is run for each, in sorted order. `{stage}` in its words is
+            the stage's name, `{stage_file}` the file's path; in *fields* and *short* STAGE stands for the file: "n_negatives=STAGE:k".
         num_gpus: GPUs of each machine on which a command trains. None: as its launcher is told.
         num_nodes: Machines on which it trains.
         gpu: A name of the catalogue ("rtx4090", "a100-80"), or a GpuSpec. None, without *gpu_memory*: this machine's GPU, as far as it is
@@ -173,6 +176,7 @@ def plan(
         source=source,
         fields=fields,
         short=short,
+        stages=stages,
         num_gpus=num_gpus,
         num_nodes=num_nodes,
         gpu=gpu,
@@ -185,8 +189,9 @@ def plan(
         with_levers=with_levers,
         skip_weights=skip_weights,
     )
+    of_command = _OfCommand(fields, short, [stages] if isinstance(stages, str) else stages)
     configuration = (
-        _configuration_of(source, fields, short, num_gpus, num_nodes, pins or {})
+        _configuration_of(source, of_command, num_gpus, num_nodes, pins or {})
         .with_pins(pins or {})
         .with_target(target_effective_batch_size)
     )
@@ -314,14 +319,24 @@ def _edits_of(program: CommandProgram | FunctionProgram) -> list[Edit]:
     return edits
 
 
+class _OfCommand(NamedTuple):
+    """What only a command has."""
+
+    fields: Sequence[str]
+    short: Sequence[str]
+    stages: Sequence[str]
+
+
 def _configuration_of(
-    source: Source, fields: Sequence[str], short: Sequence[str], num_gpus: int | None, num_nodes: int | None, pins: Mapping[str, object]
+    source: Source, of_command: _OfCommand, num_gpus: int | None, num_nodes: int | None, pins: Mapping[str, object]
 ) -> Configuration:
     if isinstance(source, Sequence) and not isinstance(source, str):
-        return command_configuration(source, fields=fields, short=short, num_gpus=num_gpus, num_nodes=num_nodes, pinned=pins.keys())
+        return command_configuration(source, **of_command._asdict(), num_gpus=num_gpus, num_nodes=num_nodes, pinned=pins.keys())
     is_step = callable(source) or (isinstance(source, str) and is_function(source))
-    if fields or short or (is_step and (num_gpus or num_nodes)):
-        raise UsageError("fields, short and num_gpus are those of a command", hint='give its words: `source=["python", "train.py"]`')
+    if any(of_command) or (is_step and (num_gpus or num_nodes)):
+        raise UsageError(
+            "fields, short, stages and num_gpus are those of a command", hint='give its words: `source=["python", "train.py"]`'
+        )
     if callable(source):
         return function_configuration(source_of(source))
     if isinstance(source, str) and is_function(source):

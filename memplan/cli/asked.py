@@ -52,6 +52,13 @@ _PROGRAM_OPTIONS = (
         help="Make a program's rehearsal short: conf/config.yaml:trainer.limit_val_batches=0. May be repeated.",
     ),
     click.option(
+        "--stages",
+        multiple=True,
+        metavar="FILES",
+        help="Run a program's command once for each of these files, 'conf/*_stage.yaml': {stage} in the command is the file's name without "
+        "its ending, {stage_file} its path, and STAGE stands for it in --field n_negatives=STAGE:KEY.",
+    ),
+    click.option(
         "--skip-weights",
         is_flag=True,
         help="Build a program's pretrained models without reading their weights, which need not be there: the configuration has their "
@@ -62,7 +69,7 @@ _PROGRAM_OPTIONS = (
 
 _NUM_GPUS = click.option("--num-gpus", type=click.IntRange(min=1), metavar="N", help="GPUs of each machine on which it trains.")
 
-_OF_PROGRAM = ("fields", "short", "skip_weights", "num_gpus", "num_nodes")
+_OF_PROGRAM = ("fields", "short", "stages", "skip_weights", "num_gpus", "num_nodes")
 """What they are called as arguments, and in PlanSettings."""
 
 
@@ -107,6 +114,19 @@ def _with(command: Command, options: Sequence[Callable[[Any], Any]]) -> Command:
     return command
 
 
+def with_each_stage(args: list[str]) -> list[str]:
+    """Return *args* with `--stages` before each of the files that a shell has made of one pattern."""
+    found: list[str] = []
+    is_of_stages = False
+    for word in args:
+        if is_of_stages and not word.startswith("-") and found[-1] != "--stages":
+            found.append("--stages")
+        elif word.startswith("-"):
+            is_of_stages = word == "--stages"
+        found.append(word)
+    return found
+
+
 class WithProgram(click.Command):
     """Takes what follows `--`, or begins with `-m`, as another program's command line."""
 
@@ -116,7 +136,7 @@ class WithProgram(click.Command):
         if begins is not None:
             ctx.meta[PROGRAM] = args[begins + (args[begins] == "--") :]
             args = args[:begins]
-        return super().parse_args(ctx, args)
+        return super().parse_args(ctx, with_each_stage(args))
 
 
 def is_typed(context: click.Context, name: str) -> bool:
@@ -188,9 +208,10 @@ def asked_configuration(asked: Asked, *, is_planned: bool = True) -> Configurati
     options = {name: getattr(settings, name) for name in _OF_PROGRAM if name != "skip_weights"}
     if settings.command is not None:
         found = command_configuration(settings.command, **options, pinned=settings.pins.keys(), is_planned=is_planned)
-    elif settings.fields or settings.short or (settings.function is not None and any(options.values())):
+    elif settings.fields or settings.short or settings.stages or (settings.function is not None and any(options.values())):
         raise UsageError(
-            "--field and --short are those of a command; the arguments of a function are its variables", hint="give the command after `--`"
+            "--field, --short and --stages are those of a command; the arguments of a function are its variables",
+            hint="give the command after `--`",
         )
     elif settings.function is not None:
         found = function_configuration(settings.function)

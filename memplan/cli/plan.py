@@ -18,6 +18,7 @@ from memplan.cli.asked import (
     method_for,
     program_options,
     typed_settings,
+    with_each_stage,
 )
 from memplan.cli.options import (
     config_path_option,
@@ -55,6 +56,8 @@ Examples:
   memplan --gpu t4 train_step.py:build           plan a function: its arguments are its variables
   memplan --gpu-memory 24 --target-effective-batch 256 -- python train.py --batch-size {micro_batch_size} \
       --accumulate {gradient_accumulation_steps} plan a program: its words with variables are changed and rehearsed
+  memplan --gpu t4 --stages 'conf/*_stage.yaml' -- python train.py stage={stage} --batch-size {micro_batch_size} \
+      plan a program that trains in stages: its command is run for each
   memplan --gpu a100-80 --apply                  in a folder with a .memplan/plan.yaml: plan for another GPU what was planned last
   memplan undo                                   put back what the last --apply changed
 """
@@ -64,6 +67,8 @@ class _WithProgram(click.Group):
     """Takes what follows `--` as the command of a program to plan, and a first word like FILE.py:build as a function to plan."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        end = args.index("--") if "--" in args else len(args)
+        args = [*with_each_stage(args[:end]), *args[end:]]
         end = args.index("--") if "--" in args else len(args)
         _, words, _ = self.make_parser(ctx).parse_args(list(args[:end]))
         if not words and end < len(args):

@@ -90,4 +90,5 @@ def _changing_line() -> Iterator[Callable[[str], None]]:
 def _described(step: Step) -> str:
     stages = step.program.stages
     negatives = f", {stages[0].n_negatives} negatives" if stages and step.program.contrastive else ""
-    return f"micro-batch {step.micro_batch_size}{negatives} on {step.gpu.name}"
+    name = f"{stages[0].name}, " if stages and not step.program.contrastive else ""
+    return f"{name}micro-batch {step.micro_batch_size}{negatives} on {step.gpu.name}"

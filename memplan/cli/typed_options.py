@@ -39,6 +39,7 @@ OPTIONS = {
     "rank": "--rank",
     "fields": "--field",
     "short": "--short",
+    "stages": "--stages",
 }
 """The argument of memplan's functions, and the option."""
 

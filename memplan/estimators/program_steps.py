@@ -96,7 +96,7 @@ class ProgramSteps(StepRunner):
 
     def _warm_file(self, program: CommandProgram) -> Path | None:
         """Return the file that says where a process is that has made the program's imports; None where each run needs one of its own."""
-        if any(place.file is None for place in (*program.places, *program.shortened)):
+        if any(place.is_of_environment for place in (*program.places, *program.shortened)):
             return None
         return self._own_folder() / _WARM
 
@@ -160,7 +160,7 @@ class ProgramSteps(StepRunner):
                 if error.program_exit_code in _ENDED_BY_USER:
                     raise KeyboardInterrupt from error
                 if error.program_exit_code == 0:
-                    raise NotRehearsedError(error.message, hint=error.hint) from error
+                    raise NotRehearsedError(f"{_where(step)}{error.message}", hint=error.hint) from error
                 lines = _last_lines(said).splitlines() or [""]
                 message = f"the program failed before it used the GPU: {lines[-1].strip() or error.message}"
                 advice = f"{MISSING_WEIGHTS}; " if error.hint == MISSING_WEIGHTS else ""
@@ -179,8 +179,10 @@ class ProgramSteps(StepRunner):
         return self._digests[step.family]
 
     def _files_of(self, program: CommandProgram | FunctionProgram) -> ReadFiles:
-        """Return what *program* is known to read, whatever its batch."""
+        """Return what *program* is known to read, whatever its batch and its negatives."""
         alone = program.with_training(micro_batch_size=1, gradient_accumulation_steps=1, target_effective_batch_size=None)
+        if isinstance(alone, CommandProgram):
+            alone = _without_negatives(alone)
         key = family_of({"program": alone.model_dump_json(), "folder": str(Path.cwd())})
         if key not in self._files:
             self._files[key] = ReadFiles(self._cache and self._cache / "programs" / f"{key}.json")
@@ -259,32 +261,43 @@ class ProgramSteps(StepRunner):
     def _refusal(self, step: Step, message: str, *, hint: str | None) -> NotRehearsedError:
         """Return the error for a size with which the program failed: it is refused, or the program never runs."""
         files, family = self._known_of(step)
+        where = _where(step)
         others = self._messages.setdefault(step.family, {})
         runs_never = not files.runs(family) and message in others.values()
         others[step.micro_batch_size] = message
         if runs_never:
             sizes = " and ".join(map(str, sorted(others)))
-            return NotRehearsedError(f"with micro-batches of {sizes} alike, {message}", hint=hint)
+            return NotRehearsedError(f"{where}with micro-batches of {sizes} alike, {message}", hint=hint)
         has_variable = isinstance(step.program, UserProgram) and "micro_batch_size" in step.program.variables
-        text = f"with a micro-batch of {step.micro_batch_size} {message}" if has_variable else message
+        text = f"{where}with a micro-batch of {step.micro_batch_size} {message}" if has_variable else f"{where}{message}"
         if files.runs(family):
             files.refuse(family, step.micro_batch_size, text, hint)
         return SizeRefusedError(text, hint=hint)
 
     def _check_likeness(self, step: Step, found: Rehearsal) -> None:
-        """Raise an error where another size made exactly the same allocations: nobody reads the value, or there are no more samples."""
+        """
+        Raise an error where another size, or another number of negatives, made exactly the same allocations: nobody reads the value, or
+        there are no more samples.
+        """
         assert found.trace is not None
         requests = requests_of(found.trace)
         digest = hashlib.sha256(f"{requests.sequence} {list(requests.sizes)}".encode()).hexdigest()[:16]
+        self._compare(step, "micro_batch_size", step.micro_batch_size, digest)
+        program = step.program
+        if isinstance(program, CommandProgram) and "n_negatives" in program.stage_variables:
+            self._compare(_of_negatives(step, program), "n_negatives", program.stages[0].n_negatives, digest)
+
+    def _compare(self, step: Step, name: str, value: int, digest: str) -> None:
+        """Raise an error where *digest*, what the run with that *value* of a variable came to, is that of another value."""
         files, family = self._known_of(step)
         others = files.runs(family)
-        files.saw(family, step.micro_batch_size, digest)
-        same = [size for size, other in others.items() if other == digest and size != step.micro_batch_size]
-        if same and len(set(others.values())) > 1:  # sizes have differed before
-            raise _is_limit(min(*same, step.micro_batch_size))
+        files.saw(family, value, digest)
+        same = [other for other, known in others.items() if known == digest and other != value]
+        if same and len(set(others.values())) > 1:  # values have differed before
+            raise _is_limit(step, min(*same, value), "negatives" if name == "n_negatives" else "samples")
         if same:
             raise UsageError(
-                f"micro_batch_size was changed from {same[0]} to {step.micro_batch_size}, and every allocation stayed the same: "
+                f"{_where(step)}{name} was changed from {same[0]} to {value}, and every allocation stayed the same: "
                 "the program does not read it where it is written",
                 hint="check the field or the placeholder, and whether something else overrides it",
             )
@@ -297,7 +310,7 @@ class ProgramSteps(StepRunner):
             sizes.setdefault(digest, []).append(size)
         limit = min((min(alike) for alike in sizes.values() if len(alike) > 1), default=None)
         if limit is not None and step.micro_batch_size > limit and len(sizes) > 1:
-            raise _is_limit(limit)
+            raise _is_limit(step, limit, "samples")
 
     def _known_of(self, step: Step) -> tuple[ReadFiles, str]:
         """Return what is known of the program, and the family under which that is."""
@@ -309,8 +322,26 @@ def _has_batches_that_differ(found: Rehearsal) -> bool:
     return any(finding.kind == "batch_shapes" for finding in found.findings)
 
 
-def _is_limit(size: int) -> SizeRefusedError:
-    message = f"the program takes no more samples than with {size}: every allocation stays the same"
+def _where(step: Step) -> str:
+    """Return the beginning of a sentence about *step*: of a program with stages, which it is."""
+    stages = step.program.stages
+    return f"in stage {stages[0].name}, " if stages else ""
+
+
+def _without_negatives(program: CommandProgram) -> CommandProgram:
+    """Return *program* with no negatives in its stages, however many they have."""
+    return program.model_copy(update={"stages": tuple(stage.model_copy(update={"n_negatives": 0}) for stage in program.stages)})
+
+
+def _of_negatives(step: Step, program: CommandProgram) -> Step:
+    """Return *step* as one of those that differ in nothing but the negatives of their stage."""
+    alike = _without_negatives(program)
+    parts = {"negatives of": alike.model_dump_json(), "card": step.gpu.model_dump_json(), "surroundings": _surroundings(program)}
+    return step._replace(family=family_of(parts), program=alike)
+
+
+def _is_limit(step: Step, size: int, of_what: str) -> SizeRefusedError:
+    message = f"{_where(step)}the program takes no more {of_what} than with {size}: every allocation stays the same"
     return SizeRefusedError(message, hint="its dataset may have no more", is_limit=True)
 
 
@@ -319,8 +350,8 @@ def _contents_of(program: CommandProgram | FunctionProgram) -> dict[str, bytes]:
     if isinstance(program, FunctionProgram):
         return {}
     alone = program.with_training(micro_batch_size=1, gradient_accumulation_steps=1)
-    places = [place.file for place in (*program.places, *program.shortened) if place.file is not None]
-    contents = {str(file.absolute()): file.read_bytes() for file in places}
+    files = [file for place in (*program.places, *program.shortened) for _, file in place.files(program.stages)]
+    contents = {str(file.absolute()): file.read_bytes() for file in files}
     return contents | {str(change.path.absolute()): change.after for change in changed_files(alone)}
 
 

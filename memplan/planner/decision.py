@@ -29,6 +29,7 @@ from memplan.planner.fitting import (
 from memplan.planner.negatives import has_negatives, most_negatives, with_negatives
 from memplan.planner.pins import Pins, pin
 from memplan.planner.search import Largest, Outcome
+from memplan.programs.user_program import UserProgram
 from memplan.workload.program import Program
 from memplan.workload.stage import Stage
 from memplan.workload.training import MOST_STEPS
@@ -94,6 +95,12 @@ def decide(
     that make no sense, or a target below one micro-batch on each rank.
     """
     pinned = pin(program, pins)
+    if grows_negatives and isinstance(pinned, UserProgram) and "n_negatives" not in pinned.stage_variables:
+        raise UsageError(
+            f"nothing says where the negatives of {pinned.name} are written, which `grow_negatives=True` is to change",
+            hint='name the files of its stages and the key in each: `stages=["conf/*_stage.yaml"]`, '
+            '`fields=["n_negatives=STAGE:data.n_negatives"]`',
+        )
     if target is not None and pins.pins("target_effective_batch_size"):
         raise UsageError("the target effective batch is given twice", hint="leave out `target_effective_batch_size` or the pin")
     ranks = pinned.parallelism.data_parallel_size
@@ -188,8 +195,10 @@ class BatchSearch:
         return self.pinned.with_training(micro_batch_size=micro_batch_size, gradient_accumulation_steps=steps)
 
     def fits(self, micro_batch_size: int) -> bool:
-        """Say whether the heaviest stage fits with that micro-batch."""
+        """Say whether the heaviest stage fits with that micro-batch; of the user's own program, whether all do."""
         program = self.of_size(micro_batch_size)
+        if self.estimator.is_slow:
+            return all_stages_fit(program, self.gpu, self.estimator, self.budget)
         stage = heaviest_stage(program, self.gpu, self.estimator)
         return outcome_of(program, self.gpu, stage, self.estimator, self.budget) is Outcome.FITS
 

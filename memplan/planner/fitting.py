@@ -43,21 +43,44 @@ def outcome_of(program: Program, gpu: GpuSpec, stage: Stage | None, estimator: E
 
 def all_stages_fit(program: Program, gpu: GpuSpec, estimator: Estimator, budget: MemoryBudget) -> bool:
     """Say whether every stage is within the budget, without giving anything back."""
-    return all(outcome_of(program, gpu, stage, estimator, budget) is Outcome.FITS for stage in stages_of(program))
+    return stage_over_budget(program, gpu, estimator, budget) is None
+
+
+class OverBudget(NamedTuple):
+    """A stage that is not within the budget, or does not run."""
+
+    stage: Stage | None
+
+
+def stage_over_budget(program: Program, gpu: GpuSpec, estimator: Estimator, budget: MemoryBudget) -> OverBudget | None:
+    """Return a stage that is not within the budget, the heaviest asked first where asking is slow; None where all are."""
+    stages = _by_weight(program, gpu, estimator) if estimator.is_slow else stages_of(program)
+    over = (stage for stage in stages if outcome_of(program, gpu, stage, estimator, budget) is not Outcome.FITS)
+    return next(map(OverBudget, over), None)
 
 
 def heaviest_stage(program: Program, gpu: GpuSpec, estimator: Estimator) -> Stage | None:
     """Return the stage that takes most, as far as it is known without running any."""
+    return _by_weight(program, gpu, estimator)[0]
+
+
+def _by_weight(program: Program, gpu: GpuSpec, estimator: Estimator) -> Sequence[Stage | None]:
+    """Return the stages, that which takes most first, as far as it is known without running any."""
     stages = stages_of(program)
     if len(stages) == 1:
-        return stages[0]
+        return stages
+
+    def items_of(stage: Stage | None) -> int:
+        if stage is None:
+            return 0
+        # What a user's own program makes of negatives only a run can tell: those of a stage that has most are asked about first.
+        return stage.n_positives + stage.n_negatives if program.contrastive is None else program.contrastive.samples_per_anchor(stage)
 
     def weight(stage: Stage | None) -> tuple[int, int]:
         quick = estimator.quick_estimate(program, gpu, stage)
-        items = program.contrastive.samples_per_anchor(stage) if program.contrastive is not None and stage is not None else 0
-        return (quick.high_bytes if quick is not None else 0), items
+        return (quick.high_bytes if quick is not None else 0), items_of(stage)
 
-    return max(stages, key=weight)
+    return sorted(stages, key=weight, reverse=True)
 
 
 def largest_micro_batch(
@@ -73,9 +96,31 @@ def largest_micro_batch(
     Return the largest size up to *most* with which the heaviest stage of *of_size* fits, of those that the program takes.
 
     *guessed_by*: whose memory at a size says about what *of_size* takes there; None: its own. Whether the other stages fit is for the plan
-    to see, at the size that it chooses. Raises SizeRefusedError where it takes none of those tried.
+    to see, at the size that it chooses; but of the user's own program nobody knows which stage is the heaviest before all have run: there
+    every stage fits. Raises SizeRefusedError where it takes none of those tried.
     """
     stage = heaviest_stage(of_size(1), gpu, estimator)
+    found = _largest_of_stage(stage, of_size, gpu, estimator, budget, most=most, guessed_by=guessed_by)
+    while estimator.is_slow and found.size is not None:
+        over = stage_over_budget(of_size(found.size), gpu, estimator, budget)
+        if over is None:
+            break
+        if found.size == 1:
+            return found._replace(size=None)
+        found = _largest_of_stage(over.stage, of_size, gpu, estimator, budget, most=found.size - 1, guessed_by=guessed_by)
+    return found
+
+
+def _largest_of_stage(
+    stage: Stage | None,
+    of_size: Callable[[int], Program],
+    gpu: GpuSpec,
+    estimator: Estimator,
+    budget: MemoryBudget,
+    *,
+    most: int,
+    guessed_by: Callable[[int], Program] | None,
+) -> Largest:
     refusals: list[SizeRefusedError] = []
     runs = False
 
@@ -114,15 +159,26 @@ def all_stages_seem_to_fit(program: Program, gpu: GpuSpec, estimator: Estimator,
 class StageQuestions(NamedTuple):
     """Whether a stage fits: by the estimator, and by its quick estimate."""
 
-    fits: Callable[[Stage], bool]
-    seems_to_fit: Callable[[Stage], bool]
+    peak_bytes: Callable[[Stage], int | None]
+    """What it takes at most; None for one that does not run."""
+    seems_to_fit: Callable[[Stage], bool] | None
+    """None: the estimator has no quick estimate of a stage with another number of negatives than one that was run."""
+    budget_bytes: int
 
 
 def questions_of(program: Program, gpu: GpuSpec, estimator: Estimator, budget: MemoryBudget) -> StageQuestions:
     """Return what can be asked of stages of *program*, its micro-batch as it is."""
+
+    def peak_bytes(stage: Stage) -> int | None:
+        try:
+            return estimator(program, gpu, stage).device_used.high_bytes
+        except SizeRefusedError:
+            return None
+
     return StageQuestions(
-        fits=lambda stage: budget.fits(estimator(program, gpu, stage).device_used),
-        seems_to_fit=lambda stage: _seems_to_fit(program, gpu, stage, estimator, budget),
+        peak_bytes,
+        None if estimator.is_slow else lambda stage: _seems_to_fit(program, gpu, stage, estimator, budget),
+        budget.budget_bytes,
     )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from memplan.estimators.interpolation import PeakLine
 from memplan.planner.fitting import StageQuestions
 from memplan.planner.search import largest_fitting
 from memplan.workload.program import Program
@@ -40,12 +41,21 @@ def most_positives(stage: Stage, asked: StageQuestions) -> int:
 
 
 def _most(of_count: Callable[[int], Stage], present: int, limit: int, asked: StageQuestions) -> int:
-    found = largest_fitting(
-        lambda count: asked.fits(of_count(count)),
-        low=present,
-        high=limit,
-        guess=lambda count: asked.seems_to_fit(of_count(count)),
-    )
+    line = PeakLine()
+
+    def fits(count: int) -> bool:
+        peak_bytes = asked.peak_bytes(of_count(count))
+        if peak_bytes is not None:
+            line.learn(count, peak_bytes)
+        return peak_bytes is not None and peak_bytes <= asked.budget_bytes
+
+    def guess(count: int) -> bool:
+        if asked.seems_to_fit is not None:
+            return asked.seems_to_fit(of_count(count))
+        peak_bytes = line.at(count)
+        return peak_bytes is not None and peak_bytes <= asked.budget_bytes
+
+    found = largest_fitting(fits, low=present, high=limit, guess=guess, leaps=asked.seems_to_fit is None)
     return present if found is None else found
 
 

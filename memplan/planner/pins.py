@@ -70,7 +70,10 @@ def pin(program: Program, pins: Pins) -> Program:
 def _pin_variable(program: Program, name: str, text: str) -> Program:
     """Return the user's own *program* with one value pinned."""
     assert isinstance(program, UserProgram)
+    stage_name, _, field = name.rpartition(".")
     try:
+        if program.stages and _is_of_stages(program, field):
+            return _pin_stage(program, stage_name, field, text)
         if name in ("devices", "nodes"):  # how they train together, its own code says
             return program.model_copy(update={"parallelism": _changed(program.parallelism, {name: text})})
         if name in ("target_effective_batch_size", "allocator_settings") or name in Batching.model_fields.keys() & program.variables:
@@ -78,6 +81,11 @@ def _pin_variable(program: Program, name: str, text: str) -> Program:
     except ValidationError as error:
         raise _no_such_value(name, text, error) from error
     return program.pinned(name, text)
+
+
+def _is_of_stages(program: UserProgram, field: str) -> bool:
+    """Say whether *field* is one of those that the stages of *program* have for themselves."""
+    return ("n_negatives" if field == "max_n_negatives" else field) in program.stage_variables
 
 
 def _pin_workload(workload: Workload, pins: Pins) -> Workload:
@@ -125,15 +133,19 @@ def _pin_mode(workload: Workload, text: str) -> Workload:
     raise UsageError(f"the pin is_in_eval_mode={text}: a model by counts has no mode", hint="leave it out")
 
 
-def _pin_stage(workload: Workload, stage_name: str, stage_field: str, text: str) -> Workload:
-    names = [stage.name for stage in workload.stages]
+P = TypeVar("P", bound=Program)
+
+
+def _pin_stage(program: P, stage_name: str, stage_field: str, text: str) -> P:
+    names = [stage.name for stage in program.stages]
     if not names or (stage_name and stage_name not in names):
         where = f"no stage {stage_name!r}" if stage_name else "no stages"
         name = f"{stage_name}.{stage_field}" if stage_name else stage_field
         hint = f"its stages are {', '.join(names)}" if names else None
-        raise UsageError(f"the pin {name}={text}: the workload has {where}", hint=hint)
-    stages = tuple(_pinned_stage(stage, stage_field, text) if stage_name in ("", stage.name) else stage for stage in workload.stages)
-    return workload.model_copy(update={"stages": stages})
+        kind = "workload" if isinstance(program, Workload) else "program"
+        raise UsageError(f"the pin {name}={text}: the {kind} has {where}", hint=hint)
+    stages = tuple(_pinned_stage(stage, stage_field, text) if stage_name in ("", stage.name) else stage for stage in program.stages)
+    return program.model_copy(update={"stages": stages})
 
 
 def _pinned_stage(stage: Stage, stage_field: str, text: str) -> Stage:

@@ -106,8 +106,8 @@ def values_of(program: Program, stage: Stage | None) -> StageValues:
         micro_batch_size=training.micro_batch_size,
         gradient_accumulation_steps=training.gradient_accumulation_steps,
         effective_batch_size=program.effective_batch_size,
-        n_positives=stage.n_positives if stage else None,
-        n_negatives=stage.n_negatives if stage else None,
+        n_positives=stage.n_positives if stage and "n_positives" in program.stage_variables else None,
+        n_negatives=stage.n_negatives if stage and "n_negatives" in program.stage_variables else None,
         negatives_per_anchor=seen,
     )
 

@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+import glob
 import re
 from collections.abc import Collection, Iterable, Sequence
 from itertools import pairwise
 from pathlib import Path
 
+from pydantic import ValidationError
+
 from memplan.edits.apply import FileChange, prepare
 from memplan.edits.edit import Edit, EditValue
 from memplan.edits.yaml_file import YamlFile
 from memplan.errors import ConfigError, UsageError
-from memplan.programs.command_program import KNOWN, PLACEHOLDER, CommandProgram, Place
+from memplan.programs.command_program import (
+    KNOWN,
+    PLACEHOLDER,
+    STAGE,
+    STAGE_VARIABLES,
+    STAGE_WORDS,
+    CommandProgram,
+    CommandStage,
+    Place,
+)
 from memplan.programs.user_program import PLANNED, did_you_mean
 from memplan.workload.parallelism import Parallelism
 from memplan.workload.training import MOST_STEPS
@@ -28,32 +40,56 @@ def command_program(
     *,
     fields: Iterable[str] = (),
     short: Iterable[str] = (),
+    stages: Iterable[str] = (),
     parallelism: Parallelism = ONE_GPU,
     pinned: Collection[str] = (),
 ) -> CommandProgram:
     """
     Return the program of the command *words*, the present values of its variables read from its files.
 
-    *fields*: "NAME=FILE:KEY" or "NAME=VARIABLE". *short*: "FILE:KEY=VALUE" or "VARIABLE=VALUE", for rehearsals alone. *pinned*: names of
-    other variables, which get a value besides. Raises UsageError for a placeholder or a field that makes no sense, ConfigError for a key
-    that is not in its file, EditRefusedError for one whose value cannot be changed without guessing.
+    *fields*: "NAME=FILE:KEY" or "NAME=VARIABLE". *short*: "FILE:KEY=VALUE" or "VARIABLE=VALUE", for rehearsals alone. *stages*: files, or
+    patterns of files, with which the command is run one after the other; in *fields* and *short* STAGE stands for each of them. *pinned*:
+    names of other variables, which get a value besides. Raises UsageError for a placeholder, a field or stages that make no sense,
+    ConfigError for a key that is not in its file, EditRefusedError for one whose value cannot be changed without guessing.
     """
-    places = tuple(map(read_place, fields))
-    named = {*pinned, *(place.variable for place in places)}
+    places, shortened, files = tuple(map(read_place, fields)), tuple(map(read_short, short)), stage_files(stages)
+    named = {*pinned, *(place.variable for place in places), *(STAGE_WORDS if files else ())}
+    _check_stages_are_named(words, (*places, *shortened), named, has_stages=bool(files))
+    known = KNOWN | named
     for name in (name for word in words for name in PLACEHOLDER.findall(word)):
-        if name not in KNOWN | named:
+        if name not in known:
             raise UsageError(
-                f"the command has a placeholder {{{name}}}, which names no variable{did_you_mean(name, KNOWN)}",
-                hint=f'variables are {", ".join(sorted(KNOWN))}; another one needs a value: `pins={{"{name}": 8}}`',
+                f"the command has a placeholder {{{name}}}, which names no variable{did_you_mean(name, known)}",
+                hint=f'variables are {", ".join(sorted(known - STAGE_WORDS))}; another one needs a value: `pins={{"{name}": 8}}`',
             )
-    program = CommandProgram(
-        name=_name_of(words), command=tuple(words), places=places, shortened=tuple(map(read_short, short)), parallelism=parallelism
-    )
-    program = _with_present_values(program)
+    program = CommandProgram(name=_name_of(words), command=tuple(words), places=places, shortened=shortened, parallelism=parallelism)
+    program = _with_present_values(program.with_stages(files))
     training = program.training
     others = {name: getattr(training, name) + 1 for name in ("micro_batch_size", "gradient_accumulation_steps")}
     changed_files(program.with_training(**others))  # what cannot be changed is refused before anything is run
     return program
+
+
+def stage_files(patterns: Iterable[str]) -> list[Path]:
+    """Return the files of the stages, sorted. Raises UsageError for a pattern that no file matches."""
+    found: set[Path] = set()
+    for pattern in patterns:
+        files = {Path(path) for path in glob.glob(pattern, recursive=True) if Path(path).is_file()}  # noqa: PTH207  (absolute ones too)
+        if not files:
+            raise UsageError(f"no file matches the stages {pattern!r}", hint="check the path; each file that matches is a stage")
+        found |= files
+    return sorted(found)
+
+
+def _check_stages_are_named(words: Sequence[str], places: Iterable[Place], named: Collection[str], *, has_stages: bool) -> None:
+    """Raise UsageError for what is of a stage where there are none."""
+    in_words = [f"{{{name}}}" for word in words for name in PLACEHOLDER.findall(word) if name in STAGE_WORDS and name not in named]
+    in_places = [f"{STAGE}:{place.key}" for place in places if place.is_of_stage]
+    if not has_stages and (in_words or in_places):
+        raise UsageError(
+            f"{(in_words + in_places)[0]} is of a stage, and no stages are named",
+            hint='name their files: `stages=["conf/*_stage.yaml"]`',
+        )
 
 
 def _name_of(words: Sequence[str]) -> str:
@@ -72,7 +108,22 @@ def read_place(text: str) -> Place:
         raise UsageError(f"{text!r} {problem}", hint=f"write it as {_FIELD}")
     if name not in KNOWN and did_you_mean(name, KNOWN):
         raise UsageError(f"{text!r} names no variable{did_you_mean(name, KNOWN)}", hint=f"variables are {', '.join(sorted(KNOWN))}")
+    if place.is_of_stage and name not in STAGE_VARIABLES:
+        raise _not_of_a_stage(text, name)
     return place.model_copy(update={"variable": name})
+
+
+def _not_of_a_stage(text: str, name: str) -> UsageError:
+    """Return the error for a variable that no stage can have for itself."""
+    if name in PLANNED:
+        return UsageError(
+            f"{text!r}: {name} is one value for all stages, and a plan of one for each is not supported",
+            hint="name the key of a file that all stages read, or plan each stage with its own command",
+        )
+    return UsageError(
+        f"{text!r}: only {' and '.join(STAGE_VARIABLES)} can be variables of a stage",
+        hint="leave the field out: each stage is run with the other values of its file as they are",
+    )
 
 
 def read_short(text: str) -> Place:
@@ -89,15 +140,18 @@ def _written_at(where: str) -> Place | None:
     file, colon, key = where.rpartition(":")
     if not colon:
         return Place(key=where) if _ENVIRONMENT_VARIABLE.fullmatch(where) else None
-    return Place(file=Path(file), key=key) if file and all(key.split(".")) else None
+    if not file or not all(key.split(".")):
+        return None
+    return Place(is_of_stage=True, key=key) if file == STAGE else Place(file=Path(file), key=key)
 
 
 def _with_present_values(program: CommandProgram) -> CommandProgram:
     """Return *program* with what its files say now."""
-    found = {place.variable: _read(place) for place in reversed(program.places) if place.file is not None}
+    found = {place.variable: _read(place.file, place) for place in reversed(program.places) if place.file is not None}
     training = {name: _count(program, name, found[name]) for name in ("micro_batch_size", "gradient_accumulation_steps") if name in found}
     values = {name: str(value) for name, value in found.items() if name not in PLANNED}
-    present = program.with_training(**training).model_copy(update={"values": values})
+    stages = tuple(_with_its_values(stage, program.places) for stage in program.stages)
+    present = program.with_training(**training).model_copy(update={"values": values, "stages": stages})
     if "effective_batch_size" in found:
         product = _count(program, "effective_batch_size", found["effective_batch_size"])
         present = present.with_training(target_effective_batch_size=product)
@@ -110,14 +164,26 @@ def _with_present_values(program: CommandProgram) -> CommandProgram:
     return present.model_copy(update={"is_present_known": is_known, "without_value": without_value})
 
 
-def _read(place: Place) -> object:
-    assert place.file is not None
-    file = YamlFile.load(place.file)
+def _read(path: Path, place: Place) -> object:
+    file = YamlFile.load(path)
     found = file.get(tuple(place.key.split(".")))
     if found is None:
         near = did_you_mean(place.key, frozenset(file.keys()))
-        raise ConfigError(f"has no key `{place.key}`{near}", file=place.file, hint=f"name the key that holds {place.variable}")
+        raise ConfigError(f"has no key `{place.key}`{near}", file=path, hint=f"name the key that holds {place.variable}")
     return found.value
+
+
+def _with_its_values(stage: CommandStage, places: Iterable[Place]) -> CommandStage:
+    """Return *stage* with what its file says now. Raises ConfigError for a value that is no number of negatives or positives."""
+    for place in (place for place in places if place.is_of_stage):
+        value = _read(stage.file, place)
+        try:
+            stage = CommandStage.model_validate(stage.model_dump() | {place.variable: value}, strict=True)
+        except ValidationError as error:
+            least = 0 if place.variable == "n_negatives" else 1
+            problem = f"`{place.key}` is {value!r}, where {place.variable} has to be a whole number from {least} on"
+            raise ConfigError(problem, file=stage.file) from error
+    return stage
 
 
 def _count(program: CommandProgram, name: str, value: object) -> int:
@@ -129,12 +195,21 @@ def _count(program: CommandProgram, name: str, value: object) -> int:
 
 def edits_of(program: CommandProgram) -> list[Edit]:
     """Return the edits that write the values of *program* into its files."""
-    return [_edit(place, program.text_of(place.variable)) for place in program.places if place.file is not None]
+    return [
+        Edit(file, tuple(place.key.split(".")), _meant(program.text_in(stage, place.variable)))
+        for place in program.places
+        for stage, file in place.files(program.stages)
+    ]
 
 
 def edits_of_rehearsal(program: CommandProgram) -> list[Edit]:
     """Return the edits of the copies that a rehearsal of *program* reads: its values, and what makes it short."""
-    return [*edits_of(program), *(_edit(place, place.text or "") for place in program.shortened if place.file is not None)]
+    short = [
+        Edit(file, tuple(place.key.split(".")), _meant(place.text or ""))
+        for place in program.shortened
+        for _, file in place.files(program.stages)
+    ]
+    return [*edits_of(program), *short]
 
 
 def changed_files(program: CommandProgram) -> list[FileChange]:
@@ -144,11 +219,6 @@ def changed_files(program: CommandProgram) -> list[FileChange]:
     Raises EditRefusedError for a value that cannot be changed without guessing.
     """
     return prepare(edits_of_rehearsal(program))
-
-
-def _edit(place: Place, text: str) -> Edit:
-    assert place.file is not None
-    return Edit(place.file, tuple(place.key.split(".")), _meant(text))
 
 
 def _meant(text: str) -> EditValue:

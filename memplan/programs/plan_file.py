@@ -74,6 +74,9 @@ class PlanSettings(Description):
     short: tuple[str, ...] = ()
     """What makes a rehearsal short, and is never written: FILE:KEY=VALUE, or VARIABLE=VALUE of the environment."""
 
+    stages: tuple[str, ...] = ()
+    """Files, or patterns of them, for each of which the command is run: {stage} in it is the file's name, STAGE in fields the file."""
+
     skip_weights: bool = False
     """Build the program's pretrained models without reading their weights."""
 

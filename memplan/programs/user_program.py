@@ -39,6 +39,11 @@ class UserProgram(Program):
         """Return the names of all variables that it has."""
         raise NotImplementedError
 
+    @property
+    def stage_variables(self) -> frozenset[str]:
+        """Return the names of the variables that are written in the files of its stages."""
+        return frozenset()
+
     def varies(self, name: str) -> bool:
         """Say whether the variable of that name can be given another value."""
         if name in self.variables:

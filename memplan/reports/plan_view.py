@@ -156,16 +156,21 @@ def _columns(plan: Plan) -> tuple[str, ...]:
 
 def _item_columns(plan: Plan) -> Iterator[str]:
     """Yield the columns of contrastive training: what an anchor has, could have at the planned micro-batch, and is compared with."""
-    if plan.before.contrastive is None:
-        return
-    yield "n_positives"
+    if _shows(plan, "n_positives"):
+        yield "n_positives"
     if _has_room_for_positives(plan):
         yield "would fit"
-    yield "n_negatives"
+    if _shows(plan, "n_negatives"):
+        yield "n_negatives"
     if _has_room_for_negatives(plan):
         yield "would fit"
     if _shows_all_negatives(plan):
         yield "negatives per anchor"
+
+
+def _shows(plan: Plan, name: str) -> bool:
+    """Say whether the stages have such a value."""
+    return any(getattr(stage.planned, name) is not None for stage in plan.stages)
 
 
 def _has_room_for_positives(plan: Plan) -> bool:
@@ -179,7 +184,7 @@ def _has_room_for_negatives(plan: Plan) -> bool:
 def _shows_all_negatives(plan: Plan) -> bool:
     """Say whether the loss compares an anchor with others than its explicit negatives: those of the batch."""
     values = [each for stage in plan.stages for each in (stage.present, stage.planned)]
-    return any(each.negatives_per_anchor != each.n_negatives for each in values)
+    return any(each.negatives_per_anchor not in (None, each.n_negatives) for each in values)
 
 
 def _row(plan: Plan, stage: StagePlan) -> tuple[str, ...]:
@@ -190,18 +195,19 @@ def _row(plan: Plan, stage: StagePlan) -> tuple[str, ...]:
         _change(old.micro_batch_size, new.micro_batch_size),
         _change(old.gradient_accumulation_steps, new.gradient_accumulation_steps),
     ]
-    if plan.before.contrastive is not None:
-        room, planned = stage.room, stage.planned
+    room, planned = stage.room, stage.planned
+    if _shows(plan, "n_positives"):
         values.append(_change(old.n_positives, new.n_positives))
-        if _has_room_for_positives(plan):
-            most, items = (room.n_positives, room.items_per_anchor_with_positives) if room else (None, None)
-            values.append(_that_fit(planned.n_positives, most, items, room.items_per_anchor if room else 1))
+    if _has_room_for_positives(plan):
+        most, items = (room.n_positives, room.items_per_anchor_with_positives) if room else (None, None)
+        values.append(_that_fit(planned.n_positives, most, items, room.items_per_anchor if room else 1))
+    if _shows(plan, "n_negatives"):
         values.append(_change(old.n_negatives, new.n_negatives))
-        if _has_room_for_negatives(plan):
-            most, items = (room.n_negatives, room.items_per_anchor_with_negatives) if room else (None, None)
-            values.append(_that_fit(planned.n_negatives, most, items, room.items_per_anchor if room else 1))
-        if _shows_all_negatives(plan):
-            values.append(_change(old.negatives_per_anchor, new.negatives_per_anchor))
+    if _has_room_for_negatives(plan):
+        most, items = (room.n_negatives, room.items_per_anchor_with_negatives) if room else (None, None)
+        values.append(_that_fit(planned.n_negatives, most, items, room.items_per_anchor if room else 1))
+    if _shows_all_negatives(plan):
+        values.append(_change(old.negatives_per_anchor, new.negatives_per_anchor))
     used = stage.estimate.device_used
     values.append(format_bytes(used.expected_bytes))
     values.append(f"{used.low_bytes / GIB:.1f} to {used.high_bytes / GIB:.1f} GiB" if used.low_bytes != used.high_bytes else "")

@@ -42,6 +42,11 @@ class Program(Description):
         return True
 
     @property
+    def stage_variables(self) -> frozenset[str]:
+        """Return the names of the fields of a stage that say something of its training."""
+        return frozenset({"n_positives", "n_negatives"})
+
+    @property
     def effective_batch_size(self) -> int:
         """Return the samples that one optimizer step sees: micro-batch x accumulation x data-parallel size."""
         return self.training.micro_batch_size * self.training.gradient_accumulation_steps * self.parallelism.data_parallel_size

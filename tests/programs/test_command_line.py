@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 from memplan.errors import ConfigError, EditRefusedError, UsageError
+from memplan.planner.pins import Pins, pin
 from memplan.programs.command_line import changed_files, command_program, edits_of
+from memplan.programs.command_program import CommandProgram
 from memplan.workload.parallelism import Parallelism
 
 CONFIG = """# ours
@@ -136,3 +138,97 @@ def test_a_value_that_cannot_be_changed_is_refused_before_a_run(config: Path) ->
 
     with pytest.raises(EditRefusedError, match="batch"):
         command_program(["train.py"], fields=[f"micro_batch_size={config}:data.batch"])
+
+
+# stages
+
+
+@pytest.fixture
+def stages(tmp_path: Path) -> Path:
+    """A folder with the files of two stages, and of something else."""
+    folder = tmp_path / "stages"
+    folder.mkdir()
+    (folder / "b_stage.yaml").write_text("data: {k: 12}  # hard\n")
+    (folder / "a_stage.yaml").write_text("data: {k: 4}\n")
+    (folder / "notes.yaml").write_text("nothing: here\n")
+    return folder
+
+
+def staged(folder: Path, *words: str, fields: tuple[str, ...] = ("n_negatives=STAGE:data.k",)) -> CommandProgram:
+    return command_program(["train.py", *words], fields=fields, stages=[f"{folder}/*_stage.yaml"])
+
+
+def test_each_file_is_a_stage(stages: Path) -> None:
+    """In sorted order, named by the file, with the values that it has now; what is called a stage is no variable."""
+    program = staged(stages, "stage={stage}")
+
+    assert [(stage.name, stage.n_negatives, stage.file) for stage in program.stages] == [
+        ("a_stage", 4, stages / "a_stage.yaml"),
+        ("b_stage", 12, stages / "b_stage.yaml"),
+    ]
+    assert program.variables == program.stage_variables == {"n_negatives"}
+    assert changed_files(program) == []
+
+
+def test_a_stage_has_a_command_of_its_own(stages: Path) -> None:
+    """With its name, its path and its values; of all stages together the command keeps its braces."""
+    program = staged(stages, "stage={stage}", "--file={stage_file}", "-k", "{n_negatives}")
+    second = program.model_copy(update={"stages": program.stages[1:]})
+
+    assert second.words == ["train.py", "stage=b_stage", f"--file={stages}/b_stage.yaml", "-k", "12"]
+    assert program.words == ["train.py", "stage={stage}", "--file={stage_file}", "-k", "{n_negatives}"]
+
+
+def test_a_pinned_stage_changes_its_own_file(stages: Path) -> None:
+    """And no other; without a name all are pinned."""
+    program = staged(stages, "{stage}")
+    pinned = pin(program, Pins({"b_stage.n_negatives": "16"}))
+
+    [change] = changed_files(pinned)
+    assert (change.path, change.after) == (stages / "b_stage.yaml", b"data: {k: 16}  # hard\n")
+    assert [edit.value for edit in edits_of(pin(program, Pins({"n_negatives": "8"})))] == [8, 8]
+    with pytest.raises(UsageError, match=r"no stage 'c_stage'"):
+        pin(program, Pins({"c_stage.n_negatives": "1"}))
+
+
+def test_each_stages_file_is_short_in_a_rehearsal(stages: Path) -> None:
+    """STAGE stands for it there too; in no edit."""
+    program = command_program(["train.py", "{stage}"], short=["STAGE:data.k=1"], stages=[f"{stages}/*_stage.yaml"])
+
+    assert [change.after for change in changed_files(program)] == [b"data: {k: 1}\n", b"data: {k: 1}  # hard\n"]
+    assert edits_of(program) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "fields", "patterns", "said"),
+    [
+        (["{stage}"], [], ["*.toml"], "no file matches the stages '.*toml'"),
+        (["{stage}"], [], [], "{stage} is of a stage, and no stages are named"),
+        ([], ["n_negatives=STAGE:data.k"], [], "STAGE:data.k is of a stage, and no stages are named"),
+        ([], [], ["*_stage.yaml"], "nothing differs from stage to stage"),
+        (["{stage}"], ["n_negatives=STAGE:data.k"], ["*.yaml"], r"notes.yaml: has no key `data.k`"),
+        (["{stage}"], ["n_negatives=STAGE:data"], ["*_stage.yaml"], "a_stage.yaml"),
+        (["{stage}"], [], ["*_stage.yaml", "more/*.yaml"], "two stages are called a_stage"),
+        (["{stage}"], ["micro_batch_size=STAGE:data.batch"], ["*_stage.yaml"], "one value for all stages"),
+        (["{stage}"], ["sequence_length=STAGE:data.length"], ["*_stage.yaml"], "only n_positives and n_negatives"),
+        (["{stge}"], [], ["*_stage.yaml"], "did you mean stage"),
+    ],
+)
+def test_stages_that_make_no_sense_are_one_clear_error(
+    stages: Path, words: list[str], fields: list[str], patterns: list[str], said: str
+) -> None:
+    """Before anything is run; the file is named that lacks a key."""
+    (stages / "more").mkdir()
+    (stages / "more" / "a_stage.yaml").write_text("data: {k: 4}\n")
+
+    with pytest.raises((UsageError, ConfigError), match=said):
+        command_program(["train.py", *words], fields=fields, stages=[f"{stages}/{pattern}" for pattern in patterns])
+
+
+@pytest.mark.parametrize("value", ["-1", "many", "true", "1.5", "null"])
+def test_negatives_are_counted(stages: Path, value: str) -> None:
+    """What is no whole number is told with its file."""
+    (stages / "b_stage.yaml").write_text(f"data: {{k: {value}}}\n")
+
+    with pytest.raises(ConfigError, match=r"b_stage.yaml: `data.k` is .*, where n_negatives has to be a whole number from 0 on"):
+        staged(stages, "{stage}")

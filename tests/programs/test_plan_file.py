@@ -19,6 +19,7 @@ SETTINGS = PlanSettings(
     command=("python", "train.py", "--batch-size", "{micro_batch_size}", "a b", "it's", ""),
     fields=("gradient_accumulation_steps=conf/a.yaml:x.y",),
     short=("WANDB_MODE=offline", "conf/a.yaml:x.val=0"),
+    stages=("conf/*_stage.yaml", "conf/last.yaml"),
     num_gpus=8,
     gpu="a100-80",
     gpu_memory="24",
@@ -102,7 +103,16 @@ def test_what_is_typed_goes_before_what_is_remembered() -> None:
             "margin": 0.2,
         }
     )
-    assert remembered == ("command", "short", "num_gpus", "target_effective_batch_size", "target_tolerance", "pins", "grow_negatives")
+    assert remembered == (
+        "command",
+        "short",
+        "stages",
+        "num_gpus",
+        "target_effective_batch_size",
+        "target_tolerance",
+        "pins",
+        "grow_negatives",
+    )
     assert merge(PlanSettings(), SETTINGS, with_gpu=False).settings == SETTINGS.model_copy(update={"gpu": None, "gpu_memory": None})
 
 

@@ -1,0 +1,87 @@
+"""The largest micro-batch with which every stage of a program fits, where only a run tells which stage is the heaviest."""
+
+from __future__ import annotations
+
+import pytest
+
+from memplan.errors import SizeRefusedError
+from memplan.estimators.base import Estimator
+from memplan.hardware.gpu import GpuSpec
+from memplan.memory.breakdown import MemoryBreakdown
+from memplan.memory.budget import MemoryBudget
+from memplan.memory.estimate import MemoryEstimate, MemoryRange
+from memplan.planner.fitting import largest_micro_batch, questions_of
+from memplan.planner.negatives import most_negatives
+from memplan.workload.program import Program
+from memplan.workload.stage import Stage
+
+SAMPLE_BYTES = {"many": 10, "long": 100, "short": 1}
+PROGRAM = Program(stages=(Stage(name="short"), Stage(name="many", n_negatives=9), Stage(name="long", n_negatives=1)))
+GPU = GpuSpec(name="gpu", total_memory_bytes=10_000, origin="test")
+
+
+class Runs(Estimator):
+    """Each sample takes bytes by its stage, and each negative as many again; of what has not been asked nothing is known."""
+
+    method = "rehearsed"
+    is_slow = True
+
+    def __init__(self, *, most_negatives: int = 10_000) -> None:
+        self.asked: dict[tuple[str, int, int], MemoryEstimate] = {}
+        self._most_negatives = most_negatives
+
+    def __call__(self, program: Program, gpu: GpuSpec, stage: Stage | None) -> MemoryEstimate:
+        assert stage is not None
+        size, negatives = program.training.micro_batch_size, stage.n_negatives
+        if negatives > self._most_negatives:
+            raise SizeRefusedError("there are no more")
+        total = SAMPLE_BYTES[stage.name] * size * (1 + negatives)
+        used = MemoryRange(low_bytes=total, expected_bytes=total, high_bytes=total)
+        self.asked[stage.name, size, negatives] = MemoryEstimate(
+            method="rehearsed",
+            breakdown=MemoryBreakdown(activations_bytes=total),
+            peak_allocated_bytes=total,
+            peak_reserved_bytes=total,
+            device_used=used,
+            peak_phase="loss",
+        )
+        return self.asked[stage.name, size, negatives]
+
+    def quick_estimate(self, program: Program, gpu: GpuSpec, stage: Stage | None) -> MemoryRange | None:
+        assert stage is not None
+        known = self.asked.get((stage.name, program.training.micro_batch_size, stage.n_negatives))
+        return None if known is None else known.device_used
+
+
+def test_every_stage_fits_with_the_largest() -> None:
+    """That with most negatives would take 100 samples of 100 bytes each; another takes 200 bytes for a sample."""
+    runs = Runs()
+
+    found = largest_micro_batch(
+        lambda size: PROGRAM.with_training(micro_batch_size=size), GPU, runs, MemoryBudget(total_bytes=10_000, margin=0), most=1000
+    )
+
+    assert found.size == 50
+    assert {("many", 100, 9), ("many", 101, 9), ("long", 50, 1), ("long", 51, 1), ("short", 50, 0), ("many", 50, 9)} <= runs.asked.keys()
+    assert [size for name, size, _ in runs.asked if name == "short"] == [50]
+
+
+def test_where_one_stage_does_not_fit_at_all_nothing_fits() -> None:
+    """However little the others take."""
+    budget = MemoryBudget(total_bytes=150, margin=0)
+
+    found = largest_micro_batch(lambda size: PROGRAM.with_training(micro_batch_size=size), GPU, Runs(), budget, most=1000)
+
+    assert found.size is None
+
+
+@pytest.mark.parametrize(("limit", "expected"), [(10_000, 99), (40, 40)])
+def test_negatives_are_found_in_a_few_runs(limit: int, expected: int) -> None:
+    """100 bytes each: two runs say where the end is, and two that it is there; a number that the program does not take is too many."""
+    runs, budget = Runs(most_negatives=limit), MemoryBudget(total_bytes=10_000, margin=0)
+    program = PROGRAM.with_training(micro_batch_size=1)
+
+    found = most_negatives(program.stages[2], questions_of(program, GPU, runs, budget))
+
+    assert found == expected
+    assert len(runs.asked) <= (6 if limit > expected else 12)

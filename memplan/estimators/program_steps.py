@@ -19,7 +19,7 @@ import time
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from memplan.errors import NothingSeenError, NotRehearsedError, SizeRefusedError, UsageError
 from memplan.estimators.read_files import ReadFiles
@@ -62,6 +62,16 @@ _WARM = "warm"
 _ENDED_BY_USER = (-signal.SIGINT, -signal.SIGTERM, -signal.SIGHUP)
 
 
+class _Failure(NamedTuple):
+    """Why the program failed with one size."""
+
+    message: str
+    text: str
+    hint: str | None
+    begin_ns: int
+    """When that run began."""
+
+
 class ProgramSteps(StepRunner):
     """Runs steps of the user's own programs."""
 
@@ -72,7 +82,8 @@ class ProgramSteps(StepRunner):
         self._not_kept: set[tuple[str, int]] = set()
         self._walked: set[tuple[str, ...]] = set()  # commands whose batches differ in shape
         self._decided_by_data: set[tuple[str, ...]] = set()  # commands whose memory hangs on values that they read from the GPU
-        self._messages: dict[str, dict[int, str]] = {}  # by family and size, why the program failed
+        self._failures: dict[str, dict[int, _Failure]] = {}  # by family and size
+        self._begin_ns = 0  # of the run that is made now
         self._functions: dict[str, Rehearser] = {}
         self._folder: Path | None = None
         self._prepared: PreparedData | None = None
@@ -134,13 +145,13 @@ class ProgramSteps(StepRunner):
         program = step.program
         assert isinstance(program, CommandProgram | FunctionProgram)
         files = self._files_of(program)
-        begin = time.time_ns()
+        self._begin_ns = time.time_ns()
         try:
             found = self._rehearsed(program, step)
             self._check_likeness(step, found)
         finally:
             self._digests.clear()
-            if files.changed_since(begin):
+            if files.changed_since(self._begin_ns):
                 self._not_kept.add((step.family, step.micro_batch_size))
             files.keep()
         return found
@@ -262,17 +273,24 @@ class ProgramSteps(StepRunner):
         """Return the error for a size with which the program failed: it is refused, or the program never runs."""
         files, family = self._known_of(step)
         where = _where(step)
-        others = self._messages.setdefault(step.family, {})
-        runs_never = not files.runs(family) and message in others.values()
-        others[step.micro_batch_size] = message
-        if runs_never:
-            sizes = " and ".join(map(str, sorted(others)))
-            return NotRehearsedError(f"{where}with micro-batches of {sizes} alike, {message}", hint=hint)
+        failures = self._failures.setdefault(step.family, {})
+        runs_never = not files.runs(family) and any(each.message == message for each in failures.values())
         has_variable = isinstance(step.program, UserProgram) and "micro_batch_size" in step.program.variables
         text = f"{where}with a micro-batch of {step.micro_batch_size} {message}" if has_variable else f"{where}{message}"
-        if files.runs(family):
-            files.refuse(family, step.micro_batch_size, text, hint)
+        failures[step.micro_batch_size] = _Failure(message, text, hint, self._begin_ns)
+        if runs_never:
+            sizes = " and ".join(map(str, sorted(failures)))
+            return NotRehearsedError(f"{where}with micro-batches of {sizes} alike, {message}", hint=hint)
+        self._keep_failures(step)
         return SizeRefusedError(text, hint=hint)
+
+    def _keep_failures(self, step: Step) -> None:
+        """Take the sizes with which the program failed for refused, once it has run with another."""
+        files, family = self._known_of(step)
+        if files.runs(family):
+            for size, failure in self._failures.pop(step.family, {}).items():
+                if not files.changed_since(failure.begin_ns):
+                    files.refuse(family, size, failure.text, failure.hint)
 
     def _check_likeness(self, step: Step, found: Rehearsal) -> None:
         """
@@ -292,6 +310,7 @@ class ProgramSteps(StepRunner):
         files, family = self._known_of(step)
         others = files.runs(family)
         files.saw(family, value, digest)
+        self._keep_failures(step)
         same = [other for other, known in others.items() if known == digest and other != value]
         if same and len(set(others.values())) > 1:  # values have differed before
             raise _is_limit(step, min(*same, value), "negatives" if name == "n_negatives" else "samples")

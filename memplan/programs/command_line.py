@@ -32,6 +32,8 @@ ONE_GPU = Parallelism()
 
 _ENVIRONMENT_VARIABLE = re.compile(r"[A-Za-z_]\w*")
 _FIELD = "micro_batch_size=conf/config.yaml:data.batch_size, or micro_batch_size=BATCH_SIZE for a variable of the environment"
+_OTHER_FORMATS = (".py", ".toml", ".ini", ".sh", ".xml")
+"""Of configurations that programs have, which read as YAML would be nonsense or an error far from the cause."""
 _SHORT = "conf/config.yaml:trainer.limit_val_batches=0, or WANDB_MODE=offline for a variable of the environment"
 
 
@@ -165,6 +167,12 @@ def _with_present_values(program: CommandProgram) -> CommandProgram:
 
 
 def _read(path: Path, place: Place) -> object:
+    if path.suffix in _OTHER_FORMATS:
+        raise ConfigError(
+            "is neither YAML nor JSON: the value of a field is written into no other file",
+            file=path,
+            hint=f"where the command takes it too, write {{{place.variable}}} there, for example `--batch-size {{{place.variable}}}`",
+        )
     file = YamlFile.load(path)
     found = file.get(tuple(place.key.split(".")))
     if found is None:

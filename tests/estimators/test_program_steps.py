@@ -156,6 +156,23 @@ def test_a_refused_size_is_no_size_that_is_too_large(torch_build: TorchBuild, gp
 
 
 @pytest.mark.heavy
+def test_a_size_that_fails_before_any_has_run_is_not_run_again(torch_build: TorchBuild, gpu: GpuSpec, tmp_path: Path) -> None:
+    """One that runs says that it is the size, and not the program: the next plan knows that."""
+    program = command("{micro_batch_size}", 1, 100_000, 1024)
+    first = RehearsedEstimator(RehearsalCache(tmp_path), is_slow=True)
+    with pytest.raises(memplan.MemplanError, match="a batch of 3 is odd"):
+        first(program.with_training(micro_batch_size=3), gpu, None)
+    first(program.with_training(micro_batch_size=2), gpu, None)
+
+    told: list[int] = []
+    second = RehearsedEstimator(RehearsalCache(tmp_path), is_slow=True, on_rehearsal=lambda step: told.append(step.micro_batch_size))
+    with pytest.raises(memplan.MemplanError, match=r"with a micro-batch of 3 .*a batch of 3 is odd"):
+        second(program.with_training(micro_batch_size=3), gpu, None)
+
+    assert told == []
+
+
+@pytest.mark.heavy
 def test_a_program_that_never_runs_is_told_so(torch_build: TorchBuild, gpu: GpuSpec) -> None:
     """With what it said, after two sizes, and no plan."""
     with pytest.raises(

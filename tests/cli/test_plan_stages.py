@@ -82,6 +82,19 @@ def test_a_stage_that_fails_is_named(run_memplan: Run, torch_build: TorchBuild, 
 
 
 @pytest.mark.heavy
+def test_a_command_that_runs_another_stage_is_told(run_memplan: Run, torch_build: TorchBuild, project: Path) -> None:
+    """What it takes would be that of the wrong one."""
+    other = ("--stages", f"{FOLDER}/02_hard_stage.yaml", f"{FOLDER}/03_last_stage.yaml")
+    program = project / "train.py"
+    program.write_text(program.read_text().replace("['stage']", ".get('stag', '01_easy_stage')"))
+
+    result = run_memplan("--gpu-memory", "1GiB", *other, *NEGATIVES, *BATCH, *COMMAND, cwd=project)
+
+    assert result.returncode == 2
+    assert f"in stage 02_hard_stage, the program does not read {FOLDER}/02_hard_stage.yaml" in result.stderr
+
+
+@pytest.mark.heavy
 def test_negatives_that_are_not_read_are_told(run_memplan: Run, torch_build: TorchBuild, project: Path) -> None:
     """More of them would fit for ever."""
     for file in (project / FOLDER).iterdir():

@@ -199,7 +199,7 @@ def _of_program(
     program: CommandProgram | FunctionProgram, gpu: GpuSpec, steps: int, on_run: Callable[[str], None], *, with_effects: bool
 ) -> Diagnosis:
     if program.stages:
-        raise UsageError("one run is looked at, and the program has stages", hint="give the command of one stage, without `stages`")
+        raise UsageError("one run is looked at, and the program has stages", hint="give the command of one stage alone")
     runs = _Runs(program, gpu.endless(), steps)
     on_run("what it does in its steps")
     seen = runs.run(None)

@@ -41,7 +41,7 @@ from memplan.hardware.gpu import GpuSpec
 from memplan.hardware.torch_install import find_torch
 from memplan.memory.estimate import MemoryRange
 from memplan.programs.command_line import changed_files
-from memplan.programs.command_program import CommandProgram
+from memplan.programs.command_program import CommandProgram, CommandStage
 from memplan.programs.function_program import FunctionProgram
 from memplan.programs.prepared_data import PreparedData
 from memplan.programs.user_program import UserProgram
@@ -167,6 +167,7 @@ class ProgramSteps(StepRunner):
                     found = self._run(program, step, said)
                 files.learn(found.read_files)
                 self._check(step, found, said)
+                _check_stage_is_read(step, found)
             except NothingSeenError as error:
                 if error.program_exit_code in _ENDED_BY_USER:
                     raise KeyboardInterrupt from error
@@ -345,6 +346,18 @@ def _where(step: Step) -> str:
     """Return the beginning of a sentence about *step*: of a program with stages, which it is."""
     stages = step.program.stages
     return f"in stage {stages[0].name}, " if stages else ""
+
+
+def _check_stage_is_read(step: Step, found: Rehearsal) -> None:
+    """Raise an error where the program has not read the file of its stage: it may have run another one."""
+    read = {os.path.realpath(path) for path in found.read_files}
+    for stage in step.program.stages:
+        assert isinstance(stage, CommandStage)
+        if os.path.realpath(stage.file) not in read:
+            raise NotRehearsedError(
+                f"{_where(step)}the program does not read {stage.file}: it may have run another stage",
+                hint="check the words of the command that say which stage is run",
+            )
 
 
 def _without_negatives(program: CommandProgram) -> CommandProgram:

@@ -121,7 +121,8 @@ class CommandProgram(UserProgram):
         """
         Return a copy with a stage for each of *files*, which is named by it.
 
-        Raises UsageError for two of one name, and where nothing of the command differs from stage to stage.
+        Raises UsageError for two of one name, and where nothing of the command says which of them is run: then only one of them would be
+        rehearsed.
         """
         stages: dict[str, CommandStage] = {}
         for file in files:
@@ -132,11 +133,11 @@ class CommandProgram(UserProgram):
                 )
             stages[file.stem] = CommandStage(name=file.stem, file=file)
         in_words = {name for word in self.command for name in PLACEHOLDER.findall(word)}
-        if stages and not in_words & STAGE_WORDS and not any(place.is_of_stage for place in (*self.places, *self.shortened)):
+        has_keys = any(place.is_of_stage for place in (*self.places, *self.shortened))
+        if stages and not in_words & STAGE_WORDS and (len(stages) > 1 or not has_keys):
             raise UsageError(
-                "nothing differs from stage to stage: the command is the same for all",
-                hint="write `{stage}` or `{stage_file}` in its words, or name a key of each stage's file: "
-                '`fields=["n_negatives=STAGE:data.n_negatives"]`',
+                "nothing differs from stage to stage: the command is the same for all, and would run one of them",
+                hint="write `{stage}` (the file's name) or `{stage_file}` (its path) where the command says which one is run",
             )
         return self.model_copy(update={"stages": tuple(stages.values())})
 

@@ -30,10 +30,11 @@ def project(tmp_path: Path) -> Path:
 
 @pytest.mark.heavy
 def test_stages_are_planned_written_and_put_back(run_memplan: Run, torch_build: TorchBuild, project: Path) -> None:
-    """One batch for all, though the heaviest stage is not that with most negatives; then negatives grow as far as each stage allows."""
+    """One batch for all; negatives grow up to what a stage's limit or its memory allows, but for those that are pinned."""
     before = content(project)
     size = ("--gpu-memory", "1GiB", "--format", "json")
-    wanted = ("--target-effective-batch", "64", "--grow-negatives", "--pin", "02_hard_stage.n_negatives=8")
+    pins = ("micro_batch_size=32", "01_easy_stage.max_n_negatives=6", "02_hard_stage.n_negatives=8")
+    wanted = ("--target-effective-batch", "64", "--grow-negatives", *(word for pin in pins for word in ("--pin", pin)))
 
     planned = run_memplan(*size, *wanted, "--apply", *STAGES, *NEGATIVES, *BATCH, *COMMAND, cwd=project)
 
@@ -43,8 +44,8 @@ def test_stages_are_planned_written_and_put_back(run_memplan: Run, torch_build: 
     assert [stage["name"] for stage in plan["stages"]] == ["01_easy_stage", "02_hard_stage", "03_last_stage"]
     assert [stage["present"]["n_negatives"] for stage in plan["stages"]] == [4, 12, 1]
     assert all(stage["estimate"]["device_used"]["high_bytes"] <= plan["budget_bytes"] for stage in plan["stages"])
-    assert [easy["micro_batch_size"] * easy["gradient_accumulation_steps"], hard["n_negatives"]] == [64, 8]
-    assert " in 03_last_stage" in plan["reasons"][0]
+    assert [easy["micro_batch_size"], easy["gradient_accumulation_steps"]] == [32, 2]
+    assert [easy["n_negatives"], hard["n_negatives"]] == [6, 8]
     written = {path: text for path, text in content(project).items() if text != before.get(path) and path.startswith("conf")}
     assert written[f"{FOLDER}/02_hard_stage.yaml"] == before[f"{FOLDER}/02_hard_stage.yaml"].replace(b": 12 ", b": 8 ")
     for name, count, found in (("01_easy_stage", 4, easy), ("03_last_stage", 1, last)):
@@ -79,6 +80,19 @@ def test_a_stage_that_fails_is_named(run_memplan: Run, torch_build: TorchBuild, 
     assert result.returncode == 2
     assert "in stage 03_last_stage, with micro-batches of " in result.stderr
     assert "KeyError: 'length'" in result.stderr
+
+
+@pytest.mark.heavy
+def test_a_command_that_runs_another_stage_is_told(run_memplan: Run, torch_build: TorchBuild, project: Path) -> None:
+    """What it takes would be that of the wrong one."""
+    other = ("--stages", f"{FOLDER}/02_hard_stage.yaml", f"{FOLDER}/03_last_stage.yaml")
+    program = project / "train.py"
+    program.write_text(program.read_text().replace("['stage']", ".get('stag', '01_easy_stage')"))
+
+    result = run_memplan("--gpu-memory", "1GiB", *other, *NEGATIVES, *BATCH, *COMMAND, cwd=project)
+
+    assert result.returncode == 2
+    assert f"in stage 02_hard_stage, the program does not read {FOLDER}/02_hard_stage.yaml" in result.stderr
 
 
 @pytest.mark.heavy

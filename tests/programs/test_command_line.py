@@ -207,6 +207,7 @@ def test_each_stages_file_is_short_in_a_rehearsal(stages: Path) -> None:
         (["{stage}"], [], [], "{stage} is of a stage, and no stages are named"),
         ([], ["n_negatives=STAGE:data.k"], [], "STAGE:data.k is of a stage, and no stages are named"),
         ([], [], ["*_stage.yaml"], "nothing differs from stage to stage"),
+        ([], ["n_negatives=STAGE:data.k"], ["*_stage.yaml"], "nothing differs from stage to stage"),
         (["{stage}"], ["n_negatives=STAGE:data.k"], ["*.yaml"], r"notes.yaml: has no key `data.k`"),
         (["{stage}"], ["n_negatives=STAGE:data"], ["*_stage.yaml"], "a_stage.yaml"),
         (["{stage}"], [], ["*_stage.yaml", "more/*.yaml"], "two stages are called a_stage"),

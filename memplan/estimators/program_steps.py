@@ -83,6 +83,7 @@ class ProgramSteps(StepRunner):
         self._walked: set[tuple[str, ...]] = set()  # commands whose batches differ in shape
         self._decided_by_data: set[tuple[str, ...]] = set()  # commands whose memory hangs on values that they read from the GPU
         self._failures: dict[str, dict[int, _Failure]] = {}  # by family and size
+        self._made_ns = time.time_ns()
         self._begin_ns = 0  # of the run that is made now
         self._functions: dict[str, Rehearser] = {}
         self._folder: Path | None = None
@@ -165,7 +166,7 @@ class ProgramSteps(StepRunner):
                 if isinstance(program, CommandProgram) and program.command not in self._walked and _has_batches_that_differ(found):
                     self._walked.add(program.command)
                     found = self._run(program, step, said)
-                files.learn(found.read_files)
+                files.learn(found.read_files, since_ns=self._made_ns)
                 self._check(step, found, said)
                 _check_stage_is_read(step, found)
             except NothingSeenError as error:

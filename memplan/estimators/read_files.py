@@ -43,9 +43,9 @@ class ReadFiles:
         """Say whether the program has ever been seen."""
         return bool(self._paths)
 
-    def learn(self, paths: Iterable[str]) -> None:
-        """Take in what a run read; what was made for it, and is gone, does not count."""
-        self._paths |= {path for path in map(_source_of, paths) if not _is_fleeting(path) and not path.startswith(_PACKAGE)}
+    def learn(self, paths: Iterable[str], *, since_ns: int) -> None:
+        """Take in what a run read; what was made for it, or *since_ns* as a temporary file, does not count."""
+        self._paths |= {path for path in map(_source_of, paths) if not _is_fleeting(path, since_ns) and not path.startswith(_PACKAGE)}
 
     def changed_since(self, time_ns: int) -> bool:
         """Say whether any of them was changed after that time."""
@@ -94,12 +94,17 @@ def _source_of(path: str) -> str:
     return str(file.parent.parent / f"{file.name.partition('.')[0]}.py") if is_compiled else path
 
 
-def _is_fleeting(path: str) -> bool:
-    """Say whether *path* is memplan's own for the time of a run, or a temporary file that is gone."""
+def _is_fleeting(path: str, since_ns: int) -> bool:
+    """Say whether *path* is memplan's own for the time of a run, or a temporary file that is gone or was made since then."""
     parts, folder = Path(path).parts, Path(tempfile.gettempdir()).parts
     if parts[: len(folder)] != folder or len(parts) == len(folder):
         return False
-    return parts[len(folder)].startswith(_OURS) or _stat(path) is None
+    state = _stat(path)
+    if parts[len(folder)].startswith(_OURS) or state is None:
+        return True
+    # A package that writes Python and imports it takes another name each time. Only of files beside no others of a project is that sure.
+    is_alone = len(parts) == len(folder) + 1 and stat.S_ISREG(state.st_mode)
+    return is_alone and state.st_mtime_ns > since_ns
 
 
 def _stat(path: str) -> os.stat_result | None:

@@ -26,7 +26,7 @@ def project(tmp_path: Path) -> Path:
 def read_by(project: Path) -> ReadFiles:
     files = ReadFiles(None)
     names = ("train.py", "__pycache__/lib.cpython-311.pyc", "conf.yaml", "data", "data/x.bin", "later.yaml", "")
-    files.learn(str(project / name) for name in names)
+    files.learn((str(project / name) for name in names), since_ns=time.time_ns())
     return files
 
 
@@ -97,7 +97,7 @@ def test_it_is_found_again(project: Path, tmp_path: Path) -> None:
     """In its file, refused sizes too; a file of something else is as none."""
     kept = tmp_path / "cache" / "one.json"
     first = ReadFiles(kept)
-    first.learn([str(project / "train.py")])
+    first.learn([str(project / "train.py")], since_ns=time.time_ns())
     first.refuse("family", 3, "odd", "take an even one")
     first.keep()
 
@@ -107,3 +107,22 @@ def test_it_is_found_again(project: Path, tmp_path: Path) -> None:
     assert again.refusal("family", 4) is None
     kept.write_text("[]")
     assert not ReadFiles(kept).are_known
+
+
+def test_a_temporary_file_that_the_program_made_does_not_count(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Code that a package writes and imports has another name in each run; what was there before, or is in a project's folder, counts."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    before, made, of_project = tmp_path / "before.py", tmp_path / "made_x3b9.py", project / "written.py"
+    before.write_text("")
+    os.utime(before, (1, 1))
+    begin = time.time_ns() - 10**9
+    made.write_text("")
+    of_project.write_text("")
+
+    def digest_with(*paths: Path) -> str:
+        files = ReadFiles(None)
+        files.learn(map(str, paths), since_ns=begin)
+        return files.digest({})
+
+    assert digest_with(made) == digest_with()
+    assert len({digest_with(), digest_with(before), digest_with(of_project)}) == 3

@@ -171,7 +171,7 @@ def _read(path: Path, place: Place) -> object:
         raise ConfigError(
             "is neither YAML nor JSON: the value of a field is written into no other file",
             file=path,
-            hint=f"where the command takes it too, write {{{place.variable}}} there, for example `--batch-size {{{place.variable}}}`",
+            hint=f"where the command takes it too, write {{{place.variable}}} there, for example `train.py batch={{{place.variable}}}`",
         )
     file = YamlFile.load(path)
     found = file.get(tuple(place.key.split(".")))

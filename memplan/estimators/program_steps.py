@@ -232,7 +232,10 @@ class ProgramSteps(StepRunner):
             return rehearse_ranks(words, ranks=ranks, which="kinds", **options)
         options["prepared"] = self._prepared_data()
         is_decided = program.command in self._decided_by_data
+        options["walks_where_they_differ"] = MOST_WALKED_BATCHES
         found = rehearse_script(words, keep_warm=self._warm_file(program) or False, expects_values=is_decided, **options)
+        if found.num_walked_batches:
+            self._walked.add(program.command)
         if any(read.basis == "data" and read.following_bytes for read in found.reads):
             self._decided_by_data.add(program.command)
         return found

@@ -147,6 +147,11 @@ def _batch_shapes(record: RunRecord) -> Iterator[Finding]:
         )
 
 
+def batches_differ(record: RunRecord) -> bool:
+    """Say whether batches of several shapes were taken, and nobody has looked for the largest."""
+    return any(_batch_shapes(record))
+
+
 def trained_batches(record: RunRecord) -> list[Batch]:
     """Return the batches that a backward followed; the others are evaluated."""
     following = [*(batch.num_backwards for batch in record.batches[1:]), record.num_backwards]

@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 from memplan.errors import NothingSeenError, UsageError
 from memplan.execution.command import Command, PythonProgram, program_of, python_program
 from memplan.execution.device_log import read_device_log
-from memplan.execution.findings import MISSING_WEIGHTS
+from memplan.execution.findings import MISSING_WEIGHTS, batches_differ
 from memplan.execution.held_back import Writes
 from memplan.execution.program_habits import HABITS
 from memplan.execution.program_process import NotEndedError, ProgramProcess, ended_after, wait_for
@@ -35,7 +35,16 @@ from memplan.execution.ranks import ONE_RANK, Ranks
 from memplan.execution.run_record import RunRecord, read_record
 from memplan.execution.runner import REHEARSING, SKIP_WEIGHTS, Closing, ended
 from memplan.execution.summary import Run
-from memplan.execution.values_pass import NO_VALUES, OTHER_TIMES, EndlessError, StoppedError, ValuesFile, most_seconds, with_ample_memory
+from memplan.execution.values_pass import (
+    NO_VALUES,
+    OTHER_TIMES,
+    EndlessError,
+    StoppedError,
+    ValuesFile,
+    most_seconds,
+    needs_values,
+    with_ample_memory,
+)
 from memplan.execution.warm import IDLE_SECONDS, Kept, WarmProcess, kept_file, start_warm
 from memplan.hardware.gpu import GpuSpec
 from memplan.hardware.host import has_room_for_another
@@ -213,6 +222,21 @@ class ProgramRuns(Closing):
         """Return how *run*, one of these, ended."""
         return self._ended[run.record.pid]
 
+    def run_walking(self, values_file: ValuesFile | None, *, num_batches: int) -> Run:
+        """
+        Run the program as `run` does; where its first run shows batches of several shapes, look at *num_batches* of each DataLoader from
+        then on. A first run that is followed by others for its values need not be made again for that.
+        """
+        found = self.run(values_file)
+        if values_file is not None or self.was_interrupted or self._asked.most_walked_batches or not batches_differ(found.record):
+            return found
+        self._asked = self._asked._replace(most_walked_batches=num_batches)
+        if needs_values(found.record):
+            return found
+        with suppress(StoppedError):  # what was seen is told
+            found = self.run(None)
+        return found
+
     def run(self, values_file: ValuesFile | None) -> Run:
         """
         Run the program with that file of values, the first time with None.
@@ -221,7 +245,7 @@ class ProgramRuns(Closing):
         where a signal was to end the program, in this run or an earlier one; what the first run showed before is returned.
         """
         is_first = self._first is None
-        if not is_first and self._stopped_by is None and self._asked.on_next_run is not None:
+        if values_file is not None and not is_first and self._stopped_by is None and self._asked.on_next_run is not None:
             self._asked.on_next_run(str(values_file))
         found = self._run_somehow(values_file)
         if self._stopped_by is not None and not is_first:

@@ -199,6 +199,9 @@ class Rehearsal(MemoryEstimate):
     exit_code: int = 0
     """How the program ended, where it was a whole one."""
 
+    num_walked_batches: NonNegativeInt = Field(default=0, exclude=True, repr=False)
+    """Batches that were looked at before the first step, so that it began with the largest."""
+
     was_interrupted: bool = Field(default=False, exclude=True, repr=False)
     """A signal that was sent to memplan ended it: what is told covers what ran until then."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -37,6 +38,7 @@ def rehearse_script(
     allow_writes: bool = False,
     skip_weights: bool = False,
     most_walked_batches: int = 0,
+    walks_where_they_differ: int = 0,
     keep_warm: bool | Path = False,
     on_progress: OnProgress | None = None,
     on_next_run: OnNextRun | None = None,
@@ -56,6 +58,7 @@ def rehearse_script(
     to standard error). *steps* ends it after that many steps. What it writes is held back, unless *allow_writes*. *skip_weights*:
     pretrained models are built without reading their weights, which need not be there. Of several processes, the one that trains is
     reported. *most_walked_batches*: look at so many batches of each DataLoader, and begin with the largest; 0: as they come.
+    *walks_where_they_differ*: look at so many where the first run shows batches of several shapes.
     *keep_warm*: leave a process behind that spares the next rehearsal in this folder the imports; a file: for who names that file
     alone. *on_progress* is called from time to time with how far the program is, *on_next_run* with what it runs again, unheard.
     *ranks*: how many GPUs train together, and which rank is run; the others need not be there. *sent*: a folder for the objects that
@@ -96,7 +99,8 @@ def rehearse_script(
     )
     asked = asked._replace(nccl_bytes=_nccl_buffers([Communicator(ranks.size)], asked).expected_bytes)
     with ProgramRuns(asked) as runs:
-        found = settle(runs.run, folder=runs.folder, answers=answers, expects_values=expects_values)
+        run = partial(runs.run_walking, num_batches=walks_where_they_differ) if walks_where_they_differ else runs.run
+        found = settle(run, folder=runs.folder, answers=answers, expects_values=expects_values)
         how = runs.ended(found.run)
         rehearsal = rehearsal_of(
             found.run,
@@ -108,7 +112,8 @@ def rehearse_script(
             values_failure=found.failure,
             ranks=asked.ranks,
         )
-        return how.writes.told_in(rehearsal).model_copy(update={"was_interrupted": runs.was_interrupted})
+        more = {"was_interrupted": runs.was_interrupted, "num_walked_batches": found.run.record.num_walked_batches or 0}
+        return how.writes.told_in(rehearsal).model_copy(update=more)
 
 
 def _nccl_buffers(communicators: Iterable[Communicator], asked: Asked) -> MemoryRange:

@@ -979,6 +979,29 @@ def test_the_largest_batches_of_an_epoch_come_first_on_request(script: Script, t
     assert "batch_shapes" not in [finding.kind for finding in rehearsal.findings]
 
 
+@pytest.mark.heavy
+@pytest.mark.parametrize(
+    ("lengths", "kept", "num_runs", "largest"),
+    [((10, 10, 10, 7000), "ids", 1, 10), ((10, 20, 30, 7000), "ids", 2, 7000), ((10, 20, 30, 7000), "ids[ids == 0]", 3, 7000)],
+)
+def test_batches_are_looked_at_where_the_first_run_shows_that_they_differ(
+    script: Script, tmp_path: Path, lengths: tuple[int, ...], kept: str, num_runs: int, largest: int
+) -> None:
+    """A run that is made again with its values need not be made again for its batches."""
+    folder = tmp_path / "runs"
+    folder.mkdir()
+    text = WORST.replace("((10, 1), (20, 9), (7000, 1), (40, 1))", str(tuple((length, 1) for length in lengths)))
+    text = text.replace("ids.cuda()", f"(ids := ids.cuda(), {kept})[1]")
+    (tmp_path / "train.py").write_text(f"import os\nopen(f'runs/{{os.getpid()}}', 'w').close()\n{text}")
+    options = {"steps": 3, "allow_writes": True, "timeout_seconds": 100}
+
+    rehearsal = rehearse_script(["train.py"], gpu=find_gpu("t4"), walks_where_they_differ=100, **options)
+
+    assert len(list(folder.iterdir())) == num_runs
+    assert rehearsal.peak_allocated_bytes >= largest * 512 * 4
+    assert bool(rehearsal.num_walked_batches) == (num_runs > 1)
+
+
 TWO_LOADERS = """
 from common import torch
 from torch.utils.data import DataLoader

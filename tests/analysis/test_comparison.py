@@ -45,6 +45,7 @@ def test_what_is_shared_is_what_each_shows_by_itself(torch_build: TorchBuild, tm
         assert told == []
 
 
+@pytest.mark.heavy
 def test_a_kind_that_asks_otherwise_is_searched_by_itself(torch_build: TorchBuild, tmp_path: Path) -> None:
     """Its number of multiprocessors decides a size: another kind's figures would be wrong. Each is that of its own kind at that batch."""
     program, gpus = function_program(f"{SIZED}:build"), [sized(name, 1) for name in ("t4", "rtx2080ti", "rtx4090")]

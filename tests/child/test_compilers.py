@@ -91,6 +91,7 @@ def test_the_state_of_a_compiled_optimizer_is_its_state(run: Run) -> None:
     assert (breakdown.parameters_bytes, breakdown.optimizer_state_bytes) == (MIB, 2 * MIB + 512)
 
 
+@pytest.mark.heavy
 def test_the_masks_that_a_compiled_forward_keeps_are_no_batch(run: Run) -> None:
     """A dropout's mask has a byte for each element; the batch is 64 indices of 8 bytes."""
     assert run("dropout").breakdown.batch_data_bytes == 512

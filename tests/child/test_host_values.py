@@ -38,6 +38,7 @@ def line_of(text: str) -> int:
     return number
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("is_inference", [0, 1])
 def test_what_integers_of_the_host_decide_is_what_the_host_computes(run: Run, is_inference: int) -> None:
     """Forty ways to ask: the step itself compares each with the same on the CPU. An evaluation often runs in inference mode."""

@@ -97,6 +97,7 @@ def test_of_two_unlike_cards_the_smallest_is_planned_for(run_memplan: Run, drive
     assert both_json["other_gpus"] == [{"name": "NVIDIA A100-SXM4-80GB", "fits": True, "micro_batch_size": more}]
 
 
+@pytest.mark.heavy
 def test_cards_come_in_cudas_order(run_memplan: Run, torch_build: TorchBuild, driver: Driver):
     """The number in CUDA_VISIBLE_DEVICES is CUDA's, which counts the fastest GPU first: 0 is the A100 in the second slot."""
     cards_here = machine(torch_build, driver, "t4", "a100-80")

@@ -40,6 +40,7 @@ def test_the_worst_stage_decides_in_one_line(run_memplan: Run, tree: Path) -> No
     assert content(tree) == before
 
 
+@pytest.mark.heavy
 def test_what_a_plan_applied_fits_and_has_not_drifted(run_memplan: Run, tree: Path) -> None:
     """Until somebody changes a value: then it is named with its line, what was planned, and what is there."""
     run_memplan("--gpu", "rtx4090", "--config-path", tree, "--apply")
@@ -129,6 +130,7 @@ def shell(command: str, cwd: Path, tmp_path: Path) -> subprocess.CompletedProces
     return subprocess.run(["sh", "-ec", command], cwd=cwd, env=environment, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.heavy
 def test_the_hooks_run_as_they_are_written(run_memplan: Run, tree: Path, tmp_path: Path) -> None:
     """Each entry with its arguments: red for what does not fit and what has drifted, green after a plan."""
     fits, drift = YAML(typ="safe").load(REPOSITORY / ".pre-commit-hooks.yaml")

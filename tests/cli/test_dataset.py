@@ -104,6 +104,7 @@ def test_a_plan_that_does_not_fit_leaves_nothing(run_memplan: Run, tree: Path) -
     assert "does not fit" in done.stdout.splitlines()[-1]
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("name", ["Images", "images"])
 def test_a_dataset_of_a_file_tells_its_samples(name: str, run_memplan: Run, datasets: Path) -> None:
     """A class, or an object; its number too. Texts stay on the host."""

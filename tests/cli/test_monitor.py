@@ -46,6 +46,7 @@ def a_program_that_holds(bytes_: int, environment: dict[str, str]) -> Iterator[i
         program.communicate(timeout=60)
 
 
+@pytest.mark.heavy
 def test_one_look_tells_everything(run_memplan: Run, torch_build: TorchBuild, driver: Driver) -> None:
     """What a running program holds, its context included, by number and name; what that is of the GPU; the host."""
     here = machine(torch_build, driver, "t4", utilization=55)
@@ -132,6 +133,7 @@ def test_ctrl_c_ends_it_and_the_page_is_written(torch_build: TorchBuild, driver:
 REFUSED = [*CALLS, "nvmlDeviceGetMemoryInfo", "nvmlDeviceGetHandleByIndex_v2", "nvmlShutdown"]
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("code", [3, 4, 15, 999])
 def test_each_figure_can_be_refused_alone(driver: Driver, code: int) -> None:
     """Not supported, no permission, lost, unknown: a question mark, and never a crash. One process asks of one machine after the other."""
@@ -159,6 +161,7 @@ ODD = {
 }
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("kind", ODD)
 def test_odd_machines_are_watched_as_well(run_memplan: Run, driver: Driver, kind: str) -> None:
     """Instances as GPUs, the host's memory where it is shared, processes without their bytes."""

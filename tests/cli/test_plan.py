@@ -175,6 +175,7 @@ def test_a_hugging_face_config_can_be_planned(run_memplan: Run, tmp_path: Path) 
     assert "n_negatives" not in result.stdout
 
 
+@pytest.mark.heavy
 def test_a_config_alone_fills_the_card_and_says_what_was_assumed(run_memplan: Run, tmp_path: Path) -> None:
     """It has a model and no training: the largest micro-batch that fits, and one more would not."""
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "bert"}))

@@ -202,6 +202,7 @@ def test_an_answer_with_which_the_program_fails_is_not_remembered(run_memplan: R
     assert remembered.read_text() == before
 
 
+@pytest.mark.heavy
 def test_what_would_fit_is_told(run_memplan: Run, torch_build: TorchBuild) -> None:
     """The batch by the name that the program gives it, and GPUs."""
     odd = STEPS.with_name("odd_steps.py")

@@ -71,6 +71,7 @@ def test_what_the_simulated_allocator_would_not_do_is_said(run_memplan: Run, tmp
     assert "started with allocated memory" in result.stderr
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("arguments", [["missing.pickle"], ["--settings", "foo:1"], ["--gpu", "nocard"], ["--device", "3"]])
 def test_mistakes_are_told(run_memplan: Run, snapshot: Path, arguments: list[str]) -> None:
     first = [] if arguments[0] == "missing.pickle" else [snapshot]

@@ -86,6 +86,7 @@ def test_undo_works_where_the_configuration_cannot_be_read_any_more(run_memplan:
     assert run_memplan("undo", "--config-path", tree).returncode == 0
 
 
+@pytest.mark.heavy
 def test_an_interrupted_apply_is_said_and_put_back(run_memplan: Run, tree: Path) -> None:
     """As a kill leaves it: some files new, the journal unfinished. An apply is refused until undo ran."""
     original = content(tree)

@@ -267,6 +267,7 @@ def test_a_fill_that_is_killed_leaves_nothing_and_the_next_one_fills(path: Path)
     assert listing(path) == [path.name]
 
 
+@pytest.mark.heavy
 def test_of_processes_that_begin_together_one_fills(path: Path) -> None:
     """The ranks of a training: the other waits, and reads the file."""
     with start("whole", path) as one, start("whole", path) as other:

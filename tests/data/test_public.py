@@ -25,6 +25,7 @@ def test_every_public_name_says_what_it_is_and_its_examples_run(module: ModuleTy
     assert runner.tries > 0 or name not in ("DeviceCachedDataset", "DeviceLoader", "no_compile")
 
 
+@pytest.mark.heavy
 def test_who_imports_memplan_has_them_when_they_are_asked_for() -> None:
     """They bring PyTorch along."""
     asked = "print({'memplan.data', 'memplan.debug', 'torch'} & set(sys.modules))"

@@ -101,6 +101,7 @@ def test_a_killed_apply_can_be_undone_and_made_again(fast_disk: Path, victims: V
     assert num_interrupted > 10
 
 
+@pytest.mark.heavy
 @both_roads
 def test_a_killed_undo_can_be_finished(fast_disk: Path, victims: Victims, in_place: bool):
     """A second undo goes on where the killed one stopped."""
@@ -110,6 +111,7 @@ def test_a_killed_undo_can_be_finished(fast_disk: Path, victims: Victims, in_pla
         assert_can_apply(folder)
 
 
+@pytest.mark.heavy
 @both_roads
 def test_a_killed_undo_of_a_killed_apply_can_be_finished(fast_disk: Path, victims: Victims, in_place: bool):
     """Killed twice: for each step of the apply, at one step of the undo."""

@@ -144,6 +144,7 @@ def test_a_file_is_read_with_the_values_that_are_tried(torch_build: TorchBuild, 
     assert plan.effective_batch_size == 64
 
 
+@pytest.mark.heavy
 def test_a_refused_size_is_no_size_that_is_too_large(torch_build: TorchBuild, gpu: GpuSpec, cache: Path) -> None:
     """The program says why; sizes beyond it are found all the same, and it is not run with that size again."""
     program = command("{micro_batch_size}", 1, 100_000, 1024)

@@ -257,6 +257,7 @@ def test_a_smaller_size_that_does_not_fit_is_not_recommended(built_in: Workload)
     assert plan.after.training.micro_batch_size == 8
 
 
+@pytest.mark.heavy
 def test_a_plan_is_the_same_whatever_was_kept(torch_build: TorchBuild, tmp_path: Path) -> None:
     """One with an empty cache, and one with a cache that holds other sizes: the same plan, word for word."""
     gpu, kept = find_gpu("t4"), RehearsalCache(tmp_path)

@@ -30,6 +30,7 @@ def program(tmp_path: Path) -> str:
     return str(tmp_path / "data.py")
 
 
+@pytest.mark.heavy
 def test_a_dataset_is_described_by_its_samples(program: str, capfd: pytest.CaptureFixture[str]) -> None:
     """A list is one, whatever is printed on the way."""
     values = [{"name": "[0]", "shape": [], "dtype": "int64"}, {"name": "[1]", "shape": [], "dtype": "float64"}]
@@ -39,6 +40,7 @@ def test_a_dataset_is_described_by_its_samples(program: str, capfd: pytest.Captu
     assert capfd.readouterr() == ("", "")
 
 
+@pytest.mark.heavy
 def test_a_dataset_that_takes_too_long_is_ended(program: str) -> None:
     """And said so."""
     with pytest.raises(UsageError, match=r"data.py:slow took longer than 6 seconds"):

@@ -245,6 +245,7 @@ def test_a_frozen_teacher_in_eval_mode_is_no_finding(run: Run) -> None:
     assert "checkpointing_without_effect" not in {finding.kind for finding in run("teacher").findings}
 
 
+@pytest.mark.heavy
 def test_a_peak_behind_the_recorded_events_is_told_of(run: Run) -> None:
     """Its bytes are right; where it was and what it was made of is not known, and not made up."""
     seen = run("many_events", steps=4)

@@ -68,6 +68,7 @@ def test_a_checkpoint_of_a_script_is_held_back_and_reported(project: Path) -> No
     assert "removals held back  1: old; `--allow-writes` removes them" in words
 
 
+@pytest.mark.heavy
 def test_a_step_is_held_back_too_unless_it_is_allowed(project: Path) -> None:
     """From Python."""
     held = rehearse("train.py:build", gpu="t4", steps=1)

@@ -127,6 +127,7 @@ def test_a_run_that_fails_beside_the_first_is_run_again_by_itself(meeting: Meeti
     assert seen.peak_allocated_bytes >= 256 * MIB
 
 
+@pytest.mark.heavy
 def test_a_run_that_nobody_needs_is_ended(meeting: Meeting) -> None:
     """The first one fails while the other still runs: there is no second end to tell."""
     seen = meeting.rehearse("import time; time.sleep(50 if is_large else 0); raise ValueError('no data')")

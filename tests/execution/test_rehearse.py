@@ -86,6 +86,7 @@ def test_categories_are_those_of_the_program(rehearser_of: RehearserOf, name: st
     assert breakdown.total_bytes == seen.device_used_bytes
 
 
+@pytest.mark.heavy
 def test_two_rehearsals_see_the_same(torch_build: TorchBuild) -> None:
     """Nothing random decides an allocation."""
     assert rehearse(f"{STEPS}:mlp", gpu=find_gpu("t4")) == rehearse(f"{STEPS}:mlp", gpu=find_gpu("t4"))
@@ -146,6 +147,7 @@ def test_a_program_that_fails_leaves_its_last_words(rehearser_of: RehearserOf, f
     assert len(caught.value.message) < 20_000
 
 
+@pytest.mark.heavy
 def test_a_program_that_hangs_is_ended(torch_build: TorchBuild) -> None:
     """After the time that it was given."""
     with pytest.raises(UsageError, match="did not end within 6 seconds"):

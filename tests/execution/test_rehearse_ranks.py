@@ -267,6 +267,7 @@ with FSDP.state_dict_type(model, StateDictType.FULL_STATE_DICT, FullStateDictCon
     assert rehearsal.peak_allocated_bytes > 32 * MIB
 
 
+@pytest.mark.heavy
 def test_a_program_that_waits_for_others_says_so_where_one_gpu_is_rehearsed(
     torch_build: TorchBuild, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -641,6 +641,7 @@ def test_a_training_on_the_host_that_looks_at_the_gpu_has_no_figures(script: Scr
         script(f"import torch\ntorch.cuda.mem_get_info()\n{ON_THE_HOST}", steps=2)
 
 
+@pytest.mark.heavy
 def test_a_script_without_an_optimizer_runs_to_its_end(script: Script) -> None:
     """Its one backward is its one step, and what its memory was for is known."""
     rehearsal = seen(script("from common import batch, make\nmodel = make()\nmodel(batch()).mean().backward()", steps=2))
@@ -814,6 +815,7 @@ model(batch()).mean().backward()
 """
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("end", "message", "line"),
     [
@@ -1192,6 +1194,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.heavy
 def test_a_file_may_rehearse_its_own_function(torch_build: TorchBuild, tmp_path: Path) -> None:
     """Under the guard that every file with multiprocessing has."""
     (tmp_path / "own.py").write_text(GUARDED)

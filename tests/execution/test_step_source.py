@@ -151,6 +151,7 @@ def odd(torch_build: TorchBuild, tmp_path_factory: pytest.TempPathFactory) -> It
         yield rehearser
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("name", "values", "problem"),
     [

@@ -204,6 +204,7 @@ def test_a_compiler_that_fails_is_quoted(torch_build: TorchBuild, tmp_path: Path
     assert list((tmp_path / "cache").iterdir()) == []
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("value", ["{folder}/my cc", "cc -O0", " "])
 def test_the_compiler_may_have_a_blank_in_its_path_and_options(
     torch_build: TorchBuild, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: str

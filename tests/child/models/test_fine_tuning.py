@@ -63,6 +63,7 @@ def adapters(*targets: str) -> list[int]:
     return LAYERS * [elements for inputs, outputs in shapes for elements in (RANK * inputs, RANK * outputs)]
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(("targets", "adapted"), [(("all-linear",), ()), (("q_proj", "v_proj"), ("q_proj", "v_proj"))])
 def test_only_the_adapters_are_trained(rehearser: SharedRehearser, targets: tuple[str, ...], adapted: tuple[str, ...]) -> None:
     """In fp32 beside weights in bf16: two moments of 4 bytes for each of their elements, and none for the head."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from memplan.allocator.config import read_settings
 from memplan.allocator.replay import replay
@@ -36,14 +36,11 @@ from memplan.edits.yaml_file import YamlFile
 from memplan.errors import EditRefusedError, MemplanError, NothingSeenError, NotRehearsedError, UsageError
 from memplan.estimators.base import Estimator, ReplayingEstimator
 from memplan.estimators.registry import OnRehearsal
+from memplan.estimators.rehearse_program import last_lines, rehearse_command, rehearse_function
 from memplan.execution.program_habits import request
-from memplan.execution.ranks import Ranks
-from memplan.execution.read_answers import read_answers
 from memplan.execution.rehearsal import Rehearsal
 from memplan.execution.rehearse import Rehearser
-from memplan.execution.rehearse_ranks import rehearse_ranks
-from memplan.execution.rehearse_script import rehearse_script
-from memplan.execution.step_source import TypedText, step_source_from
+from memplan.execution.step_source import step_source_from
 from memplan.hardware.catalog import of_some_kind
 from memplan.hardware.gpu import UNLIMITED_BYTES, GpuSpec
 from memplan.layouts.writer import edits_for, unwritable
@@ -56,8 +53,6 @@ from memplan.workload.workload import Workload
 
 DEFAULT_STEPS = 20
 """Steps of a program that are run: enough for a loop to be one."""
-
-_LAST_LINES = 12
 
 
 class Diagnosis(NamedTuple):
@@ -130,14 +125,13 @@ def _of_workload(
     evidence = Evidence(gpu, workload, _written(configuration), has_allocator_settings=bool(workload.training.allocator_settings))
     suspicions = suspect(evidence)
 
-    def ask(estimator: Estimator) -> tuple[Diagnosed, ...]:
-        return _found(suspicions, lambda trial: _effect_on_workload(workload, trial, gpu, estimator), configuration)
+    def ask(estimator: Estimator) -> list[_Kept]:
+        return _kept(suspicions, lambda trial: _effect_on_workload(workload, trial, gpu, estimator))
 
-    answered = by_method(method, ask, on_rehearsal) if with_effects else Answered(_found(suspicions, lambda _: None, configuration))
-    found = answered.answer
-    told = {finding.change for finding in found}
-    edits = [edit for one in suspicions if one.change in told for edit in _edits(one, configuration)]
-    return Diagnosis(found, tuple(edits), (*answered.notes, *configuration.notes))
+    answered = by_method(method, ask, on_rehearsal) if with_effects else Answered(_kept(suspicions, lambda _: None))
+    edits = [_edits(kept.suspicion, configuration) for kept in answered.answer]
+    found = tuple(kept.finding(is_written=bool(writing)) for kept, writing in zip(answered.answer, edits, strict=True))
+    return Diagnosis(found, tuple(edit for writing in edits for edit in writing), (*answered.notes, *configuration.notes))
 
 
 def _written(configuration: Configuration) -> dict[str, Written]:
@@ -224,7 +218,7 @@ def _of_program(
             known[trial] = runs.effect(seen, trial)
         return known[trial]
 
-    found = _found(suspect(evidence), effect if with_effects else lambda _: None)
+    found = tuple(kept.finding() for kept in _kept(suspect(evidence), effect if with_effects else lambda _: None))
     notes = [f"the program failed: {seen.failure.message}; findings are of what ran until then"] if seen.failure is not None else []
     return Diagnosis(found, (), tuple(notes), len(seen.steps))
 
@@ -270,42 +264,19 @@ class _Runs:
     def _run_function(self, habits: str) -> Rehearsal:
         program = self._program
         assert isinstance(program, FunctionProgram)
-        values = {name: TypedText(value) for name, value in program.arguments_with_values.items()}
-        settings = program.training.allocator_settings
-        answers = read_answers((), Path(program.source.rpartition(":")[0]).parent).request()
         with Rehearser(step_source_from(program.source), skip_weights=program.skips_weights, habits=habits) as rehearser:
-            return rehearser.rehearse(
-                gpu=self._gpu,
-                values=values,
-                steps=self._steps or DEFAULT_STEPS,
-                answers=answers,
-                environment={"PYTORCH_ALLOC_CONF": settings} if settings else {},
-            )
+            return rehearse_function(rehearser, program, gpu=self._gpu, steps=self._steps or DEFAULT_STEPS)
 
     def _run_command(self, habits: str) -> Rehearsal:
-        program = self._program
-        assert isinstance(program, CommandProgram)
-        settings, parallelism = program.training.allocator_settings, program.parallelism
-        ranks = Ranks(parallelism.devices, parallelism.nodes)
-        words = [*([f"PYTORCH_ALLOC_CONF={settings}"] if settings else []), *program.words_of_rehearsal]
-        folder = next((Path(word).parent for word in program.command if word.endswith(".py")), Path())
+        assert isinstance(self._program, CommandProgram)
+        shown = {change.path: change.after for change in changed_files(self._program)}
         with tempfile.TemporaryDirectory(prefix="memplan-doctor-") as temporary:
             said = Path(temporary, "said")
-            options: dict[str, Any] = {
-                "gpu": self._gpu,
-                "steps": self._steps,
-                "answers": read_answers((), folder).request(),
-                "shown": {change.path: change.after for change in changed_files(program)},
-                "said": said,
-                "skip_weights": program.skips_weights,
-                "habits": habits,
-            }
             try:
-                return rehearse_ranks(words, ranks=ranks, which="kinds", **options) if ranks.size > 1 else rehearse_script(words, **options)
+                return rehearse_command(self._program, gpu=self._gpu, shown=shown, said=said, steps=self._steps, habits=habits)
             except NothingSeenError as error:
-                lines = said.read_text(encoding="utf-8", errors="replace").splitlines()[-_LAST_LINES:] if said.exists() else []
-                shown = "".join(f"\n  {line}" for line in lines)
-                raise NotRehearsedError(error.message, hint=f"{error.hint}; its last output:{shown}" if lines else error.hint) from error
+                lines = last_lines(said)
+                raise NotRehearsedError(error.message, hint=f"{error.hint}; its last output:{lines}" if lines else error.hint) from error
 
 
 def _effect_of_settings(seen: Rehearsal, settings: str) -> _Effect | None:
@@ -325,23 +296,27 @@ def _effect_of_settings(seen: Rehearsal, settings: str) -> _Effect | None:
 # findings
 
 
-def _found(suspicions: Sequence[Suspicion], effect: _FindEffect, configuration: Configuration | None = None) -> tuple[Diagnosed, ...]:
-    """Return the findings: each with what its change saves, but for those that only count where it saves something."""
-    found = []
-    for one in suspicions:
-        told = effect(one.trial) if one.trial is not None else None
-        if one.only_if_it_saves and (told is None or not told.is_worth_it):
-            continue
-        is_written = configuration is not None and bool(_edits(one, configuration))
-        found.append(
-            Diagnosed.model_validate({
-                **{name: getattr(one, name) for name in ("check", "evidence", "change", "place")},
-                "saving_bytes": told and told.saving_bytes,
-                "saving_method": told and told.method,
-                "is_written_by_apply": is_written,
-            })
-        )  # fmt: skip
-    return tuple(found)
+class _Kept(NamedTuple):
+    """A suspicion that is told, and what its change does."""
+
+    suspicion: Suspicion
+    effect: _Effect | None
+
+    def finding(self, *, is_written: bool = False) -> Diagnosed:
+        """Return it as it is told. *is_written*: a key of the configuration has its value."""
+        effect = self.effect
+        return Diagnosed.model_validate({
+            **{name: getattr(self.suspicion, name) for name in ("check", "evidence", "change", "place")},
+            "saving_bytes": effect and effect.saving_bytes,
+            "saving_method": effect and effect.method,
+            "is_written_by_apply": is_written,
+        })  # fmt: skip
+
+
+def _kept(suspicions: Sequence[Suspicion], find_effect: _FindEffect) -> list[_Kept]:
+    """Return those that are told, each with what its change does: all but those that only count where it saves something."""
+    kept = [_Kept(one, find_effect(one.trial) if one.trial is not None else None) for one in suspicions]
+    return [one for one in kept if not one.suspicion.only_if_it_saves or (one.effect is not None and one.effect.is_worth_it)]
 
 
 def check_applicable(configuration: Configuration) -> None:

@@ -25,11 +25,9 @@ _MEMORY = {"total_memory"}
 class Properties(SimpleNamespace):
     """The properties of a GPU, which remember whether its memory was asked for."""
 
-    is_memory_known = False
-
     def __getattribute__(self, name: str) -> Any:
         if name in _MEMORY:
-            Properties.is_memory_known = True
+            self.__dict__["is_memory_known"] = True
         return super().__getattribute__(name)
 
 
@@ -45,7 +43,7 @@ class GpuAtImport:
         other = environment.get("MEMPLAN_CARD", "")
         if self._properties is None or other == self._described:
             return True
-        return not Properties.is_memory_known and _kinds(other) == _kinds(self._described)
+        return not self._properties.is_memory_known and _kinds(other) == _kinds(self._described)
 
     @contextmanager
     def answered(self) -> Iterator[None]:
@@ -59,7 +57,7 @@ class GpuAtImport:
                 return of_device(device)
             if self._properties is None:
                 self._properties = _asked_of_a_fork(of_device)
-            return self._properties
+            return self._properties or of_device(device)
 
         def current_device() -> int:
             return current() if is_over or torch.cuda.is_initialized() else 0
@@ -72,20 +70,22 @@ class GpuAtImport:
             torch.cuda.get_device_properties, torch.cuda.current_device = asked
 
 
-def _asked_of_a_fork(of_device: Any) -> Properties:
-    """Return the properties of the first GPU, as a fork of this process finds them."""
+def _asked_of_a_fork(of_device: Any) -> Properties | None:
+    """Return the properties of the first GPU, as a fork of this process finds them; None where it fails."""
     reading, writing = os.pipe()
     child = fork()
     if child == 0:
-        found = of_device(0)
-        values = {name: getattr(found, name) for name in dir(found) if not name.startswith("_")}
-        os.write(writing, json.dumps(values, default=str).encode())
-        os._exit(0)
+        try:
+            found = of_device(0)
+            values = {name: getattr(found, name) for name in dir(found) if not name.startswith("_")}
+            os.write(writing, json.dumps(values, default=str).encode())
+        finally:
+            os._exit(0)  # whatever happened: what follows is the parent's
     os.close(writing)
     with os.fdopen(reading, "rb") as answer:
         text = answer.read()
     os.waitpid(child, 0)
-    return Properties(**json.loads(text))
+    return Properties(**json.loads(text), is_memory_known=False) if text else None
 
 
 def _kinds(described: str) -> list[list[str]]:

@@ -16,25 +16,22 @@ import shutil
 import signal
 import tempfile
 import time
-from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from memplan.errors import NothingSeenError, NotRehearsedError, SizeRefusedError, UsageError
 from memplan.estimators.read_files import ReadFiles
 from memplan.estimators.rehearsal_cache import family_of
+from memplan.estimators.rehearse_program import last_lines, rehearse_command, rehearse_function
 from memplan.estimators.steps import Step, StepRunner, with_fewest_micro_batches
 from memplan.execution.command import command_from
 from memplan.execution.findings import MISSING_WEIGHTS
-from memplan.execution.ranks import Ranks
-from memplan.execution.read_answers import read_answers
 from memplan.execution.rehearsal import Rehearsal
 from memplan.execution.rehearse import Rehearser
-from memplan.execution.rehearse_ranks import rehearse_ranks
-from memplan.execution.rehearse_script import rehearse_script, torch_of
+from memplan.execution.rehearse_script import torch_of
 from memplan.execution.runner import DEFAULT_STEPS
-from memplan.execution.step_source import TypedText, step_source_from
+from memplan.execution.step_source import step_source_from
 from memplan.execution.warm import Kept, lasting_variables
 from memplan.hardware.catalog import of_some_kind
 from memplan.hardware.gpu import GpuSpec
@@ -53,8 +50,6 @@ NUM_STEPS = DEFAULT_STEPS
 
 MOST_WALKED_BATCHES = 1000
 """Of a DataLoader whose batches differ in shape."""
-
-_LAST_LINES = 12
 
 _WARM = "warm"
 """The file that says where a warm process is."""
@@ -163,9 +158,6 @@ class ProgramSteps(StepRunner):
             said = Path(folder, "said")
             try:
                 found = self._run(program, step, said)
-                if isinstance(program, CommandProgram) and program.command not in self._walked and _has_batches_that_differ(found):
-                    self._walked.add(program.command)
-                    found = self._run(program, step, said)
                 files.learn(found.read_files, since_ns=self._made_ns)
                 self._check(step, found, said)
                 _check_stage_is_read(step, found)
@@ -174,10 +166,10 @@ class ProgramSteps(StepRunner):
                     raise KeyboardInterrupt from error
                 if error.program_exit_code == 0:
                     raise NotRehearsedError(f"{_where(step)}{error.message}", hint=error.hint) from error
-                lines = _last_lines(said).splitlines() or [""]
+                lines = last_lines(said).splitlines() or [""]
                 message = f"the program failed before it used the GPU: {lines[-1].strip() or error.message}"
                 advice = f"{MISSING_WEIGHTS}; " if error.hint == MISSING_WEIGHTS else ""
-                raise self._refusal(step, message, hint=f"{advice}its last output:{_last_lines(said)}") from error
+                raise self._refusal(step, message, hint=f"{advice}its last output:{last_lines(said)}") from error
         return found
 
     def kept_as(self, step: Step) -> str | None:
@@ -212,28 +204,20 @@ class ProgramSteps(StepRunner):
         if isinstance(program, FunctionProgram):
             return self._run_function(program, step)
         assert isinstance(program, CommandProgram)
-        parallelism = program.parallelism
-        ranks = Ranks(parallelism.devices, parallelism.nodes)
-        settings = program.training.allocator_settings
-        words = [*([f"PYTORCH_ALLOC_CONF={settings}"] if settings else []), *program.words_of_rehearsal]
-        shown = {change.path: change.after for change in changed_files(program)}
-        folder = next((Path(word).parent for word in program.command if word.endswith(".py")), Path())
-        answers = read_answers((), folder).request()
-        options: dict[str, Any] = {
-            "gpu": step.gpu,
-            "steps": NUM_STEPS,
-            "answers": answers,
-            "shown": shown,
-            "said": said,
-            "skip_weights": program.skips_weights,
-            "most_walked_batches": MOST_WALKED_BATCHES if program.command in self._walked else 0,
-        }
-        if ranks.size > 1:
-            return rehearse_ranks(words, ranks=ranks, which="kinds", **options)
-        options["prepared"] = self._prepared_data()
-        is_decided = program.command in self._decided_by_data
-        options["walks_where_they_differ"] = MOST_WALKED_BATCHES
-        found = rehearse_script(words, keep_warm=self._warm_file(program) or False, expects_values=is_decided, **options)
+        found = rehearse_command(
+            program,
+            gpu=step.gpu,
+            shown={change.path: change.after for change in changed_files(program)},
+            said=said,
+            steps=NUM_STEPS,
+            most_walked_batches=MOST_WALKED_BATCHES if program.command in self._walked else 0,
+            walks_where_they_differ=MOST_WALKED_BATCHES,
+            of_one_rank={
+                "keep_warm": self._warm_file(program) or False,
+                "prepared": self._prepared_data(),
+                "expects_values": program.command in self._decided_by_data,
+            },
+        )
         if found.num_walked_batches:
             self._walked.add(program.command)
         if any(read.basis == "data" and read.following_bytes for read in found.reads):
@@ -244,12 +228,8 @@ class ProgramSteps(StepRunner):
         key = f"{program.source} {program.skips_weights}"
         if key not in self._functions:
             self._functions[key] = Rehearser(step_source_from(program.source), skip_weights=program.skips_weights)
-        values: Mapping[str, TypedText] = {name: TypedText(value) for name, value in program.arguments_with_values.items()}
-        settings = program.training.allocator_settings
-        answers = read_answers((), Path(program.source.rpartition(":")[0]).parent).request()
-        environment = {"PYTORCH_ALLOC_CONF": settings} if settings else {}
         try:
-            return self._functions[key].rehearse(gpu=step.gpu, values=values, answers=answers, environment=environment)
+            return rehearse_function(self._functions[key], program, gpu=step.gpu)
         except UsageError as error:
             raise self._refusal(step, error.message, hint=error.hint) from error
 
@@ -263,7 +243,7 @@ class ProgramSteps(StepRunner):
             where = f" at {found.failure.place}" if found.failure.place else ""
             message = f"the program failed in its {found.failure.phase}{where}: {found.failure.message}"
             lacks_weights = any(finding.kind == "missing_weights" for finding in found.findings)
-            output = f"its last output:{_last_lines(said)}" if said.exists() else None
+            output = f"its last output:{last_lines(said)}" if said.exists() else None
             raise self._refusal(step, message, hint=MISSING_WEIGHTS if lacks_weights else output)
         if not found.steps:
             hint = "give a command that trains, for two optimizer steps or more"
@@ -342,10 +322,6 @@ class ProgramSteps(StepRunner):
         return self._files_of(step.program), self.kept_as(step) or step.family
 
 
-def _has_batches_that_differ(found: Rehearsal) -> bool:
-    return any(finding.kind == "batch_shapes" for finding in found.findings)
-
-
 def _where(step: Step) -> str:
     """Return the beginning of a sentence about *step*: of a program with stages, which it is."""
     stages = step.program.stages
@@ -403,8 +379,3 @@ def _packages_of(words: tuple[str, ...]) -> tuple[str, ...]:
     torch = torch_of(command_from(words)) if words else find_torch()
     packages = torch.libraries.parent.parent
     return str(packages), *sorted(path.name for path in packages.glob("*.dist-info"))
-
-
-def _last_lines(said: Path) -> str:
-    lines = said.read_text(encoding="utf-8", errors="replace").splitlines()[-_LAST_LINES:] if said.exists() else []
-    return "".join(f"\n  {line}" for line in lines)

@@ -54,8 +54,8 @@ class Measurer(Closing):
         """
         Return what the program does to the memory of the GPU, in a process that has used it for nothing before.
 
-        *steps*: how many; None runs three, and ten where the third still takes more than the second
-        or is of another size. *environment*: variables for this run.
+        *steps*: how many; None runs three, and ten where the third still takes more than the second or is of another size.
+        *environment*: variables for this run.
 
         Raises UsageError when the program fails for another reason than memory, DoesNotFitError where not even CUDA itself can begin.
         """

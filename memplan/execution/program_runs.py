@@ -228,7 +228,8 @@ class ProgramRuns(Closing):
         then on. A first run that is followed by others for its values need not be made again for that.
         """
         found = self.run(values_file)
-        if values_file is not None or self.was_interrupted or self._asked.most_walked_batches or not batches_differ(found.record):
+        is_told = values_file is not None or self.was_interrupted or found.record.needed_rank is not None
+        if is_told or self._asked.most_walked_batches or not batches_differ(found.record):
             return found
         self._asked = self._asked._replace(most_walked_batches=num_batches)
         if needs_values(found.record):

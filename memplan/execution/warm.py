@@ -154,8 +154,8 @@ def start_warm(
     Start a process that will have imported *modules* as *program* would: with its Python and its options, in this working folder.
 
     *variables* are those of the environment that the program sets itself, before its imports perhaps. *is_launched*: it is not what is
-    typed that starts the program. The process ends with this one, or
-    after *idle_seconds* without a program. *folder* is its own; one that is kept removes it at its end.
+    typed that starts the program. The process ends with this one, or after *idle_seconds* without a program. *folder* is its own; one that
+    is kept removes it at its end.
     """
     environment = {**environment, **variables}
     (folder / _VARIABLES).write_text(json.dumps(dict(variables)), encoding="utf-8")

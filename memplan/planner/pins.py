@@ -89,9 +89,8 @@ def _is_of_stages(program: UserProgram, field: str) -> bool:
 
 
 def _pin_workload(workload: Workload, pins: Pins) -> Workload:
-    together = {
-        name: text for name, text in pins.values.items() if name in Parallelism.model_fields
-    }  # one may make sense with another only
+    # One may make sense with another only.
+    together = {name: text for name, text in pins.values.items() if name in Parallelism.model_fields}
     for name, text in pins.values.items():
         workload = _pin_one(workload, name, text, together)
     try:

@@ -1,0 +1,70 @@
+"""Rehearsing a user's own program as its variables say: a command with changed files, settings and ranks, or a function with arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from memplan.execution.ranks import Ranks
+from memplan.execution.read_answers import read_answers
+from memplan.execution.rehearsal import Rehearsal
+from memplan.execution.rehearse import Rehearser
+from memplan.execution.rehearse_ranks import rehearse_ranks
+from memplan.execution.rehearse_script import rehearse_script
+from memplan.execution.step_source import TypedText
+from memplan.hardware.gpu import GpuSpec
+from memplan.programs.command_program import CommandProgram
+from memplan.programs.function_program import FunctionProgram
+
+_LAST_LINES = 12
+
+
+def rehearse_command(
+    program: CommandProgram,
+    *,
+    gpu: GpuSpec,
+    shown: Mapping[Path, bytes],
+    said: Path,
+    of_one_rank: Mapping[str, Any] = MappingProxyType({}),
+    **options: Any,
+) -> Rehearsal:
+    """
+    Return what *program* does with its present values on *gpu*, its files as *shown*; what it says goes to the file *said*.
+
+    *options* are those of `rehearse_script`, which also says what is raised; *of_one_rank* those that count where it trains alone. Of
+    several ranks each kind is run.
+    """
+    ranks = Ranks(program.parallelism.devices, program.parallelism.nodes)
+    settings = program.training.allocator_settings
+    words = [*([f"PYTORCH_ALLOC_CONF={settings}"] if settings else []), *program.words_of_rehearsal]
+    folder = next((Path(word).parent for word in program.command if word.endswith(".py")), Path())
+    options |= {
+        "gpu": gpu,
+        "said": said,
+        "answers": read_answers((), folder).request(),
+        "shown": shown,
+        "skip_weights": program.skips_weights,
+    }
+    if ranks.size > 1:
+        return rehearse_ranks(words, ranks=ranks, which="kinds", **options)
+    return rehearse_script(words, **options, **of_one_rank)
+
+
+def rehearse_function(rehearser: Rehearser, program: FunctionProgram, *, gpu: GpuSpec, steps: int | None = None) -> Rehearsal:
+    """Return what the function of *program*, which *rehearser* runs, does with its present arguments on *gpu*. Raises as `rehearse`."""
+    settings = program.training.allocator_settings
+    return rehearser.rehearse(
+        gpu=gpu,
+        values={name: TypedText(value) for name, value in program.arguments_with_values.items()},
+        steps=steps,
+        answers=read_answers((), Path(program.source.rpartition(":")[0]).parent).request(),
+        environment={"PYTORCH_ALLOC_CONF": settings} if settings else {},
+    )
+
+
+def last_lines(said: Path) -> str:
+    """Return the last lines of what a program said, each in a line of its own; empty where it said nothing."""
+    lines = said.read_text(encoding="utf-8", errors="replace").splitlines()[-_LAST_LINES:] if said.exists() else []
+    return "".join(f"\n  {line}" for line in lines)

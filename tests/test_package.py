@@ -234,7 +234,7 @@ def test_the_installed_package_says_what_it_is(from_wheel: Installed, tmp_path: 
 
     assert Path(file).is_relative_to(from_wheel.folder)
     assert (version, license_expression) == (memplan.__version__, "Apache-2.0")
-    assert extras == ["data", "dev", "lightning", "notebook", "plots", "transformers"]
+    assert extras == ["data", "dev", "docs", "lightning", "notebook", "plots", "transformers"]
     assert run(from_wheel.command, "--version", cwd=tmp_path) == f"memplan, version {memplan.__version__}\n"
 
 

@@ -1,9 +1,15 @@
 """
-Linear attention in chunks, by kernels of its own in Triton that are tuned over 20 configurations for each of several shapes.
+Linear attention in chunks, by kernels of its own in Triton that are tuned over configurations for each of several shapes.
+
+    python linear_attention.py [CONFIGURATIONS]
+
+There are 20 of them, unless fewer are asked for.
 
 For each chunk: what the chunks before it left (a matrix of keys times values), and attention within it. The backward runs the same two
 kernels with other arguments, and a third one.
 """
+
+import sys
 
 import torch
 import triton
@@ -16,7 +22,7 @@ CONFIGS = [
     for keys in (32, 64)
     for values in (32, 64)
     for warps, stages in ((2, 2), (2, 3), (4, 2), (4, 3), (8, 2))
-]
+][: int(sys.argv[1]) if sys.argv[1:] else None]
 
 
 @triton.jit

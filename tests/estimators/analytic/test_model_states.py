@@ -75,13 +75,13 @@ def test_hybrid_sharding_is_that_of_its_group() -> None:
     assert states_of(workload(GPT2, "fsdp", 64, sharding_degree=4), groups) == states_of(workload(GPT2, "fsdp", 4), groups)
 
 
-CASES = [(strategy, ranks) for strategy in ("ddp", "fsdp", "zero1", "zero2", "zero3") for ranks in (8, 64)]
+CASES = {"mixed": (GPT2, {}, 8), "checkpointed": (LLAMA, CHECKPOINTED, 64), "bf16": (LLAMA, {"precision": "bf16"}, 8)}
+"""Every value of the model, of how it trains and of the number of ranks; all of their combinations are alike."""
 
 
 @pytest.mark.heavy
-@pytest.mark.parametrize("training", [{}, CHECKPOINTED, {"precision": "bf16"}], ids=["mixed", "checkpointed", "bf16"])
-@pytest.mark.parametrize("model", [GPT2, LLAMA], ids=["gpt2", "llama"])
-@pytest.mark.parametrize(("strategy", "ranks"), CASES)
+@pytest.mark.parametrize(("model", "training", "ranks"), CASES.values(), ids=CASES)
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp", "zero1", "zero2", "zero3"])
 def test_rehearsals_are_within_the_range(
     rehearser_of: RehearserOf, a100: GpuSpec, model: dict[str, Any], training: dict[str, Any], strategy: str, ranks: int
 ) -> None:

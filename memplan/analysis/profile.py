@@ -74,9 +74,9 @@ def profile_of(plan: Plan, measure: Callable[[Program, GpuSpec, Stage | None], M
 
 
 def _likeness(program: Program, stage: Stage | None) -> object:
-    """Return what of *stage* decides its step: what it encodes, in contrastive training."""
+    """Return what of *stage* decides its step: what it encodes, in contrastive training that is described; of a program, nobody knows."""
     if stage is None or program.contrastive is None:
-        return None
+        return stage
     return program.contrastive.encode_calls(stage, micro_batch_size=program.training.micro_batch_size)
 
 

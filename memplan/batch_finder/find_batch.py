@@ -31,8 +31,8 @@ from memplan.hardware.torch_install import find_torch
 from memplan.memory.budget import DEFAULT_MARGIN, MemoryBudget
 from memplan.memory.cuda_context import context_of
 from memplan.planner.fitting import budget_of, heaviest_stage, largest_micro_batch
+from memplan.workload.program import Program
 from memplan.workload.stage import Stage
-from memplan.workload.workload import Workload
 
 
 def find_batch(
@@ -101,7 +101,7 @@ def _gpu_of_this_machine(gpu: GpuSpec | None) -> GpuSpec:
 
 
 class Begin(NamedTuple):
-    """Where the search for a workload's micro-batch begins."""
+    """Where the search for a program's micro-batch begins."""
 
     size: int
     stage: Stage | None
@@ -110,13 +110,13 @@ class Begin(NamedTuple):
     """Who said so."""
 
 
-def begin_by(estimator: Estimator, workload: Workload, gpu: GpuSpec, *, start: int | None, margin: float) -> Begin:
-    """Return where to begin for *workload* on *gpu*: at *start*, or where *estimator* sees the end."""
+def begin_by(estimator: Estimator, program: Program, gpu: GpuSpec, *, start: int | None, margin: float) -> Begin:
+    """Return where to begin for *program* on *gpu*: at *start*, or where *estimator* sees the end."""
     _check(start, margin, DEFAULT_TRIES)
-    budget = budget_of(gpu, margin, workload.training.allocator_settings)
+    budget = budget_of(gpu, margin, program.training.allocator_settings)
 
-    def of_size(size: int) -> Workload:
-        return workload.with_training(micro_batch_size=size)
+    def of_size(size: int) -> Program:
+        return program.with_training(micro_batch_size=size)
 
     size = start or largest_micro_batch(of_size, gpu, estimator, budget, most=MOST_BATCH).size or 1
     stage = heaviest_stage(of_size(size), gpu, estimator)
@@ -124,7 +124,7 @@ def begin_by(estimator: Estimator, workload: Workload, gpu: GpuSpec, *, start: i
 
 
 def find_micro_batch(
-    workload: Workload,
+    program: Program,
     gpu: GpuSpec,
     begin: Begin,
     *,
@@ -133,12 +133,12 @@ def find_micro_batch(
     most_seconds: float = DEFAULT_SECONDS,
     on_trial: Callable[[Trial], None] | None = None,
 ) -> FoundBatch:
-    """Return the largest micro-batch with which the heaviest stage of *workload* runs on *gpu*, of this machine; else as `find_batch`."""
+    """Return the largest micro-batch with which the heaviest stage of *program* runs on *gpu*, of this machine; else as `find_batch`."""
     _check(begin.size, margin, most_tries)
-    budget = budget_of(gpu, margin, workload.training.allocator_settings)
+    budget = budget_of(gpu, margin, program.training.allocator_settings)
     foresight = ByPeaks("micro_batch_size", begin.size, begin.origin, budget, context_of(gpu).expected_bytes)
     with MeasuredEstimator(gpu) as measure:
-        search = _Search(lambda size: measure(workload.with_training(micro_batch_size=size), gpu, begin.stage), foresight, budget, on_trial)
+        search = _Search(lambda size: measure(program.with_training(micro_batch_size=size), gpu, begin.stage), foresight, budget, on_trial)
         return search.found(gpu, most_tries=most_tries, most_seconds=most_seconds)
 
 

@@ -5,6 +5,9 @@ MEMPLAN_RESULTS is the folder for the results (PROCESS.json), MEMPLAN_STEPS the 
 itself), MEMPLAN_ANSWERS the answers to reads of device values, as JSON, MEMPLAN_VALUES_FILE a file of values, to be
 read or (with MEMPLAN_VALUES_VARIANT) written, MEMPLAN_TIMES what compilers are told of times ("inverse", or nothing), MEMPLAN_NUMBERS
 what is read of numbers that the program compares ("zero", or nothing: one), MEMPLAN_TORCH the version that the device was built for.
+
+MEMPLAN_UNTIL names a file where the script is measured, on a GPU of this machine: each process waits for it at its end. There every value
+is the program's own, and so is who trains with it.
 """
 
 from __future__ import annotations
@@ -29,6 +32,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, 
 
 from memplan.child.collectives import hand_objects_on, seen
 from memplan.child.held_back import hold_back
+from memplan.child.held_memory import wait_for
 from memplan.child.installed_modules import installed_modules
 from memplan.child.not_compiled import not_compiled
 from memplan.child.one_rank import world
@@ -80,7 +84,8 @@ class Script:
         # Before the recorder's own hook, which says that the next step's optimizer begins.
         register_optimizer_step_pre_hook(not_compiled(self._will_step))
         self._recorder.use_values(os.environ["MEMPLAN_VALUES_FILE"], os.environ["MEMPLAN_VALUES_VARIANT"])
-        hand_objects_on(self._recorder.reads.answering)
+        if not _is_measured():
+            hand_objects_on(self._recorder.reads.answering)
         self._recorder.compilers.are_times_inverse = os.environ["MEMPLAN_TIMES"] == "inverse"
         if os.environ["MEMPLAN_NUMBERS"] == "zero":
             compare_with_zeros()
@@ -263,6 +268,7 @@ class Script:
         path = self._path / f"{self._process}.json"
         path.with_suffix(".partial").write_text(json.dumps(record), encoding="utf-8")
         path.with_suffix(".partial").replace(path)
+        wait_for(os.environ.get("MEMPLAN_UNTIL", ""))
 
 
 @contextmanager
@@ -286,8 +292,15 @@ def _signals_put_off() -> Iterator[None]:
             os.kill(os.getpid(), late)
 
 
+def _is_measured() -> bool:
+    """Say whether the script runs on a GPU of this machine, and not on a simulated one."""
+    return "MEMPLAN_UNTIL" in os.environ
+
+
 def _counted(name: str) -> int:
     """Return the bytes that the simulated GPU has counted under *name*: of other processes, or of what is shared with them."""
+    if _is_measured():
+        return 0
     count = getattr(ctypes.CDLL(None), name)
     count.restype = ctypes.c_size_t
     return int(count())
@@ -322,7 +335,8 @@ def first_environment() -> dict[str, str]:
 
 def begin(given: dict[str, str] | None = None) -> None:
     """Record this process, from the first time on that this is called. *given*: its first environment, where it is a fork with another."""
-    ctypes.CDLL(None).memplan_recorder_began()
+    if not _is_measured():
+        ctypes.CDLL(None).memplan_recorder_began()
     if _begun:
         return
     results = Path(os.environ["MEMPLAN_RESULTS"])
@@ -338,7 +352,7 @@ def begin(given: dict[str, str] | None = None) -> None:
     )
     hold_back()
     skip_weights()
-    if torch.distributed.is_available():
+    if torch.distributed.is_available() and not _is_measured():
         from memplan.child.absent_ranks import be_alone, be_one_rank  # noqa: PLC0415  (a PyTorch without it has no such classes)
 
         ranks = world()

@@ -24,7 +24,6 @@ import pickle
 import reprlib
 import runpy
 import sys
-import time
 import traceback
 import types
 import warnings
@@ -35,6 +34,7 @@ from typing import Any
 import torch
 
 from memplan.child.held_back import hold_back
+from memplan.child.held_memory import wait_for
 from memplan.child.one_rank import World, world
 from memplan.child.ordinary_answers import compare_with_zeros
 from memplan.child.recorder import MistakeError, Recorder, failure_of
@@ -42,8 +42,6 @@ from memplan.child.skipped_loading import skipped
 from memplan.child.skipped_weights import lacks_weights, skip_weights
 
 Build = Callable[..., Callable[[], object]]
-
-_MOST_WAITING_SECONDS = 10.0
 
 _GROWTH_FROM = 3
 """The step after which growth is asked about."""
@@ -250,13 +248,6 @@ def serve(build: Build | None, failure: dict[str, Any] | None, request: dict[str
         with contextlib.suppress(OSError, ValueError):  # the program may have closed them
             stream.flush()
     os._exit(0)
-
-
-def wait_for(path: str) -> None:
-    """Wait until there is a file at *path*, where one is named; not for ever."""
-    begin = time.monotonic()
-    while path and not Path(path).exists() and time.monotonic() - begin < _MOST_WAITING_SECONDS:
-        time.sleep(0.002)
 
 
 def main(requests: int, answers: int) -> None:

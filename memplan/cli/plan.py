@@ -189,10 +189,6 @@ def plan_command(
     wished = asked_for(typed, with_gpu=not (auto or profiles or method == "measured"))
     settings = wished.settings
     method = method_for(context, method, settings.program)
-    if settings.program is not None and profiles and not settings.names_gpu:
-        raise UsageError(
-            "--profile does not run programs on the GPU yet", hint="start the program by itself, with `memplan monitor` in another terminal"
-        )
     if apply_plan and dry_run:
         raise UsageError("--apply and --dry-run exclude each other", hint="--dry-run shows what --apply would write")
     names_card = settings.names_gpu

@@ -207,7 +207,7 @@ class ProgramSteps(StepRunner):
         found = rehearse_command(
             program,
             gpu=step.gpu,
-            shown={change.path: change.after for change in changed_files(program)},
+            shown=files_shown(program),
             said=said,
             steps=NUM_STEPS,
             most_walked_batches=MOST_WALKED_BATCHES if program.command in self._walked else 0,
@@ -320,6 +320,11 @@ class ProgramSteps(StepRunner):
         """Return what is known of the program, and the family under which that is."""
         assert isinstance(step.program, CommandProgram | FunctionProgram)
         return self._files_of(step.program), self.kept_as(step) or step.family
+
+
+def files_shown(program: CommandProgram) -> dict[Path, bytes]:
+    """Return the files in which variables of *program* are written, as it has them."""
+    return {change.path: change.after for change in changed_files(program)}
 
 
 def _where(step: Step) -> str:

@@ -37,8 +37,7 @@ def rehearse_command(
     several ranks each kind is run.
     """
     ranks = Ranks(program.parallelism.devices, program.parallelism.nodes)
-    settings = program.training.allocator_settings
-    words = [*([f"PYTORCH_ALLOC_CONF={settings}"] if settings else []), *program.words_of_rehearsal]
+    words = words_of(program)
     folder = next((Path(word).parent for word in program.command if word.endswith(".py")), Path())
     options |= {
         "gpu": gpu,
@@ -50,6 +49,12 @@ def rehearse_command(
     if ranks.size > 1:
         return rehearse_ranks(words, ranks=ranks, which="kinds", **options)
     return rehearse_script(words, **options, **of_one_rank)
+
+
+def words_of(program: CommandProgram) -> list[str]:
+    """Return the command of *program* as a short run of it is typed, under its allocator settings."""
+    settings = program.training.allocator_settings
+    return [*([f"PYTORCH_ALLOC_CONF={settings}"] if settings else []), *program.words_of_rehearsal]
 
 
 def rehearse_function(rehearser: Rehearser, program: FunctionProgram, *, gpu: GpuSpec, steps: int | None = None) -> Rehearsal:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -61,7 +61,7 @@ class Measurer(Closing):
         """
         until = self._runner.folder / "until"
         until.unlink(missing_ok=True)
-        with watched_gpu(self._gpu.uuid) as use, _seen_at_the_end(use, self._runner.result, until) as seen:
+        with watched_gpu(self._gpu.uuid) as use, seen_at_the_end(use, self._runner.result.exists, until) as seen:
             before = use()
             status = self._runner.run(
                 device=self._device,
@@ -75,7 +75,7 @@ class Measurer(Closing):
             )
             record = self._runner.record(status)
         self._runner.check(record)
-        return _measurement(record, self._gpu, _held_bytes(record.pid, before, seen))
+        return measurement_of(record, self._gpu, held_bytes(record.pid, before, seen))
 
     def _device(self) -> Mapping[str, str]:
         """Return the environment in which CUDA shows the GPU alone."""
@@ -83,14 +83,14 @@ class Measurer(Closing):
 
 
 @contextmanager
-def _seen_at_the_end(use: Any, result: Path, until: Path) -> Iterator[list[GpuUse]]:
-    """Ask what the GPU holds when *result* is there, and let the run go on by making *until*."""
+def seen_at_the_end(use: Any, is_at_its_end: Callable[[], bool], until: Path) -> Iterator[list[GpuUse]]:
+    """Ask what the GPU holds when the run *is at its end*, and let it go on by making *until*."""
     seen: list[GpuUse] = []
     ends = threading.Event()
 
     def look() -> None:
         while not ends.wait(_LOOK_SECONDS):
-            if result.exists():
+            if is_at_its_end():
                 seen.append(use())
                 until.touch()
                 return
@@ -104,7 +104,7 @@ def _seen_at_the_end(use: Any, result: Path, until: Path) -> Iterator[list[GpuUs
         watcher.join()
 
 
-def _held_bytes(pid: int, before: GpuUse, seen: list[GpuUse]) -> int | None:
+def held_bytes(pid: int, before: GpuUse, seen: list[GpuUse]) -> int | None:
     """Return what the process held at its end, by its number, or else by what all hold more than before; None where nobody tells."""
     if not seen:
         return None
@@ -116,9 +116,10 @@ def _held_bytes(pid: int, before: GpuUse, seen: list[GpuUse]) -> int | None:
     return max(0, after.used_bytes - before.used_bytes)  # in a container the driver's process numbers are those of its host
 
 
-def _measurement(record: RunRecord, gpu: GpuSpec, held_bytes: int | None) -> Measurement:
+def measurement_of(record: RunRecord, gpu: GpuSpec, held: int | None) -> Measurement:
+    """Return what *record* shows of a run on *gpu*, and *held* bytes of it at its end where the driver told."""
     reserved = record.reserved_bytes
-    outside = None if held_bytes is None or held_bytes <= reserved else held_bytes - reserved
+    outside = None if held is None or held <= reserved else held - reserved
     rehearsal = rehearsal_of(Run(record), context=context_of(gpu) if outside is None else measured_range(outside))
     told = dict(rehearsal) | {"method": "measured", "driver_version": gpu.driver_version}
     if outside is None:

@@ -267,7 +267,7 @@ class ProgramRuns(Closing):
         if found is None or (self._warm is not None and not self._is_as_good(found.record, self._warm)):
             self._give_up_warm()
             if self._stopped_by is not None:
-                raise _nothing_seen(-self._stopped_by)
+                raise nothing_seen(-self._stopped_by)
             found = self._run(values_file, None, is_heard=found is None)
             assert found is not None  # or an error was raised
         if self._first is None:
@@ -433,20 +433,21 @@ class ProgramRuns(Closing):
             "MEMPLAN_LOG": str(folder / "log"),
             "MEMPLAN_ACCOUNT": str(folder / "account"),  # the processes of one program share the GPU
             "MEMPLAN_WORKSPACES": "1",
-            "MEMPLAN_RESULTS": str(folder),
-            "MEMPLAN_STEPS": str(asked.steps),
-            "MEMPLAN_ANSWERS": json.dumps(dict(asked.answers)),
-            "MEMPLAN_WORST_BATCH": str(asked.most_walked_batches),
-            "MEMPLAN_TORCH": asked.torch.version,
             "MEMPLAN_RECORDER": _RECORDER,
-            **{f"MEMPLAN_{key.upper()}": value for key, value in file.request().items()},
-            "PYTHONPATH": os.pathsep.join(filter(None, [str(path_for_variables(HOOK)), inherited.get("PYTHONPATH", "")])),
-            REHEARSING: "1",
+            **recorder_variables(
+                folder,
+                asked.torch,
+                steps=asked.steps,
+                most_walked_batches=asked.most_walked_batches,
+                answers=asked.answers,
+                file=file,
+                inherited=inherited,
+            ),
         }
 
     def _start(self, environment: Mapping[str, str], warm: WarmProcess | None, *, is_heard: bool) -> ProgramProcess | None:
         asked = self._asked
-        with _streams(is_heard=is_heard, output_to_stderr=asked.output_to_stderr, said=asked.said) as (standard_input, output, errors):
+        with streams(is_heard=is_heard, output_to_stderr=asked.output_to_stderr, said=asked.said) as (standard_input, output, errors):
             if warm is not None and self._program is not None and not self._is_launched:
                 return warm.start(self._program, environment, streams=(standard_input, output, errors))
             if warm is not None:
@@ -456,21 +457,44 @@ class ProgramRuns(Closing):
 
     def _seen(self, begun: _Begun, *, is_told: bool) -> Run | None:
         exit_code = begun.process.wait()
-        log, record = read_device_log(begun.folder / "log"), _record(begun.folder)
+        log, record = read_device_log(begun.folder / "log"), deciding_record(begun.folder)
         if record is None and not is_told:
             return None
         if record is None or record.failure is not None or exit_code:
             log.check()
-        if record is None or _used_no_memory(record):
-            raise _nothing_seen(exit_code, lacks_weights=(begun.folder / LACKS_WEIGHTS).exists())
+        if record is None or used_no_memory(record):
+            raise nothing_seen(exit_code, lacks_weights=(begun.folder / LACKS_WEIGHTS).exists())
         if record.failure is not None and record.failure.kind == "mistake":
             raise UsageError(record.failure.message, hint="name the Python that runs it: `-- /path/to/python train.py`")
         self._ended[record.pid] = HowEnded(exit_code, record.pid == begun.process.pid, begun.writes)
         return Run(record, log)
 
 
+def recorder_variables(
+    folder: Path,
+    torch: TorchBuild,
+    *,
+    steps: int,
+    most_walked_batches: int,
+    answers: Mapping[str, Any] = MappingProxyType({}),
+    file: ValuesFile = NO_VALUES,
+    inherited: Mapping[str, str],
+) -> dict[str, str]:
+    """Return what child/script.py reads of a process whose results go to *folder*, and where its Python finds the hook."""
+    return {
+        "MEMPLAN_RESULTS": str(folder),
+        "MEMPLAN_STEPS": str(steps),
+        "MEMPLAN_ANSWERS": json.dumps(dict(answers)),
+        "MEMPLAN_WORST_BATCH": str(most_walked_batches),
+        "MEMPLAN_TORCH": torch.version,
+        **{f"MEMPLAN_{key.upper()}": value for key, value in file.request().items()},
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(path_for_variables(HOOK)), inherited.get("PYTHONPATH", "")])),
+        REHEARSING: "1",
+    }
+
+
 @contextmanager
-def _streams(*, is_heard: bool, output_to_stderr: bool, said: Path | None) -> Iterator[tuple[int, int, int]]:
+def streams(*, is_heard: bool, output_to_stderr: bool, said: Path | None) -> Iterator[tuple[int, int, int]]:
     """Give the descriptors that a program gets as its standard input, output and error; one that is not heard has nothing to say."""
     if is_heard and said is not None:
         with said.open("ab") as file, Path(os.devnull).open("rb") as unheard:
@@ -491,12 +515,12 @@ def _launched(record: RunRecord) -> PythonProgram | None:
     return python_program(record.python, record.command[1:]) if record.python else None
 
 
-def _used_no_memory(record: RunRecord) -> bool:
+def used_no_memory(record: RunRecord) -> bool:
     """Say whether the program only began to use the GPU, as by a seed, and ran on the host."""
     return not record.peak_reserved_bytes and record.failure is None and record.out_of_memory is None
 
 
-def _nothing_seen(exit_code: int, *, lacks_weights: bool = False) -> NothingSeenError:
+def nothing_seen(exit_code: int, *, lacks_weights: bool = False) -> NothingSeenError:
     """Return why a program left no report: it never used the GPU, or a signal ended it before it could write one."""
     if exit_code < 0:
         message = f"the program {ended(exit_code)} before it reported its memory"
@@ -512,7 +536,7 @@ def _nothing_seen(exit_code: int, *, lacks_weights: bool = False) -> NothingSeen
     return NothingSeenError(message, program_exit_code=exit_code, hint=hint)
 
 
-def _record(folder: Path) -> RunRecord | None:
+def deciding_record(folder: Path) -> RunRecord | None:
     """Return what the process wrote that decides: one that ran out of memory, else the one that took most of it."""
     records = [read_record(path) for path in sorted(folder.glob("*.json"))]
     return max(records, key=lambda record: (_is_out_of_memory(record), record.peak_reserved_bytes, len(record.steps)), default=None)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from memplan.hardware.torch_install import TorchBuild
-from tests.cli.test_profile import CALLS, some_always
-from tests.conftest import Run
+from tests.cli.test_profile import CALLS, LAYERS, some_always
+from tests.conftest import Run, content
 from tests.estimators.test_rehearsed import small_workload
 from tests.hardware.nvml_driver import GIB, MIB, Driver, no_driver
 from tests.standin.conftest import torch_build
@@ -19,6 +20,8 @@ from tests.standin.machine import CONTEXT_BYTES, machine
 __all__ = ["small_workload", "torch_build"]
 
 STEPS = Path(__file__).parents[1] / "child" / "steps.py"
+OWN_PROGRAM = Path(__file__).parents[1] / "trees" / "own_program"
+COMMAND = ("train.py", "config.yaml")
 T4_BYTES = 15_835_660_288
 
 
@@ -258,3 +261,46 @@ def test_a_program_that_takes_no_size_fails_with_its_own_error(
 
     assert (result.returncode, result.stdout) == (2, "")
     assert "a data set of 0 has no batch of 16" in result.stderr
+
+
+def test_the_batch_of_a_command_is_found(run_memplan: Run, torch_build: TorchBuild, driver: Driver, tmp_path: Path) -> None:
+    """Each trial is the program itself with another value in its file, which stays as it is; nothing that it writes is left."""
+    here = machine(torch_build, driver, "t4", busy={0: T4_BYTES - 3 * GIB})
+    project = Path(shutil.copytree(OWN_PROGRAM, tmp_path / "own", ignore=shutil.ignore_patterns("__pycache__")))
+    before = content(project)
+    place = ("--field", "micro_batch_size=config.yaml:data.batch_size")
+
+    result = run_memplan("find-batch", "--start", "4", "--tries", "1", "--format", "json", *place, "--", *COMMAND, cwd=project, **here)
+
+    answer = found(result)
+    assert (answer["name"], answer["size"], answer["start"], answer["start_is_from"]) == ("micro_batch_size", 4, 4, "you")
+    assert answer["trials"][0]["device_used_bytes"] > CONTEXT_BYTES
+    assert content(project) == before
+
+
+@pytest.mark.heavy
+def test_what_is_foreseen_for_a_command_runs(run_memplan: Run, torch_build: TorchBuild, driver: Driver, tmp_path: Path) -> None:
+    """The rehearsed limit runs, and the next size does not."""
+    here = machine(torch_build, driver, "t4", busy={0: T4_BYTES - GIB})
+    (tmp_path / "train.py").write_text(LAYERS)
+
+    answer = found(run_memplan("find-batch", "--format", "json", "--", "train.py", "{micro_batch_size}", cwd=tmp_path, **here))
+
+    outcomes = {trial["size"]: trial["problem"] is None for trial in answer["trials"]}
+    assert answer["ended"] == "found"
+    assert (outcomes[answer["size"]], outcomes[answer["size"] + 1]) == (True, False)
+    assert len(outcomes) <= 4
+
+
+def test_a_command_that_fails_is_told_with_its_last_words(
+    run_memplan: Run, torch_build: TorchBuild, driver: Driver, tmp_path: Path
+) -> None:
+    """It may not be the size."""
+    (tmp_path / "train.py").write_text("raise SystemExit('no data in this folder')")
+    here = machine(torch_build, driver, "t4")
+
+    result = run_memplan("find-batch", "--start", "2", "--tries", "1", "--", "train.py", "{micro_batch_size}", cwd=tmp_path, **here)
+
+    assert result.returncode == 2
+    assert "no data in this folder" in result.stderr
+    assert "Traceback" not in result.stderr

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,15 @@ from tests.standin.machine import CONTEXT_BYTES, machine
 
 __all__ = ["small_workload", "torch_build"]
 
+LAYERS = """
+import sys, torch
+model = torch.nn.Sequential(*(torch.nn.Linear(1024, 1024) for _ in range(8))).cuda()
+update = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(5):
+    model(torch.randn(int(sys.argv[1]), 512, 1024, device="cuda")).sum().backward()
+    update.step()
+    update.zero_grad()
+"""
 T4_BYTES = 15_835_660_288
 
 
@@ -213,3 +224,23 @@ def test_under_torchrun_one_rank_plans_and_writes(driver: Driver, tree: Path) ->
     assert (other.returncode, other.stdout, other.stderr) == (0, "", "")
     assert first.returncode == 0, first.stderr
     assert "Wrote" in first.stderr
+
+
+@pytest.mark.heavy
+def test_a_planned_program_is_run_on_the_gpu_itself(run_memplan: Run, torch_build: TorchBuild, driver: Driver, tmp_path: Path) -> None:
+    """Its own command with the planned values: what the GPU shows is what was rehearsed."""
+    (tmp_path / "train.py").write_text(LAYERS)
+    here = machine(torch_build, driver, "t4")
+    wanted = ("--profile", "--target-effective-batch", "4", "--format", "json")
+
+    with tempfile.NamedTemporaryFile(dir="/dev/shm") as account:  # what a program writes elsewhere is held back
+        shutil.copyfile(here["MEMPLAN_ACCOUNT"], account.name)
+        here["MEMPLAN_ACCOUNT"] = account.name
+        told = profile_of(run_memplan(*wanted, "--", "train.py", "{micro_batch_size}", cwd=tmp_path, **here))
+
+    (stage,) = told["profile"]["stages"]
+    rows = {row["name"]: row for row in stage["comparison"]}
+    assert told["stages"][0]["planned"]["micro_batch_size"] == 4
+    assert {name for name, row in rows.items() if row["difference_bytes"]} <= {"CUDA context", "peak of the device"}
+    assert stage["measured"]["context_bytes"] == CONTEXT_BYTES
+    assert told["profile"]["contradiction"] is None

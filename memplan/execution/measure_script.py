@@ -1,0 +1,101 @@
+"""
+Measuring a whole program, unmodified: it is started as ever, on a GPU of this machine, and ended after some steps.
+
+The recorder is that of a rehearsal. What the program writes is held back as there, and it may be shown other contents of its files.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+
+from memplan.errors import UsageError
+from memplan.execution.command import Command, command_from
+from memplan.execution.findings import batches_differ
+from memplan.execution.held_back import Writes
+from memplan.execution.measure import held_bytes, measurement_of, seen_at_the_end
+from memplan.execution.measurement import Measurement
+from memplan.execution.program_process import ended_after, wait_for
+from memplan.execution.program_runs import deciding_record, nothing_seen, recorder_variables, streams, used_no_memory
+from memplan.execution.run_record import RunRecord
+from memplan.execution.runner import SKIP_WEIGHTS
+from memplan.hardware.gpu import GpuSpec
+from memplan.hardware.nvml import watched_gpu
+from memplan.hardware.torch_install import find_torch
+from memplan.standin.launch import command_for
+
+NOTHING_SHOWN: Mapping[Path, bytes] = MappingProxyType({})
+
+
+def measure_script(
+    words: Sequence[str],
+    *,
+    gpu: GpuSpec,
+    steps: int,
+    shown: Mapping[Path, bytes] = NOTHING_SHOWN,
+    said: Path | None = None,
+    most_walked_batches: int = 0,
+    skip_weights: bool = False,
+) -> Measurement:
+    """
+    Run the program that *words* say on *gpu*, of this machine, which it sees alone; return what it took. It is ended after *steps* steps.
+
+    *shown*: other contents of files, which the program finds in their place. *said*: a file for what it says. Where its batches differ in
+    shape, *most_walked_batches* of each DataLoader are looked at, and it is run again with the largest first. *skip_weights*: pretrained
+    models are built without reading their weights.
+
+    Raises NothingSeenError for a program that did not use the GPU, KeyboardInterrupt where a signal was to end it.
+    """
+    command = command_from(words)
+    with tempfile.TemporaryDirectory(prefix="memplan-measurement-") as name:
+        folder = Path(name).resolve()
+
+        def measured(number: int, walked: int) -> tuple[RunRecord, int | None]:
+            own = folder / str(number)
+            own.mkdir()
+            return _run(command, gpu, own, steps=steps, shown=shown, said=said, walked=walked, skips_weights=skip_weights)
+
+        record, held = measured(1, 0)
+        if most_walked_batches and batches_differ(record):
+            record, held = measured(2, most_walked_batches)
+    return measurement_of(record, gpu, held)
+
+
+def _run(
+    command: Command,
+    gpu: GpuSpec,
+    folder: Path,
+    *,
+    steps: int,
+    shown: Mapping[Path, bytes],
+    said: Path | None,
+    walked: int,
+    skips_weights: bool,
+) -> tuple[RunRecord, int | None]:
+    """Return what one run of *command* showed, and what it held of the GPU at its end."""
+    inherited = os.environ | dict(command.environment)
+    script = next((Path(word) for word in command.words[1:] if word.endswith(".py")), None)
+    results, until = folder / "results", folder / "until"
+    results.mkdir()
+    torch = find_torch() if command.is_of_this_python else find_torch(command.python)
+    environment = inherited | recorder_variables(results, torch, steps=steps, most_walked_batches=walked, inherited=inherited)
+    environment |= {"MEMPLAN_UNTIL": str(until), **({"CUDA_VISIBLE_DEVICES": gpu.uuid} if gpu.uuid else {})}
+    environment |= {SKIP_WEIGHTS: str(results)} if skips_weights else {}
+    environment = Writes(folder, script=script, are_allowed=False, shown=shown).held_in(environment)
+    with watched_gpu(gpu.uuid) as use, seen_at_the_end(use, lambda: any(results.glob("*.json")), until) as seen:
+        before = use()
+        with streams(is_heard=said is not None, output_to_stderr=True, said=said) as (standard_input, output, errors):
+            process = subprocess.Popen(command_for(command.words), env=environment, stdin=standard_input, stdout=output, stderr=errors)
+        with ended_after(process, str(results)):
+            if wait_for(process, None) is not None:
+                raise KeyboardInterrupt
+    exit_code, record = process.wait(), deciding_record(results)
+    if record is None or used_no_memory(record):
+        raise nothing_seen(exit_code)
+    if record.failure is not None and record.failure.kind == "mistake":
+        raise UsageError(record.failure.message, hint="name the Python that runs it: `-- /path/to/python train.py`")
+    return record, held_bytes(record.pid, before, seen)

@@ -8,6 +8,7 @@ change saves is rehearsed by whoever asks (`api/diagnosis.py`); a suspicion that
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import Literal, NamedTuple
 
@@ -401,12 +402,10 @@ def _program_optimizer(evidence: Evidence) -> Iterator[Suspicion]:
             )
 
 
-def _accumulation(evidence: Evidence) -> Iterator[Suspicion]:
+def _dropped_accumulation(evidence: Evidence) -> Iterator[Suspicion]:
     habits = evidence.habits
-    if habits is None or not habits.backwards_per_step or len(habits.optimizers) != 1:
-        return
-    usual = max(habits.backwards_per_step, key=lambda each: each[1])[0]
-    if usual < 2:
+    usual = _usual_backwards(habits) if habits is not None else 1
+    if habits is None or usual < 2:
         return
     change = "step with what is left at the end of an epoch, with the loss divided by as many micro-batches as there are"
     for habit in _of_kind(evidence, "dropped_gradients", share=0):
@@ -416,6 +415,34 @@ def _accumulation(evidence: Evidence) -> Iterator[Suspicion]:
     if is_whole and 0 < left < usual and evidence.rehearsal is not None and evidence.rehearsal.failure is None:
         seen = f"the program ended with {left} backward pass{'es' if left > 1 else ''} after its last optimizer step"
         yield Suspicion("dropped-accumulation", f"{seen}; {usual} make a step", change)
+
+
+def _usual_backwards(habits: Habits) -> int:
+    """Return how many backwards make most steps of the one optimizer; 1 where there are several, whose steps may share them."""
+    steps = habits.optimizer_steps if len(habits.optimizers) == 1 else ()
+    counts: Counter[int] = Counter()
+    for each in steps:
+        counts[each.num_backwards] += each.count
+    return max(counts, key=lambda number: (counts[number], number), default=1)
+
+
+def _misscaled_accumulation(evidence: Evidence) -> Iterator[Suspicion]:
+    """Tell of steps of fewer or more backwards than their losses were divided by, where other steps have exactly so many."""
+    habits = evidence.habits
+    steps = habits.optimizer_steps if habits is not None and len(habits.optimizers) == 1 else ()
+    divisors = {each.num_backwards for each in steps if each.num_backwards >= 2 and each.divisor == each.num_backwards}
+    for each in steps:
+        if each.divisor in divisors and each.divisor != each.num_backwards:
+            number, divisor = each.num_backwards, int(each.divisor)
+            passes = f"{number} backward pass{'es' if number > 1 else ''}"
+            yield Suspicion(
+                "misscaled-accumulation",
+                f"{each.count} of {sum(every.count for every in steps)} optimizer steps used {passes} of losses that were divided by "
+                f"{divisor}, as those of whole steps: their gradients are {number}/{divisor} of the mean",
+                "divide the loss by as many micro-batches as the step has, or let the number of batches of an epoch be a multiple of "
+                f"{divisor}",
+                each.place or None,
+            )
 
 
 def _batch_size(evidence: Evidence) -> Iterator[Suspicion]:
@@ -488,7 +515,8 @@ CHECKS: tuple[Callable[[Evidence], Iterator[Suspicion]], ...] = (
     _configured_optimizer,
     _program_optimizer,
     _expandable_segments,
-    _accumulation,
+    _dropped_accumulation,
+    _misscaled_accumulation,
     _batch_size,
     _reads,
     _pinning,

@@ -220,6 +220,9 @@ def _of_program(
 
     found = tuple(kept.finding() for kept in _kept(suspect(evidence), effect if with_effects else lambda _: None))
     notes = [f"the program failed: {seen.failure.message}; findings are of what ran until then"] if seen.failure is not None else []
+    num_ranks = program.parallelism.devices * program.parallelism.nodes
+    if num_ranks > 1:
+        notes.append(f"findings are of rank {seen.rank} of {num_ranks}; ranks that do the same have the same ones")
     return Diagnosis(found, (), tuple(notes), len(seen.steps))
 
 

@@ -59,7 +59,10 @@ class Habits:
         self._has_scaled = False
         self._optimizers: dict[int, dict[str, Any]] = {}
         self._stepped_at, self._is_stepping = 0, False
-        self._backwards_per_step: Counter[int] = Counter()
+        self._divisors: set[float | None] = set()
+        """What the losses were divided by whose gradients no step has used yet."""
+        self._scaled_divisor: float | None = None
+        self._used: Counter[tuple[int, float | None, str]] = Counter()
         self._evaluated: dict[int, str] = {}
         """The place of each forward in eval mode that autograd followed, as long as no gradient came back."""
         self._num_evaluated = self._depth = 0
@@ -98,7 +101,10 @@ class Habits:
             "autocasts": self._autocasts,
             "has_scaled": self._has_scaled,
             "optimizers": list(self._optimizers.values()),
-            "backwards_per_step": sorted(self._backwards_per_step.items()),
+            "optimizer_steps": [
+                {"num_backwards": num_backwards, "divisor": divisor, "place": place, "count": count}
+                for (num_backwards, divisor, place), count in self._used.items()
+            ],
             "num_backwards_left": self._num_backwards() - self._stepped_at if self._optimizers else 0,
             "convolutions": [{**each, "shapes": sorted(each["shapes"])} for each in self._convolutions.values()],
             "loaders": list(self._loaders.values()),
@@ -120,6 +126,13 @@ class Habits:
 
         setattr(owner, name, call)
         return call
+
+    def backward_begins(self, roots: Any) -> None:
+        """Note what the loss of a backward was divided by: *roots* are the tensors that it starts from."""
+        tensors = [roots] if isinstance(roots, torch.Tensor) else list(roots)
+        has_scaled = any(self._scalers.values())
+        divisor = self._scaled_divisor if has_scaled else _divisor(tensors[0].grad_fn) if len(tensors) == 1 else None
+        self._divisors.add(divisor)
 
     def _note(self, kind: str) -> None:
         """Count *kind* for the line of the program that is at it, in this step."""
@@ -187,9 +200,10 @@ class Habits:
         self._around(kind, "scale", self._scaled)
         self._around(kind, "update", self._updated)
 
-    def _scaled(self, scaler: Any, *_: Any, **__: Any) -> None:
+    def _scaled(self, scaler: Any, outputs: Any, *_: Any, **__: Any) -> None:
         if scaler.is_enabled():
             self._scalers[scaler] = self._has_scaled = True
+            self._scaled_divisor = _divisor(outputs.grad_fn) if isinstance(outputs, torch.Tensor) else None
 
     def _updated(self, scaler: Any, *_: Any, **__: Any) -> None:
         if scaler in self._scalers:
@@ -233,21 +247,28 @@ class Habits:
         left = self._num_backwards() - self._stepped_at
         if left and not self._is_stepping and len(self._optimizers) == 1 and id(optimizer) in self._optimizers:
             self._note("dropped_gradients")
-            self._stepped_at += left
+            self._use_gradients()
 
     def _will_step(self, optimizer: Any, arguments: Any, keywords: Any) -> None:
         del arguments, keywords
         self._is_stepping = True
-        self._backwards_per_step[self._num_backwards() - self._stepped_at] += 1
-        self._stepped_at = self._num_backwards()
         if id(optimizer) not in self._optimizers:
             self._optimizers[id(optimizer)] = _described(optimizer)
 
     def _stepped(self, optimizer: Any, arguments: Any, keywords: Any) -> None:
-        """Note that a step has ended: backwards within it are those of a closure."""
+        """Note that a step has ended, and the backwards that it used: its closure's among them."""
         del optimizer, arguments, keywords
         self._is_stepping = False
+        num_backwards = self._num_backwards() - self._stepped_at
+        if num_backwards:  # none: another optimizer has stepped with them
+            divisor = next(iter(self._divisors)) if len(self._divisors) == 1 else None
+            self._used[num_backwards, divisor, _users_place()] += 1
+        self._use_gradients()
+
+    def _use_gradients(self) -> None:
+        """Count backwards anew: the gradients of those before have been used, or dropped."""
         self._stepped_at = self._num_backwards()
+        self._divisors.clear()
 
     # evaluation
 
@@ -345,6 +366,20 @@ def _described(optimizer: Any) -> dict[str, Any]:
         "foreach": group.get("foreach"),
         "num_parameters": dict(sizes),
     }
+
+
+def _divisor(grad_fn: Any) -> float | None:
+    """Return the number that a loss was divided by last, 1 for none; None where only the GPU knows it."""
+    divisor = 1.0
+    while type(grad_fn).__name__ in ("DivBackward0", "MulBackward0"):
+        if getattr(grad_fn._raw_saved_other, "unpack_hook", None) is not None:  # reading it could compute a checkpointed region again
+            return None
+        other = grad_fn._saved_other
+        if other is None or other.dim() or other.device.type != "cpu" or not other:
+            return None
+        divisor *= float(other) if type(grad_fn).__name__ == "DivBackward0" else 1 / float(other)
+        grad_fn = grad_fn.next_functions[0][0]
+    return round(divisor, 6)  # 1 / 0.1 is no whole number
 
 
 def _recompilations() -> list[dict[str, Any]]:

@@ -247,7 +247,7 @@ class Recorder:
 
         @functools.wraps(run_backward)
         def watched(*arguments: Any, **keywords: Any) -> Any:
-            if not enter():
+            if not enter(arguments[0]):
                 return run_backward(*arguments, **keywords)
             try:
                 return run_backward(*arguments, **keywords)
@@ -258,13 +258,15 @@ class Recorder:
         engine = type("WatchedEngine", (torch._C._ImperativeEngine,), {"run_backward": staticmethod(watched)})
         torch.autograd.Variable._execution_engine = engine()
 
-    def _enter_backward(self) -> bool:
-        """Note that a backward begins, which may be within another; return whether it is run: torch.compile only works some out."""
+    def _enter_backward(self, roots: Any) -> bool:
+        """Note that a backward from *roots* begins, maybe within another; return whether it is run: torch.compile only works some out."""
         if self.types is None and not isinstance(_get_current_dispatch_mode(), HostValues | None):
             return False
         if self._backwards == 0:
             self._on_backward()
             self.num_backwards += 1
+            if self._habits is not None:
+                self._habits.backward_begins(roots)
             self._backward_begins()
         self._backwards += 1
         return True

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
-from pydantic import NonNegativeInt
+from pydantic import NonNegativeInt, PositiveInt
 
 from memplan.description import Description
 
@@ -57,6 +57,22 @@ class OptimizerUse(Description):
 
     num_parameters: dict[str, int]
     """What it trains, by type."""
+
+
+class OptimizerSteps(Description):
+    """Optimizer steps of one kind."""
+
+    num_backwards: PositiveInt
+    """Backwards whose gradients each of them used."""
+
+    divisor: float | None
+    """What the losses of these backwards were divided by, 1 for nothing; None: not all by the same, or by what only the GPU knows."""
+
+    place: str
+    """FILE:LINE that stepped, through whichever packages; empty where there is none."""
+
+    count: PositiveInt
+    """How many."""
 
 
 class Convolution(Description):
@@ -144,8 +160,8 @@ class Habits(Description):
     optimizers: tuple[OptimizerUse, ...]
     """Those that stepped."""
 
-    backwards_per_step: tuple[tuple[NonNegativeInt, NonNegativeInt], ...]
-    """Backwards before an optimizer step, and how many steps had so many."""
+    optimizer_steps: tuple[OptimizerSteps, ...]
+    """By how many backwards they used."""
 
     num_backwards_left: int
     """Backwards behind the last optimizer step."""

@@ -19,7 +19,10 @@ from tests.conftest import RehearserOf
 
 STEPS = Path(__file__).parents[1] / "child" / "habits_steps.py"
 
-CLEAN = ["clean", "clean_evaluation", "clean_images", "clean_compiled", "clean_closure", "clean_small", "read_seldom"]
+CLEAN = [
+    "clean", "clean_evaluation", "clean_images", "clean_compiled", "clean_closure", "clean_small", "read_seldom",
+    "clean_accumulation", "clean_sum", "clean_two_losses", "clean_checkpointed",
+]  # fmt: skip
 
 Seen = Callable[..., Rehearsal]
 Found = Callable[..., list[Suspicion]]
@@ -135,6 +138,19 @@ def test_convolutions_are_judged_by_their_shapes(found: Found) -> None:
     assert [one.check for one in varying] == ["cudnn-benchmark", "channels-last"]
     assert "with 4 different shapes" in varying[0].evidence
     assert [one.check for one in few] == ["channels-last"]
+
+
+@pytest.mark.parametrize(
+    ("name", "number"),
+    [("accumulated", "1 backward pass"), ("accumulated_scaled", "1 backward pass"), ("accumulated_too_long", "5 backward passes")],
+)
+def test_losses_divided_by_another_number_than_the_step_has_are_found(found: Found, name: str, number: str) -> None:
+    """By the division in the loss's own graph, and how many backwards the step used."""
+    (suspicion,) = found(name, gpu="t4" if name == "accumulated_scaled" else "a100-80")
+
+    assert suspicion.check == "misscaled-accumulation"
+    assert suspicion.evidence.startswith(f"2 of 6 optimizer steps used {number} of losses that were divided by 4")
+    assert suspicion.place == f"{STEPS}:{line_of('with what has accumulated')}"
 
 
 # configurations

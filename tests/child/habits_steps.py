@@ -281,6 +281,70 @@ def clean_closure(device, batch, width=64):
     return lambda: optimizer.step(closure)
 
 
+def accumulated(device, batch, *, lengths=(4, 4, 1), divide=lambda loss, _: loss / 4, scaled=False):
+    """Accumulation over four micro-batches, of losses that *divide* divides; the last step of an epoch of nine has one."""
+    model = network(device)
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    scaler = torch.amp.GradScaler("cuda", enabled=scaled)
+    done = 0
+
+    def step():
+        nonlocal done
+        number = lengths[done % len(lengths)]
+        for _ in range(number):
+            with torch.autocast("cuda", dtype=torch.float16 if scaled else torch.bfloat16):
+                loss = model(torch.randn(batch, 256, device=device)).square().mean()
+            scaler.scale(divide(loss, number)).backward()
+        scaler.step(optimizer)  # with what has accumulated
+        scaler.update()
+        optimizer.zero_grad()
+        done += 1
+
+    return step
+
+
+def accumulated_scaled(device, batch):
+    """The same with a gradient scaler, and a product in the place of the quotient."""
+    return accumulated(device, batch, divide=lambda loss, _: loss * 0.25, scaled=True)
+
+
+def accumulated_too_long(device, batch):
+    """Gradients of an epoch's end that are used in the first step of the next."""
+    return accumulated(device, batch, lengths=(4, 4, 5))
+
+
+def clean_accumulation(device, batch):
+    """A last step whose losses are divided by as many as it has."""
+    return accumulated(device, batch, divide=lambda loss, number: loss / number)
+
+
+def clean_sum(device, batch):
+    """Losses that are summed: a step of fewer has a smaller sum, as it should."""
+    return accumulated(device, batch, divide=lambda loss, _: loss)
+
+
+def clean_two_losses(device, batch):
+    """Losses that weigh a third each: no step has three of them."""
+    return accumulated(device, batch, lengths=(1, 1, 2), divide=lambda loss, _: loss / 3)
+
+
+def clean_checkpointed(device, batch):
+    """A loss within a checkpointed region, which must not be computed once more."""
+
+    computed = []
+
+    def quarter(loss):
+        computed.append(loss)
+        assert len(computed) <= 2, "forward, and again for the backward"
+        return loss * torch.full((), 0.25)
+
+    def divide(loss, _):
+        computed.clear()
+        return torch.utils.checkpoint.checkpoint(quarter, loss, use_reentrant=False)
+
+    return accumulated(device, batch, divide=divide)
+
+
 def clean_small(device, batch):
     """Few weights in fp32: another type would bring nothing."""
     return plain_fp32(device, batch, width=64)

@@ -26,6 +26,25 @@ UNTIDY = {
 }
 
 
+RANKS = """\
+import os, torch, torch.distributed as dist
+
+dist.init_process_group("nccl")
+torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(64, 64).cuda())
+optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+for _ in range(4):
+    loss = model(torch.zeros(8, 64, device="cuda")).square().mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    torch.cuda.empty_cache()  # empty-cache
+    if dist.get_rank() == 0:
+        print(loss.item())  # item-in-loop
+"""
+"""A training of every rank."""
+
+
 def findings(run_memplan: Run, script: str, *options: str) -> Mapping[str, Any]:
     """What is found of a program of the tree, as JSON."""
     words = ["--gpu", "a100-80", "--steps", "0", "--field", "micro_batch_size=config.yaml:data.batch_size", "--format", "json"]
@@ -54,6 +73,23 @@ def test_an_untidy_program_is_told_line_by_line(run_memplan: Run) -> None:
     assert batch["evidence"].endswith("gave batches of 16")
     assert batch["place"].endswith("config.yaml:2")
     assert (tidy["findings"], tidy["num_steps"]) == ([], 6)
+
+
+@pytest.mark.heavy
+@pytest.mark.usefixtures("torch_build")
+@pytest.mark.parametrize("launcher", [("--num-gpus", "2", "--"), ("--", "torchrun", "--nproc-per-node", "2")])
+def test_a_program_of_several_gpus_is_told_by_one_of_its_ranks(run_memplan: Run, tmp_path: Path, launcher: tuple[str, ...]) -> None:
+    """With the lines of that rank: rank 0 reads the loss, and each rank empties the cache."""
+    (tmp_path / "ranks.py").write_text(RANKS, encoding="utf-8")
+
+    done = run_memplan("doctor", "--gpu", "a100-80", "--no-effects", "--format", "json", *launcher, "ranks.py", cwd=tmp_path)
+
+    answer = json.loads(done.stdout)
+    lines = RANKS.splitlines()
+    told = {one["check"]: lines[int(one["place"].rpartition(":")[2]) - 1].rpartition("  # ")[2] for one in answer["findings"]}
+    assert told == {name: name for name in ("empty-cache", "item-in-loop")}
+    assert answer["num_steps"] == 4
+    assert answer["notes"] == ["findings are of rank 0 of 2; ranks that do the same have the same ones"]
 
 
 def test_a_finding_of_a_configuration_is_shown_written_and_undone(run_memplan: Run, tree: Path) -> None:

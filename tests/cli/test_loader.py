@@ -144,6 +144,19 @@ def test_a_key_that_is_empty_is_filled_and_what_the_user_has_set_stays(run_mempl
     assert file.read_text() == LIGHTNING
 
 
+def test_a_recipe_of_axolotl_has_its_own_keys(run_memplan: Run, tmp_path: Path) -> None:
+    """An empty one is filled; of what it has no key for (persistent_workers) nothing is said."""
+    recipe = tmp_path / "recipe.yml"
+    recipe.write_text("base_model: gpt2\nsequence_len: 512\nmicro_batch_size: 2\ndataloader_pin_memory:\ndataloader_num_workers: 9\n")
+
+    done = run_memplan("loader", "--num-gpus", "1", "--config-path", recipe, "--apply")
+
+    assert "dataloader_pin_memory: true\ndataloader_num_workers: 9\n" in recipe.read_text()
+    assert f"{recipe}:5: `dataloader_num_workers` is 9, recommended" in done.stderr
+    assert "add `dataloader_prefetch_factor: 2`" in done.stderr
+    assert "persistent" not in done.stderr
+
+
 def test_the_batch_is_that_of_the_configuration(run_memplan: Run, tree: Path, datasets: Path) -> None:
     """Nothing is written where nothing was asked for."""
     before = content(tree)

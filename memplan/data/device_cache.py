@@ -410,7 +410,10 @@ def _warn_of(details: CacheDetails, first: int) -> None:
     if details.skipped:
         named = "; ".join(f"sample {index}: {reason}" for index, reason in list(details.skipped.items())[:MOST_NAMED])
         logger.warning(
-            "%s samples were skipped: %s%s", f"{len(details.skipped):,}", named, "; …" if len(details.skipped) > MOST_NAMED else ""
+            "%s skipped: %s%s",
+            "1 sample was" if len(details.skipped) == 1 else f"{len(details.skipped):,} samples were",
+            named,
+            "; …" if len(details.skipped) > MOST_NAMED else "",
         )
     if details.is_random:
         logger.warning("sample %s differs each time it is read: one version of it is kept; random transforms go to the DeviceLoader", first)
@@ -418,23 +421,29 @@ def _warn_of(details: CacheDetails, first: int) -> None:
 
 def _from_disk_or_filled(path: Path, key: CacheKey, filling: _Filling, on_error: OnError, *, rebuild: bool) -> CacheDetails:
     """Read the file at *path*; fill and write it where there is none, or where one that is stale may be replaced."""
-    found = _from_disk(path, key, filling, on_error, rebuild=rebuild)
+    found, _ = _from_disk(path, key, filling, on_error, rebuild=rebuild)
     if found is not None:
         return found
     with only_one_writer(path):
-        found = _from_disk(path, key, filling, on_error, rebuild=rebuild)  # by the process that this one waited for
+        found, problem = _from_disk(path, key, filling, on_error, rebuild=rebuild)  # by the process that this one waited for
         if found is not None:
             return found
+        if problem:
+            logger.warning("%s; it is filled again", problem)
         with writing(path, key) as writer:
             details = filling.fill(writer)
             writer.finish(details)
         return details
 
 
-def _from_disk(path: Path, key: CacheKey, filling: _Filling, on_error: OnError, *, rebuild: bool) -> CacheDetails | None:
-    """Read the file at *path*; None where there is none, or it is stale and may be replaced. Raises StaleCacheError where it may not."""
+def _from_disk(path: Path, key: CacheKey, filling: _Filling, on_error: OnError, *, rebuild: bool) -> tuple[CacheDetails | None, str]:
+    """
+    Read the file at *path*; None where there is none, or it is stale and may be replaced, with the reason.
+
+    Raises StaleCacheError where it may not.
+    """
     if not path.exists():
-        return None
+        return None, ""
     try:
         reader = CacheReader(path, key)
         if reader.details.skipped and on_error == "raise":
@@ -442,9 +451,8 @@ def _from_disk(path: Path, key: CacheKey, filling: _Filling, on_error: OnError, 
             raise reader.stale(f"the cache of the dataset lacks samples that were skipped: sample {index}: {reason}")
         if not filling.is_unchanged(reader):
             raise reader.stale("the first sample of the dataset is not the one in its cache")
-        return filling.read(reader)
+        return filling.read(reader), ""
     except StaleCacheError as error:
         if not rebuild:
             raise
-        logger.warning("%s; it is filled again", error.message)
-        return None
+        return None, error.message

@@ -46,6 +46,8 @@ _DTYPES = {
 """The types of the format, by its names."""
 
 _KEY, _CHECKSUMS, _DETAILS = "memplan_dataset", "memplan_checksums", "details"
+_BEGINNING = f'{{"__metadata__": {{"{_KEY}": '.encode()
+"""Of the header of each cache, behind its length."""
 _FULL = {errno.ENOSPC, errno.EFBIG, errno.EDQUOT}
 
 
@@ -99,6 +101,17 @@ def _stale(path: Path, problem: str) -> StaleCacheError:
     return StaleCacheError(problem, file=path, hint="remove the file, name another, or let it be replaced: `rebuild=True`")
 
 
+def _not_a_cache(path: Path) -> ConfigError:
+    return ConfigError("this file is not a cache of a dataset", file=path, hint="name another file")
+
+
+def _begins_as_a_cache(path: Path) -> bool:
+    """Say whether a file that cannot be read was a cache once, or is empty: any other is somebody's own, and never replaced."""
+    with path.open("rb") as file:
+        begins = file.read(8 + len(_BEGINNING))
+    return begins[8:] == _BEGINNING or not begins
+
+
 class CacheReader:
     """
     A file that was made of what *key* says, memory-mapped.
@@ -112,9 +125,11 @@ class CacheReader:
             self._file = safe_open(path, framework="pt")
             metadata = self._file.metadata() or {}
         except (SafetensorError, OSError) as error:
+            if not _begins_as_a_cache(path):
+                raise _not_a_cache(path) from error
             raise _stale(path, f"the cache of the dataset is damaged ({error})") from error
         if _KEY not in metadata:
-            raise ConfigError("this file is not a cache of a dataset", file=path, hint="name another file")
+            raise _not_a_cache(path)
         self._check_key(json.loads(metadata[_KEY]), key.as_dict())
         self._checksums: list[int] = json.loads(metadata[_CHECKSUMS])
         self.details = self._read_details()
@@ -199,6 +214,7 @@ class CacheWriter:
         tensors[_DETAILS] = {"dtype": "U8", "shape": [details_bytes], "data_offsets": [self._end, self._end + details_bytes]}
         metadata = {_KEY: json.dumps(self._key.as_dict()), _CHECKSUMS: json.dumps(checksums)}
         text = json.dumps({"__metadata__": metadata, **tensors}).encode()
+        assert text.startswith(_BEGINNING)
         text = text.ljust(max(size - 8, -(-len(text) // 8) * 8))
         return len(text).to_bytes(8, "little") + text
 

@@ -72,5 +72,7 @@ def check_fits(room: Room, sizes: Sequence[int], num_samples: int, device: torch
         f"the dataset does not fit on {device}: {num_samples:,} samples of {format_bytes(sum(sizes))} take {format_bytes(needed)}, and "
         f"{format_bytes(room.left_bytes)} are left of {format_bytes(room.own_bytes)}: the training takes "
         f"{format_bytes(room.training_bytes)} at its peak ({room.told_by}), and {room.margin:.0%} stay free",
-        hint=f"{min(most, num_samples):,} samples fit: keep some (`torch.utils.data.Subset`), or smaller ones (`dtype=torch.bfloat16`)",
+        hint=f"{min(most, num_samples):,} samples fit: keep some (`torch.utils.data.Subset`), or smaller ones (`dtype=torch.bfloat16`)"
+        if most > 0
+        else "no sample fits: let the training take less, or say what it takes with `others`",
     )

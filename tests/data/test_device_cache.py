@@ -205,6 +205,14 @@ def test_what_does_not_fit_is_refused_before_it_is_read() -> None:
     assert "samples fit: keep some" in (caught.value.hint or "")
 
 
+def test_where_no_sample_fits_nothing_of_keeping_some_is_said() -> None:
+    """The training has all of it."""
+    with pytest.raises(DoesNotFitError, match=r" 0 B are left of") as caught:
+        cached(Images(), others=2**60)
+
+    assert caught.value.hint == "no sample fits: let the training take less, or say what it takes with `others`"
+
+
 def test_what_the_training_takes_is_taken_off(tmp_path: Path) -> None:
     """In bytes. A plan is of a GPU, and says nothing of the host."""
     with pytest.raises(DoesNotFitError, match=r"the training takes 1048576.00 GiB at its peak \(given\), and 5% stay free"):

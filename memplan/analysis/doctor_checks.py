@@ -223,10 +223,11 @@ def _tf32(evidence: Evidence) -> Iterator[Suspicion]:
     habits = evidence.habits
     if habits is None or not evidence.supports(TF32_FROM) or habits.autocasts or not habits.optimizers or not _trains_in_fp32(habits):
         return
-    if habits.settings.matmul_precision == "highest":
+    in_matrices = sum(used.num_in_matrices for used in habits.optimizers)  # convolutions have a switch of their own, and it is on
+    if in_matrices >= LEAST_PARAMETERS and habits.settings.matmul_precision == "highest":
         yield Suspicion(
             "tf32",
-            f'torch.get_float32_matmul_precision() is "highest", and {_steps(evidence)} multiplied in fp32 on a GPU with TF32',
+            f'torch.get_float32_matmul_precision() is "highest", and {_steps(evidence)} multiplied matrices in fp32 on a GPU with TF32',
             'call torch.set_float32_matmul_precision("high") where the program begins',
         )
 

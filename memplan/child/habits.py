@@ -8,6 +8,7 @@ second rehearsal shows what the change would save. MEMPLAN_HABITS is JSON: `{"ch
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
@@ -23,7 +24,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, 
 from torch.utils.data import DataLoader
 
 from memplan.child.batches import tensors_in
-from memplan.child.not_compiled import not_compiled
+from memplan.child.not_compiled import not_compiled, not_followed
 from memplan.child.program_frames import frames_from, named, program_frame, reads_itself
 from memplan.child.source_lines import line_at, line_of
 
@@ -189,7 +190,7 @@ class Habits:
         known["count"] += 1
         known["num_half"] += module.weight.dtype != torch.float32 or torch.is_autocast_enabled()
         if given.dim() == 4 and known["num_channels_last"] == 0:  # one is enough to know that the program knows of it
-            known["num_channels_last"] += any(each.is_contiguous(memory_format=torch.channels_last) for each in (given, module.weight))
+            known["num_channels_last"] += _is_channels_last(given) or _is_channels_last(module.weight)
         if len(known["shapes"]) < MOST_SHAPES:
             known["shapes"].add(tuple(given.shape))
 
@@ -292,11 +293,11 @@ class Habits:
         if module in self._watched:
             return
         self._watched.add(module)
-        module.register_forward_hook(not_compiled(self._evaluated_forward))
+        module.register_forward_hook(_Hook(self._evaluated_forward))
         places = self._changes.get("no_grad")
         if places:
-            module.register_forward_pre_hook(not_compiled(lambda module, _: self._turn_gradient_off(module, places)))
-            module.register_forward_hook(not_compiled(lambda *_: self._turn_gradient_on()), always_call=True)
+            module.register_forward_pre_hook(_Hook(lambda module, _: self._turn_gradient_off(module, places)))
+            module.register_forward_hook(_Hook(lambda *_: self._turn_gradient_on()), always_call=True)
 
     def _evaluated_forward(self, module: Any, given: Any, result: Any) -> None:
         del given
@@ -327,6 +328,22 @@ class Habits:
             torch.set_grad_enabled(True)
 
 
+class _Hook:
+    """A hook on a model of the program, which may copy or save it: the copy has one that does nothing, and nothing of this package."""
+
+    def __init__(self, function: Callable[..., None]) -> None:
+        self._function = not_compiled(function)
+
+    def __call__(self, *arguments: Any) -> None:
+        self._function(*arguments)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return getattr, (contextlib.nullcontext(), "__exit__")  # takes any arguments and returns None
+
+
+not_followed(_Hook.__call__)
+
+
 def habits_asked_for(step: Callable[[], int], num_backwards: Callable[[], int]) -> Habits | None:
     """Return what counts habits, where somebody asked for that."""
     return Habits(step, num_backwards) if os.environ.get(HABITS) else None
@@ -349,6 +366,11 @@ def _is_installed(filename: str) -> bool:
     return filename.startswith(_STDLIB) or any(part in filename for part in _INSTALLED)
 
 
+def _is_channels_last(tensor: Any) -> bool:
+    """Say whether *tensor* is in that memory format for sure: a kernel of 1×1, and an image of one channel, is in both."""
+    return tensor.is_contiguous(memory_format=torch.channels_last) and not tensor.is_contiguous()
+
+
 def _is_cuda(device: Any) -> bool:
     return isinstance(device, (str, torch.device)) and str(device).startswith("cuda")
 
@@ -357,7 +379,8 @@ def _described(optimizer: Any) -> dict[str, Any]:
     """Return what decides how *optimizer* runs: its implementation, and the types of what it trains."""
     group = optimizer.param_groups[0]
     sizes: Counter[str] = Counter()
-    for parameter in (parameter for group in optimizer.param_groups for parameter in group["params"]):
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    for parameter in parameters:
         sizes[str(parameter.dtype).removeprefix("torch.")] += parameter.numel()
     return {
         "name": type(optimizer).__name__,
@@ -365,6 +388,7 @@ def _described(optimizer: Any) -> dict[str, Any]:
         "is_fused": bool(group.get("fused")),
         "foreach": group.get("foreach"),
         "num_parameters": dict(sizes),
+        "num_in_matrices": sum(parameter.numel() for parameter in parameters if parameter.dim() == 2),
     }
 
 

@@ -58,6 +58,9 @@ class OptimizerUse(Description):
     num_parameters: dict[str, int]
     """What it trains, by type."""
 
+    num_in_matrices: int
+    """How many of them are in matrices; kernels of convolutions are not."""
+
 
 class OptimizerSteps(Description):
     """Optimizer steps of one kind."""

@@ -1,5 +1,8 @@
 """Steps with a habit that costs something, and clean ones. One function gives them all: `build(device, name)`."""
 
+import copy
+import io
+
 import torch
 from torch import nn
 
@@ -210,10 +213,26 @@ def evaluated(device, batch):
     return trained(device, batch, after=evaluate)
 
 
+def clean_copies(device, batch):
+    """A model that is evaluated, copied, saved whole and loaded: what is saved has nothing of memplan, and runs."""
+
+    def evaluate(model, rows, loss):
+        average = copy.deepcopy(model.eval()).eval()
+        saved = io.BytesIO()
+        torch.save(average, saved)
+        assert b"memplan" not in saved.getvalue()
+        saved.seek(0)
+        with torch.no_grad():
+            torch.load(saved, weights_only=False)(rows)
+        model.train()
+
+    return trained(device, batch, after=evaluate)
+
+
 def images(device, batch, sizes=(32,), benchmark=False):
-    """Convolutions as they come: NCHW."""
+    """Convolutions as they come: NCHW, which of a kernel of 1×1 cannot be seen."""
     torch.backends.cudnn.benchmark = benchmark
-    model = nn.Sequential(nn.Conv2d(16, 32, 3), nn.ReLU(), nn.Conv2d(32, 8, 3)).to(device)
+    model = nn.Sequential(nn.Conv2d(16, 32, 3), nn.ReLU(), nn.Conv2d(32, 8, 1)).to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, fused=True)
     number = 0
 

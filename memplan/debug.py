@@ -115,6 +115,8 @@ def _run_program(words: list[str]) -> None:
     words = words[is_module:]
     if not words:
         sys.exit("usage: python -m memplan.debug (FILE.py | -m MODULE) [ARGUMENT …]")
+    if not is_module and not Path(words[0]).is_file():
+        sys.exit(f"{words[0]} does not exist")
     sys.argv = words
     with no_compile():
         if is_module:

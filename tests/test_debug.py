@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from memplan import debug
 from memplan.debug import no_compile
 from memplan.errors import UsageError
 
@@ -218,3 +219,9 @@ def test_a_whole_program_runs_without(tmp_path: Path) -> None:
     assert said(tmp_path, "train.py", first=first, MEMPLAN_NO_COMPILE="1") == ["2.0 train.py"]
     assert said(tmp_path, "-m", "memplan.debug", "train.py", "--lr", "1") == ["2.0 train.py --lr 1"]
     assert said(tmp_path, "-m", "memplan.debug", "-m", "train", "--lr", "1") == [f"2.0 {tmp_path / 'train.py'} --lr 1"]
+
+
+def test_a_program_that_is_not_there_is_one_clear_line() -> None:
+    """As `python` says it."""
+    with pytest.raises(SystemExit, match=r"^none.py does not exist$"):
+        debug._run_program(["none.py"])

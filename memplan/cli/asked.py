@@ -210,7 +210,7 @@ def asked_configuration(asked: Asked, *, is_planned: bool = True) -> Configurati
         found = command_configuration(settings.command, **options, pinned=settings.pins.keys(), is_planned=is_planned)
     elif settings.fields or settings.short or settings.stages or (settings.function is not None and any(options.values())):
         raise UsageError(
-            "--field, --short and --stages are those of a command; the arguments of a function are its variables",
+            "--num-gpus, --num-nodes, --field, --short and --stages are those of a command; the arguments of a function are its variables",
             hint="give the command after `--`",
         )
     elif settings.function is not None:

@@ -27,15 +27,19 @@ def view_dataset(memory: DatasetMemory, *, beside: str) -> DatasetView:
 
 
 def _headline(memory: DatasetMemory) -> str:
-    whole = "a sample" if memory.num_samples is None else f"{memory.num_samples:,} samples"
+    is_one = memory.num_samples in (None, 1)
+    whole = "a sample" if is_one else f"{memory.num_samples:,} samples"
+    takes, does_fit = ("takes", "fits") if is_one else ("take", "fit")
     size = format_bytes(memory.dataset_bytes or memory.sample_bytes)
     if len(memory.gpus) > 1:
         count = sum(gpu.fits for gpu in memory.gpus)
-        return f"{whole} of {size} fit on {count} of {len(memory.gpus)} GPUs" if count else f"{whole} of {size}: none of the GPUs fits"
+        return (
+            f"{whole} of {size} {does_fit} on {count} of {len(memory.gpus)} GPUs" if count else f"{whole} of {size}: none of the GPUs fits"
+        )
     (gpu,) = memory.gpus
     if gpu.fits:
-        return f"Fits on {gpu.gpu.name}: {whole} take {size} of {format_bytes(gpu.left_bytes)}"
-    return f"Does not fit on {gpu.gpu.name}: {whole} take {size}, and {format_bytes(gpu.left_bytes)} are left"
+        return f"Fits on {gpu.gpu.name}: {whole} {takes} {size} of {format_bytes(gpu.left_bytes)}"
+    return f"Does not fit on {gpu.gpu.name}: {whole} {takes} {size}, and {format_bytes(gpu.left_bytes)} are left"
 
 
 def _facts(memory: DatasetMemory, beside: str) -> Iterator[tuple[str, str]]:

@@ -184,5 +184,5 @@ def test_without_a_number_it_says_how_many_fit(run_memplan: Run) -> None:
     done = run_memplan("dataset", "--sample", "512:int64", "--gpu-memory", "24")
 
     assert done.returncode == 0
-    assert done.stdout.startswith("Fits on a GPU with 24 GB: a sample take")
+    assert done.stdout.startswith("Fits on a GPU with 24 GB: a sample takes 4.0 KiB of ")
     assert "of dataset" not in done.stdout

@@ -61,7 +61,10 @@ def parameter_groups(model: Model) -> tuple[ParameterGroup, ...]:
     if isinstance(model, ContrastiveEncoderModel):
         return tuple(_contrastive(model))
     if isinstance(model, HuggingFaceModel):
-        raise NotEstimatedError("there are no formulas for this model", hint="install torch and transformers: its step is then rehearsed")
+        raise NotEstimatedError(
+            "there are no formulas for this model",
+            hint='its step is rehearsed, where torch and transformers are installed: leave `method="analytic"` out',
+        )
     return tuple(_counted(model))
 
 

@@ -74,5 +74,13 @@ def check_fits(room: Room, sizes: Sequence[int], num_samples: int, device: torch
         f"{format_bytes(room.training_bytes)} at its peak ({room.told_by}), and {room.margin:.0%} stay free",
         hint=f"{min(most, num_samples):,} samples fit: keep some (`torch.utils.data.Subset`), or smaller ones (`dtype=torch.bfloat16`)"
         if most > 0
-        else "no sample fits: let the training take less, or say what it takes with `others`",
+        else f"no sample fits: let the training take less, or say what it takes with `others`{_held_elsewhere(room, device)}",
     )
+
+
+def _held_elsewhere(room: Room, device: torch.device) -> str:
+    """Say what of a GPU other processes hold, and CUDA itself."""
+    if device.type != "cuda":
+        return ""
+    _, total_bytes = torch.cuda.mem_get_info(device)
+    return f"; {format_bytes(total_bytes - room.own_bytes)} of the GPU are in use beside PyTorch's tensors (`memplan gpus`)"

@@ -50,6 +50,9 @@ def _facts(memory: DatasetMemory, beside: str) -> Iterator[tuple[str, str]]:
         yield "dataset", f"{format_bytes(memory.dataset_bytes)} on the GPU, and as much in a cache on disk"
     yield "filling", f"{format_bytes(memory.filling_bytes)} of host memory, beside what reading a sample takes"
     yield "beside", f"{beside}; {memory.margin:.0%} of each GPU stay free"
+    for gpu in memory.gpus:
+        if gpu.gpu.others_used_bytes:
+            yield "in use", f"{format_bytes(gpu.gpu.others_used_bytes)} of {gpu.gpu.name} by other processes"
 
 
 def _described(value: SampleValue) -> str:

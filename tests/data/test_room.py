@@ -80,6 +80,15 @@ def test_what_does_not_fit_beside_the_training_is_refused(rehearse: Rehearse, va
     assert error in caught.value.message
 
 
+def test_a_gpu_that_is_full_is_told_with_what_holds_it(rehearse: Rehearse) -> None:
+    """400 MiB of a GPU of 2 GiB are a context's, and the training's peak is the rest."""
+    with pytest.raises(UsageError) as caught:
+        rehearse("refused", memory_bytes=2 * GIB, num_samples=10, size=224, others=2 * GIB)
+
+    assert "and 0 B are left of" in caught.value.message
+    assert "of the GPU are in use beside PyTorch's tensors" in str(caught.value)
+
+
 def test_memory_that_runs_out_after_all_is_told_too(rehearse: Rehearse) -> None:
     """By the allocator, for another reason than what the driver says is free."""
     with pytest.raises(UsageError, match=r"memory of cuda:0 ran out for 5,000 samples, though 14\.01 GiB were left: CUDA out of memory\n"):

@@ -59,6 +59,7 @@ class Habits:
         """Those that are in use: whether they have scaled a loss since their last update."""
         self._has_scaled = False
         self._optimizers: dict[int, dict[str, Any]] = {}
+        self._stepping: WeakSet[Any] = WeakSet()
         self._stepped_at, self._is_stepping = 0, False
         self._divisors: set[float | None] = set()
         """What the losses were divided by whose gradients no step has used yet."""
@@ -129,7 +130,9 @@ class Habits:
         return call
 
     def backward_begins(self, roots: Any) -> None:
-        """Note what the loss of a backward was divided by: *roots* are the tensors that it starts from."""
+        """Note, before it is counted, what the loss of a backward was divided by: *roots* are the tensors that it starts from."""
+        if not self._is_stepping and self._num_backwards() > self._stepped_at and self._are_cleared():
+            self._use_gradients()
         tensors = [roots] if isinstance(roots, torch.Tensor) else list(roots)
         has_scaled = any(self._scalers.values())
         divisor = self._scaled_divisor if has_scaled else _divisor(tensors[0].grad_fn) if len(tensors) == 1 else None
@@ -253,6 +256,7 @@ class Habits:
     def _will_step(self, optimizer: Any, arguments: Any, keywords: Any) -> None:
         del arguments, keywords
         self._is_stepping = True
+        self._stepping.add(optimizer)
         if id(optimizer) not in self._optimizers:
             self._optimizers[id(optimizer)] = _described(optimizer)
 
@@ -265,6 +269,11 @@ class Habits:
             divisor = next(iter(self._divisors)) if len(self._divisors) == 1 else None
             self._used[num_backwards, divisor, _users_place()] += 1
         self._use_gradients()
+
+    def _are_cleared(self) -> bool:
+        """Say whether no weight of an optimizer has a gradient: they were set to None, by whatever."""
+        groups = [group for optimizer in self._stepping for group in optimizer.param_groups]
+        return bool(groups) and all(parameter.grad is None for group in groups for parameter in group["params"])
 
     def _use_gradients(self) -> None:
         """Count backwards anew: the gradients of those before have been used, or dropped."""

@@ -247,7 +247,7 @@ class Recorder:
 
         @functools.wraps(run_backward)
         def watched(*arguments: Any, **keywords: Any) -> Any:
-            if not enter(arguments[0]):
+            if not enter(arguments[0] if arguments else ()):
                 return run_backward(*arguments, **keywords)
             try:
                 return run_backward(*arguments, **keywords)
@@ -264,9 +264,9 @@ class Recorder:
             return False
         if self._backwards == 0:
             self._on_backward()
-            self.num_backwards += 1
             if self._habits is not None:
                 self._habits.backward_begins(roots)
+            self.num_backwards += 1
             self._backward_begins()
         self._backwards += 1
         return True

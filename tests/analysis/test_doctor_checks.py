@@ -21,7 +21,7 @@ STEPS = Path(__file__).parents[1] / "child" / "habits_steps.py"
 
 CLEAN = [
     "clean", "clean_evaluation", "clean_images", "clean_compiled", "clean_closure", "clean_small", "read_seldom",
-    "clean_accumulation", "clean_sum", "clean_two_losses", "clean_checkpointed", "clean_copies",
+    "clean_accumulation", "clean_cleared_by_hand", "clean_sum", "clean_two_losses", "clean_checkpointed", "clean_copies",
 ]  # fmt: skip
 
 Seen = Callable[..., Rehearsal]

@@ -300,7 +300,7 @@ def clean_closure(device, batch, width=64):
     return lambda: optimizer.step(closure)
 
 
-def accumulated(device, batch, *, lengths=(4, 4, 1), divide=lambda loss, _: loss / 4, scaled=False):
+def accumulated(device, batch, *, lengths=(4, 4, 1), divide=lambda loss, _: loss / 4, scaled=False, before=None):
     """Accumulation over four micro-batches, of losses that *divide* divides; the last step of an epoch of nine has one."""
     model = network(device)
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
@@ -309,6 +309,8 @@ def accumulated(device, batch, *, lengths=(4, 4, 1), divide=lambda loss, _: loss
 
     def step():
         nonlocal done
+        if before is not None and done % 3 == 2:
+            before(model)
         number = lengths[done % len(lengths)]
         for _ in range(number):
             with torch.autocast("cuda", dtype=torch.float16 if scaled else torch.bfloat16):
@@ -335,6 +337,17 @@ def accumulated_too_long(device, batch):
 def clean_accumulation(device, batch):
     """A last step whose losses are divided by as many as it has."""
     return accumulated(device, batch, divide=lambda loss, number: loss / number)
+
+
+def clean_cleared_by_hand(device, batch):
+    """Gradients of an epoch's end that are set to None without the optimizer: no step uses them."""
+
+    def drop(model):
+        (model(torch.randn(batch, 256, device=device)).square().mean() / 4).backward()
+        for parameter in model.parameters():
+            parameter.grad = None
+
+    return accumulated(device, batch, lengths=(4,), before=drop)
 
 
 def clean_sum(device, batch):

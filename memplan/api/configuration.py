@@ -24,7 +24,7 @@ from memplan.layouts.templates import template_data, templates_folder
 from memplan.planner.plan import AnyProgram
 from memplan.programs.command_program import PLACEHOLDER, STAGE_WORDS, CommandProgram
 from memplan.programs.function_program import FunctionProgram
-from memplan.workload.parallelism import Parallelism
+from memplan.workload.parallelism import ZERO_STAGES, Parallelism
 from memplan.workload.stage import Stage
 from memplan.workload.workload import Workload, workload_of
 from memplan.workload.workload_file import is_huggingface_config, read_huggingface_config, read_workload, workload_from
@@ -96,18 +96,33 @@ class Configuration(NamedTuple):
         """
         Return a copy that is trained on that many GPUs of each machine, and on that many machines; None: as it is.
 
-        Raises UsageError where its files say it themselves.
+        Raises UsageError where its files say it themselves, and for one GPU of what DeepSpeed trains.
         """
         given = {"devices": num_gpus, "nodes": num_nodes}
         changes = {name: count for name, count in given.items() if count is not None}
         for entry in self.reading.entries if self.reading and changes else ():
             if entry.field.removeprefix("parallelism.") in changes:
                 raise UsageError(f"{self.source} says on how many GPUs it trains: `{entry.key}`", hint="change it there")
-        if not changes:
-            return self
-        workload = self.workload
-        trained = workload.model_copy(update={"parallelism": _trained_on(workload.parallelism, changes)})
-        return self._replace(program=trained, reading=replace(self.reading, workload=trained) if self.reading else None)
+        if changes:
+            workload = self.workload
+            trained = workload.model_copy(update={"parallelism": _trained_on(workload.parallelism, changes)})
+            return self._replace(program=trained, reading=replace(self.reading, workload=trained) if self.reading else None).with_gpus(
+                None, None
+            )
+        self._refuse_lone_engine()
+        return self
+
+    def _refuse_lone_engine(self) -> None:
+        """Raise UsageError for a recipe that DeepSpeed trains on one GPU: its engine keeps fp32 copies, which a plan for one GPU has not."""
+        source = self.reading.sources.get("parallelism.strategy") if self.reading else None
+        parallelism = self.program.parallelism
+        if source is None or parallelism.strategy not in ZERO_STAGES or parallelism.data_parallel_size > 1:
+            return
+        raise UsageError(
+            f"{source.file}:{source.line}: `{source.key}` is {source.value}: the GPUs share the model ({parallelism.strategy}), "
+            "and nothing says how many there are",
+            hint="say how many: `num_gpus=8`; one GPU is planned through the recipe's command",
+        )
 
     def with_note(self, note: str) -> Configuration:
         """Return a copy that has noticed *note* too."""

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+import os
+from collections.abc import Collection, Mapping, Set
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
+from memplan.edits.edit import KeyPath
 from memplan.edits.yaml_file import Found, YamlFile
 from memplan.errors import ConfigError
-from memplan.layouts.schema import Assumption, Conditions, FieldEntry, Layout, ModelEntry, Rule, spelled
+from memplan.layouts.schema import ANYTHING, Assumption, Conditions, FieldEntry, Layout, ModelEntry, Rule, spelled
 from memplan.layouts.sources import ParsedFiles, Source, file_of
 from memplan.layouts.stages import StageReader
 from memplan.layouts.templates import template_data
@@ -28,6 +30,14 @@ ACCUMULATION = ("training", "gradient_accumulation_steps")
 
 BY_TRANSFORMERS = frozenset(HuggingFaceModel.model_fields) - frozenset(TransformerModel.model_fields)
 """What only a model that transformers builds has."""
+
+
+class Place(NamedTuple):
+    """Where a key is."""
+
+    file: Path
+    parsed: YamlFile
+    key: KeyPath
 
 
 @dataclass(frozen=True)
@@ -87,7 +97,9 @@ def is_recipe_of(layout: Layout, path: Path, keys: Set[str]) -> bool:
     if detect.file is not None or path.suffix not in detect.suffixes:
         return False
     has_all = keys >= set(detect.keys) and keys.isdisjoint(detect.without)
-    return has_all and (not detect.one_of or not keys.isdisjoint(detect.one_of))
+    if not has_all or (detect.one_of and keys.isdisjoint(detect.one_of)):
+        return False
+    return not detect.where or _Reader(layout, path, None).holds(detect.where)
 
 
 def read(layout: Layout, main: Path, *, starter: Path | None) -> Reading:
@@ -119,13 +131,13 @@ class _Reader:
         data = self._starting()
         for rule in self.layout.rules:
             self._read_rule(rule, data)
-        entries = tuple(entry for entry in self.layout.fields if self._holds(entry.when))
+        entries = tuple(entry for entry in self.layout.fields if self.holds(entry.when))
         for entry in entries:
             self._read_field(entry, data)
         self._imply_accumulation(data)
         _settle_kind(data)
         for note in self.layout.notes:
-            if self._holds(note.when):
+            if self.holds(note.when):
                 self.warnings.append(f"{self.main}: {note.text}")
         paths: list[Path] = []
         others: tuple[Stage, ...] = ()
@@ -198,13 +210,35 @@ class _Reader:
             training[ACCUMULATION[-1]] = max(1, training[TARGET[-1]] // prod(at_once))
             self.sources[ACCUMULATION] = replace(self.sources[TARGET], why="rule")
 
-    def _holds(self, conditions: Conditions) -> bool:
+    def holds(self, conditions: Conditions) -> bool:
         """Say whether the main file has one of the spellings at each key."""
-        return all(self._spelling(self.main, key) in spellings for key, spellings in conditions.items())
+        return all(_is_one_of(self._spelling(self.main, key), spellings) for key, spellings in conditions.items())
+
+    def _place(self, path: Path, key: str) -> Place:
+        """Return where *key* of the file at *path* is: a key below one that names a file is in that file."""
+        for named in self.layout.named_files:
+            if path == self.main and key.startswith(f"{named}."):
+                inner = self._named_file(named)
+                if inner is not None:
+                    return Place(inner, self._file(inner), tuple(key.removeprefix(f"{named}.").split(".")))
+        return Place(path, self._file(path), tuple(key.split(".")))
+
+    def _named_file(self, key: str) -> Path | None:
+        """Return the file that the main file names at *key*, None where it names none. Raises ConfigError for one that is not there."""
+        main, where = self._file(self.main), tuple(key.split("."))
+        found = main.get(where) if main.kind_of(where) == "scalar" else None
+        if found is None or not isinstance(found.value, str) or not found.value:
+            return None
+        places = [parent / found.value for parent in self.main.resolve().parents] + [Path(found.value)]
+        inner = next((place for place in places if place.is_file()), None)
+        if inner is None:
+            problem = f"`{key}` names {found.value}, which is neither beside it nor below a folder that it is in"
+            raise ConfigError(problem, file=self.main, line=found.line, hint="put the file there: it says how the model is shared")
+        return Path(os.path.relpath(inner))
 
     def _spelling(self, path: Path, key: str) -> str:
         """Return how the file spells the value at *key*; of a list or mapping what it is, of nothing an empty text."""
-        file, where = self._file(path), tuple(key.split("."))
+        _, file, where = self._place(path, key)
         kind = file.kind_of(where)
         if kind is None:
             return ""
@@ -213,12 +247,13 @@ class _Reader:
 
     def _read_rule(self, rule: Rule, data: dict[str, Any]) -> None:
         for case in rule.cases:
-            if self._holds(case.when):
+            if self.holds(case.when):
                 field = tuple(rule.field.split("."))
                 asked = [key for each in rule.cases for key in each.when]
                 for key in [*case.when, *asked][:1]:  # what is left where no condition holds follows from the first key too
-                    found = self._file(self.main).line_of(tuple(key.split(".")))
-                    self.sources[field] = Source(self.main, found or 1, key, self._spelling(self.main, key), "rule")
+                    place = self._place(self.main, key)
+                    line = place.parsed.line_of(place.key) or 1
+                    self.sources[field] = Source(place.file, line, ".".join(place.key), self._spelling(self.main, key), "rule")
                 _put(data, field, case.value)
                 return
 
@@ -318,7 +353,7 @@ class _Reader:
         return value
 
     def _check(self, assumption: Assumption) -> None:
-        if not self._holds(assumption.when):
+        if not self.holds(assumption.when):
             return
         path = file_of(self.main, assumption.file)
         value = self._spelling(path, assumption.key)
@@ -326,11 +361,12 @@ class _Reader:
             value = next((each for each in self._elements(path, assumption.path) if each not in assumption.values), "")
             if not value:
                 return
-        if value not in assumption.values:
+        if value not in assumption.values and not _is_at_most(value, assumption.at_most):
             verb = "has" if assumption.is_list else "is"
             said = f"`{assumption.key}` {verb} {value}" if value else f"`{assumption.key}` is not set"
-            line = self._file(path).line_of(assumption.path) if value else None
-            raise ConfigError(f"{said}: {assumption.otherwise}", file=path, line=line, hint="plan it as a workload.yaml")
+            place = self._place(path, assumption.key)
+            line = place.parsed.line_of(place.key) if value else None
+            raise ConfigError(f"{said}: {assumption.otherwise}", file=place.file, line=line, hint="plan it as a workload.yaml")
 
     def _elements(self, path: Path, key: tuple[str, ...]) -> list[str]:
         """Return the spellings of the elements of a list; none where there is no list."""
@@ -382,6 +418,18 @@ def _settle_kind(data: dict[str, Any]) -> None:
     if BY_TRANSFORMERS.isdisjoint(model) or "huggingface_config" not in model:
         return
     data["model"] = {name: value for name, value in model.items() if name in HuggingFaceModel.model_fields} | {"kind": "huggingface"}
+
+
+def _is_one_of(spelling: str, spellings: Collection[str]) -> bool:
+    return spelling in spellings or (ANYTHING in spellings and bool(spelling))
+
+
+def _is_at_most(spelling: str, most: float | None) -> bool:
+    """Say whether *spelling* is a number up to *most*."""
+    try:
+        return most is not None and float(spelling) <= most
+    except ValueError:
+        return False
 
 
 def _number(value: Any) -> float:

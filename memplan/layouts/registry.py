@@ -10,12 +10,13 @@ from memplan.edits.yaml_file import YamlFile
 from memplan.errors import ConfigError
 from memplan.layouts.reader import Reading, is_recipe_of, missing_keys, read
 from memplan.layouts.recognition import candidates
-from memplan.layouts.schema import FieldEntry, Layout, layout_from
+from memplan.layouts.schema import FieldEntry, Layout, LayoutPart, layout_from
 from memplan.layouts.sources import ParsedFiles, file_of
 from memplan.layouts.templates import template_data, template_files, template_folders, templates_folder
 
 BUILT_IN_WORKLOAD = "hydra-contrastive/workload.yaml"
 LAYOUT_FILE = "layout.yaml"
+PARTS_FOLDER = "parts"
 
 VARIABLES = {
     "training.micro_batch_size": "micro_batch_size",
@@ -124,17 +125,18 @@ def _recipe(path: Path, known: Sequence[tuple[Layout, Path]]) -> Located | None:
     """
     Return the recipe that the file at *path* is, None where none of the *known* layouts is for it.
 
-    Where several do, a layout of the user's own goes first, then one that knows the model, then one that looks for more keys.
+    Where several do, a layout of the user's own goes first, then one that knows the model, then one that looks for values, then one that
+    looks for more keys.
     """
     keys = _keys_of(path)
     found = [Located(layout, template.parent, path) for layout, template in known if is_recipe_of(layout, path, keys)]
     return max(found, key=_precedence, default=None)
 
 
-def _precedence(located: Located) -> tuple[bool, bool, int]:
+def _precedence(located: Located) -> tuple[bool, bool, int, int]:
     detect = located.layout.detect
     is_own = located.folder.parent != templates_folder()
-    return is_own, located.can_be_described, len(detect.keys) + len(detect.without)
+    return is_own, located.can_be_described, len(detect.where), len(detect.keys) + len(detect.without)
 
 
 def _is_written(file: YamlFile, entry: FieldEntry) -> bool:
@@ -176,7 +178,18 @@ def layouts(environment: Mapping[str, str] = os.environ) -> Iterator[tuple[Layou
         if not folder.is_dir():
             raise ConfigError("is not a folder", file=folder, hint="MEMPLAN_TEMPLATES names folders of layouts, joined by `:`")
         for template in template_files(folder, LAYOUT_FILE):
-            yield layout_from(template_data(template), template), template
+            yield _with_parts(layout_from(template_data(template), template), template), template
+
+
+def _with_parts(layout: Layout, template: Path) -> Layout:
+    """Return *layout*, which stands in *template*, with what it shares with others. Raises ConfigError for a part that nobody has."""
+    for name in layout.parts:
+        file = templates_folder() / PARTS_FOLDER / f"{name}.yaml"
+        if not file.is_file():
+            raise ConfigError(f"`parts`: there is no {name}", file=template, hint="this is a mistake in the layout itself")
+        part = LayoutPart.model_validate(template_data(file))
+        layout = layout.model_copy(update={field: (*getattr(layout, field), *getattr(part, field)) for field in LayoutPart.model_fields})
+    return layout
 
 
 def _mains(layout: Layout, path: Path) -> list[Path]:

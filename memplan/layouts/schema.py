@@ -60,8 +60,11 @@ DottedKey = Annotated[str, AfterValidator(_dotted)]
 Spelling = Annotated[str, BeforeValidator(spelled)]
 """A value as a file spells it; true and false for a switch, an empty text for a key that is not there or empty."""
 
+ANYTHING = "*"
+"""In conditions: whatever stands at the key, as long as something does."""
+
 Conditions = dict[DottedKey, Annotated[tuple[Spelling, ...], BeforeValidator(_as_list)]]
-"""Keys of the main file and the spellings of which each has to have one."""
+"""Keys of the main file and the spellings of which each has to have one; `*` stands for any but an empty one."""
 
 
 class FieldEntry(Description):
@@ -166,6 +169,9 @@ class Detection(Description):
     without: tuple[DottedKey, ...] = ()
     """Keys that it does not have."""
 
+    where: Conditions = Field(default_factory=dict)
+    """Of a recipe: what stands at keys by which alone it could be another's."""
+
 
 class Assumption(Description):
     """A value that memplan's own model is true for; with any other, only the program itself can be planned."""
@@ -184,6 +190,9 @@ class Assumption(Description):
 
     is_list: bool = False
     """The value is a list, each element of which has to be one of `values`."""
+
+    at_most: float | None = None
+    """A number up to this is as good as `values`."""
 
     otherwise: str
     """Why any other value is refused."""
@@ -204,20 +213,23 @@ class FirstStage(Description):
     """The config group whose choice is the stage, as `curriculum` in `- curriculum: default`."""
 
     files: RelativePath
-    """The stage's file, as seen from the tree's folder; {} stands for the choice."""
+    """The stage's file, as seen from the folder of stages; {} stands for the choice."""
 
 
 class StageFiles(Description):
     """A folder of stages, one file each."""
 
-    files: RelativePath
-    """Pattern of the stages' files; their order is that of their names."""
+    folders: Annotated[tuple[RelativePath, ...], BeforeValidator(_as_list)] = (".",)
+    """Where the stages' files may be, as seen from the tree's folder: the first that has some counts."""
+
+    files: Annotated[tuple[RelativePath, ...], BeforeValidator(_as_list)]
+    """Pattern of the stages' files, or several, of which the first that fits any counts; their order is that of their names."""
 
     first: FirstStage | None = None
     """The stage that training starts with, where the configuration names one: it comes before the others."""
 
     others: RelativePath | None = None
-    """Pattern of further files with the same keys that are not stages."""
+    """Pattern of further files in that folder with the same keys that are not stages."""
 
     fields: dict[str, DottedKey]
     """Field of a stage -> key in its file."""
@@ -227,7 +239,24 @@ LoaderField = Literal["num_workers", "prefetch_factor", "pin_memory", "persisten
 """An argument of PyTorch's DataLoader."""
 
 
-class Layout(Description):
+class LayoutPart(Description):
+    """What layouts can share."""
+
+    named_files: tuple[DottedKey, ...] = ()
+    """Keys of the main file that may name a further file: conditions and assumptions find its keys below, as
+    `deepspeed.zero_optimization.stage`. It is beside the main file, or in a folder above from which the path leads there."""
+
+    rules: tuple[Rule, ...] = ()
+    """Fields that several keys decide together."""
+
+    notes: tuple[Note, ...] = ()
+    """What is planned on the safe side."""
+
+    assumes: tuple[Assumption, ...] = ()
+    """What the starter workload was written for."""
+
+
+class Layout(LayoutPart):
     """The table of one framework."""
 
     name: str
@@ -242,6 +271,9 @@ class Layout(Description):
     detect: Detection
     """How a tree is recognised."""
 
+    parts: tuple[str, ...] = ()
+    """Files of memplan's `parts/` whose rules, assumptions, notes and named files several layouts share, by their names."""
+
     workload: RelativePath | None = None
     """The starter workload, beside the layout: what the files do not say. None: they say it all, or only the program itself can tell."""
 
@@ -251,20 +283,11 @@ class Layout(Description):
     fields: tuple[FieldEntry, ...]
     """The table."""
 
-    rules: tuple[Rule, ...] = ()
-    """Fields that several keys decide together."""
-
-    notes: tuple[Note, ...] = ()
-    """What is planned on the safe side."""
-
     command: str | None = None
     """The command that trains from the main file, {file} being its path, as `axolotl train {file}`."""
 
     short: dict[DottedKey, Spelling] = Field(default_factory=dict)
     """Values that make a rehearsal of the command short, for keys that stand in the main file: no evaluation, no saving, no upload."""
-
-    assumes: tuple[Assumption, ...] = ()
-    """What the starter workload was written for."""
 
     stages: StageFiles | None = None
     """Where the stages are."""

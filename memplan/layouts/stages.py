@@ -25,29 +25,41 @@ class StageReader:
     def __init__(self, stages: StageFiles, root: Path, files: ParsedFiles) -> None:
         self.stages = stages
         self.root = root
+        self.folder = root
+        """Where the stages are."""
         self.files = files
         self.sources: dict[tuple[str | int, ...], Source] = {}
         self.warnings: list[str] = []
 
     def paths(self) -> list[Path]:
         """Return the files, that of the stage that training starts with first. Raises ConfigError where none is there."""
-        paths = self._matching(self.stages.files)
+        paths = self._stages()
         first = self._first_stage(self.stages.first) if self.stages.first is not None else None
         if first is not None:
             paths = [first, *(path for path in paths if path != first)]
         if not paths:
-            raise ConfigError(
-                f"has no stages: no file is named like {self.stages.files}", file=self.root, hint="name the folder of the configuration"
-            )
+            named = " or ".join((Path(folder) / pattern).as_posix() for folder in self.stages.folders for pattern in self.stages.files)
+            raise ConfigError(f"has no stages: no file is named like {named}", file=self.root, hint="name the folder of the configuration")
         return paths
+
+    def _stages(self) -> list[Path]:
+        """Return the files of the first folder and pattern that have some."""
+        for folder in self.stages.folders:
+            for pattern in self.stages.files:
+                self.folder = self.root / folder
+                paths = self._matching(pattern)
+                if paths:
+                    return paths
+        self.folder = self.root / self.stages.folders[0]
+        return []
 
     def _matching(self, pattern: str) -> list[Path]:
         """Return the files of that pattern. Raises ConfigError for a folder that cannot be listed."""
-        folder = self.root / Path(pattern).parent
+        folder = self.folder / Path(pattern).parent
         try:
             if folder.is_dir():
                 next(folder.iterdir(), None)  # globbing passes over a folder that it may not list
-            return sorted(self.root.glob(pattern))
+            return sorted(self.folder.glob(pattern))
         except OSError as error:
             raise ConfigError(f"cannot be listed: {reason_of(error)}", file=folder, hint="check its permissions") from error
 
@@ -60,12 +72,12 @@ class StageReader:
                 found = self._choice(file, ("defaults", str(number), prefix + first.group))
                 if found is None or not isinstance(found.value, (str, int)):
                     continue
-                stage = self.root / first.files.replace("{}", str(found.value))
+                stage = self.folder / first.files.replace("{}", str(found.value))
                 if stage.is_file():
                     return stage
                 self.warnings.append(
                     f"{path}:{found.line}: `{first.group}: {found.value}` names the stage that training starts with, and "
-                    f"{first.files.replace('{}', str(found.value))} does not exist"
+                    f"{stage.relative_to(self.root)} does not exist"
                 )
         return None
 

@@ -87,6 +87,19 @@ def test_a_stage_that_training_starts_with_is_not_planned_twice(tree: Path) -> N
     assert [(stage.name, stage.n_negatives) for stage in reading.other_stages] == [("default", 32)]
 
 
+@pytest.mark.parametrize(("folder", "kind"), [("curriculum", "stage"), ("text_curriculum", "text")])
+def test_a_tree_may_have_its_stages_in_other_places(tree: Path, folder: str, kind: str) -> None:
+    """The other two shapes in which trees of this kind were published."""
+    for path in sorted((tree / "text_curriculum").glob("[0-9]*_stage.yaml")):
+        path.rename(path.with_name(path.name.replace("stage", kind)))
+    if folder != "text_curriculum":
+        (tree / "text_curriculum").rename(tree / folder)
+    reading = read(tree)
+
+    assert [stage.name for stage in reading.workload.stages][:2] == ["default", f"01_{kind}"]
+    assert reading.stage_files[f"01_{kind}"] == tree / folder / f"01_{kind}.yaml"
+
+
 @pytest.mark.parametrize("entry", ["curriculum: nowhere", "curriculum: null", "curriculum: [a, b]", "data: default"])
 def test_a_choice_that_names_no_file_is_a_warning_or_nothing(tree: Path, entry: str) -> None:
     """What cannot be followed is not guessed: the numbered stages are planned."""
@@ -329,7 +342,7 @@ BROKEN = [
     ("key: data_loader.batch_size, default: 1}", "key: data_loader.batch_size, default: many}", 17, "the default 'many'"),
     ('"32-true": fp32', '"32-true": fp33', None, "`32-true` is spelled 'fp33'"),
     ('allowed: ["32"', 'allowed: ["31"', None, "`31` is allowed and has no meaning"),
-    ("files: text_curriculum/[0-9][0-9]_stage.yaml", "files: /abs/*.yaml", None, "must be a path below the tree's folder"),
+    ("folders: [text_curriculum, curriculum]", "folders: /abs", None, "must be a path below the tree's folder"),
     ("    n_negatives: n_negatives", "    num_negatives: n_negatives", None, "`num_negatives` is not a field of a stage"),
     ("workload: workload.yaml", "workload: [a]", 14, "`workload`"),
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -96,6 +97,95 @@ def test_a_recipe_of_axolotl_says_how_gpus_share_the_model(recipes: Path) -> Non
     assert not kept.workload.parallelism.reshard_after_forward
 
 
+def test_what_is_checkpointed_by_fsdp_is_checkpointed(recipes: Path) -> None:
+    """Where `gradient_checkpointing` is not set, the blocks that are sharded may be."""
+    path = changed(
+        recipes / "axolotl.yml", ("tf32: false", f"{FSDP2}\n  activation_checkpointing: true"), ("gradient_checkpointing: true\n", "")
+    )
+
+    assert read_configuration(path).workload.training.activation_checkpointing
+
+
+def with_deepspeed(recipes: Path, settings: dict[str, Any], *, named: str = "zero.json", place: str = "zero.json") -> Path:
+    """A recipe that names a file of these settings, which lies at *place*."""
+    (recipes / place).parent.mkdir(parents=True, exist_ok=True)
+    (recipes / place).write_text(json.dumps({"bf16": {"enabled": "auto"}, **settings}, indent=2))
+    changes = [("finetuning_type: lora", "finetuning_type: full"), ("bf16: true", f"bf16: true\ndeepspeed: {named}")]
+    return changed(recipes / "llama_factory.yaml", *changes)
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_the_deepspeed_file_that_a_recipe_names_is_read(recipes: Path, stage: int) -> None:
+    """How the GPUs share the model is what stands in that file, and where it was read is told."""
+    configuration = read_configuration(with_deepspeed(recipes, {"zero_optimization": {"stage": stage}})).with_gpus(8, None)
+    assert configuration.reading is not None
+    source = configuration.reading.sources["parallelism.strategy"]
+
+    assert configuration.workload.parallelism == Parallelism.model_validate({"devices": 8, "strategy": f"zero{stage}"})
+    assert (source.file.name, source.line, source.key) == ("zero.json", 6, "zero_optimization.stage")
+
+
+def test_a_file_that_is_named_from_the_project_s_folder_is_found_there(recipes: Path) -> None:
+    """Recipes below `examples/` name it as the program that is started in the project's folder finds it."""
+    path = with_deepspeed(recipes, {"zero_optimization": {"stage": 2}}, named="configs/zero.json", place="configs/zero.json")
+    below = recipes / "examples" / "train_full"
+    below.mkdir(parents=True)
+    shutil.copytree(recipes / "tiny-llama", below / "tiny-llama")
+    configuration = read_configuration(path.rename(below / path.name)).with_gpus(4, None)
+
+    assert configuration.workload.parallelism.strategy == "zero2"
+
+
+def test_what_deepspeed_is_told_may_stand_in_the_recipe(recipes: Path) -> None:
+    """The same keys, without a file."""
+    path = changed(recipes / "axolotl.yml", ("tf32: false", "deepspeed:\n  bf16: {enabled: true}\n  zero_optimization:\n    stage: 3"))
+
+    assert read_configuration(path).with_gpus(2, None).workload.parallelism.strategy == "zero3"
+
+
+def test_on_how_many_gpus_deepspeed_trains_is_asked_for(recipes: Path) -> None:
+    """A plan for one GPU would leave out the fp32 copies that its engine keeps there too."""
+    configuration = read_configuration(with_deepspeed(recipes, {"zero_optimization": {"stage": 2}}))
+
+    with pytest.raises(UsageError, match=r"zero\.json:6: `zero_optimization\.stage` is 2: .*nothing says how many there are") as refused:
+        configuration.with_gpus(None, None)
+    assert "num_gpus=8" in (refused.value.hint or "")
+
+
+OUT_OF_REACH: list[tuple[dict[str, Any], str]] = [
+    ({"zero_optimization": {"stage": 0}}, "`deepspeed.zero_optimization.stage` is 0"),
+    ({}, "`deepspeed.zero_optimization.stage` is not set"),
+    ({"zero_optimization": {"stage": 3, "offload_param": {"device": "cpu"}}}, "is cpu: memplan's own model is not kept on the host"),
+    (
+        {"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}},
+        "is cpu: memplan's own optimizer is not kept on the host",
+    ),
+    ({"zero_optimization": {"stage": 2, "overlap_comm": True}}, "stages 1 and 2 then hold a second bucket of gradients"),
+    ({"zero_optimization": {"stage": 2, "reduce_bucket_size": 1e9}}, "memplan's buckets hold 5e8 elements"),
+    ({"zero_optimization": {"stage": 2}, "optimizer": {"type": "AdamW"}}, "memplan plans the optimizer of the recipe"),
+    ({"zero_optimization": {"stage": 2}, "train_micro_batch_size_per_gpu": 4}, "the recipe says its batch itself"),
+    ({"zero_optimization": {"stage": 2}, "bf16": {}}, "`deepspeed.bf16.enabled` is not set: the recipe trains in bf16"),
+]
+
+
+@pytest.mark.parametrize(("settings", "reason"), OUT_OF_REACH)
+def test_what_deepspeed_would_hold_besides_is_refused(recipes: Path, settings: dict[str, Any], reason: str) -> None:
+    """In the line of the file that says so."""
+    with pytest.raises(ConfigError) as refused:
+        read_configuration(with_deepspeed(recipes, settings))
+
+    assert reason in refused.value.problem
+    assert refused.value.file is not None
+    assert refused.value.file.name == "zero.json"
+
+
+def test_buckets_that_are_smaller_than_planned_are_not_refused(recipes: Path) -> None:
+    """Their plan takes no less than they do."""
+    settings = {"zero_optimization": {"stage": 2, "overlap_comm": False, "reduce_bucket_size": 2e8, "allgather_bucket_size": 5e8}}
+
+    assert read_configuration(with_deepspeed(recipes, settings)).with_gpus(2, None).workload.parallelism.strategy == "zero2"
+
+
 def test_the_global_batch_is_written_where_the_file_has_it(recipes: Path) -> None:
     """Accumulation, which the file leaves out, is not written beside it: axolotl refuses both together."""
     configuration = read_configuration(recipes / "axolotl.yml")
@@ -133,7 +223,13 @@ def test_a_full_fine_tuning_has_formulas(recipes: Path) -> None:
 @pytest.mark.parametrize(
     ("file", "old", "new", "line", "reason"),
     [
-        ("sft.yaml", "bf16: true", "deepspeed: zero3.json", 16, "memplan does not read what DeepSpeed is told in a file of its own"),
+        (
+            "sft.yaml",
+            "bf16: true",
+            "deepspeed: zero3.json",
+            16,
+            "`deepspeed` names zero3.json, which is neither beside it nor below a folder",
+        ),
         ("sft.yaml", "q_proj\n  - v_proj", "q_proj\n  - nothing_proj\nuse_dora: true", 14, "memplan's own model has no DoRA"),
         (
             "axolotl.yml",
@@ -145,6 +241,14 @@ def test_a_full_fine_tuning_has_formulas(recipes: Path) -> None:
         ("axolotl.yml", "tf32: false", "fsdp_config:\n  offload_params: false", 18, "is not sharded by FSDP's first version"),
         ("axolotl.yml", "tf32: false", f"{FSDP2}\n  offload_params: true", 20, "memplan's own model is not kept on the host"),
         ("axolotl.yml", "tf32: false", FSDP2.replace("TRANSFORMER", "SIZE"), 19, "memplan's own model is sharded block by block"),
+        (
+            "axolotl.yml",
+            "flash_attention: true",
+            "flash_attention: false",
+            8,
+            "without flash attention the mask of a packed batch grows with its square",
+        ),
+        ("axolotl.yml", "tf32: false", "lisa_n_layers: 4", 17, "memplan's own model is trained whole or by adapters"),
         ("axolotl.yml", "tf32: false", "rl: dpo", 17, "`rl` is dpo: preference and reinforcement learning hold more than this model"),
         ("axolotl.yml", "adapter: lora", "adapter: qlora\nload_in_4bit: false\npeft_use_dora: true", 5, "`peft_use_dora` is true"),
         ("axolotl.yml", "optimizer: adamw_torch_fused", "optimizer: muon", 20, "`optimizer` is 'muon', which memplan does not know"),
@@ -256,6 +360,7 @@ def test_a_layout_of_the_user_s_own_goes_first(recipes: Path, tmp_path: Path) ->
     ("text", "line", "problem"),
     [
         ("detect: {keys: [a]}\nfields: []\n", None, "has neither `workload`, `model` nor `command`"),
+        ("detect: {keys: [a]}\nmodel: {key: a}\nparts: [megatron]\nfields: []\n", None, "`parts`: there is no megatron"),
         (
             "detect: {keys: [a]}\nmodel: {key: a}\nfields: []\nrules:\n  - field: training.speed\n    cases: []\n",
             7,
@@ -327,6 +432,8 @@ def test_a_tree_that_says_on_how_many_gpus_it_trains_is_not_overruled(tree: Path
         read_configuration(tree).with_gpus(2, None)
 
 
+DPO = "optimizer: {_component_: c.d}\nloss: {_component_: torchtune.rlhf.loss.DPOLoss}\nbatch_size: 2\n"
+
 PARTS = {
     "ds_auto.json": (
         '{"train_batch_size": "auto", "zero_optimization": {"stage": 3}}',
@@ -345,6 +452,45 @@ PARTS = {
         "model: {_component_: a.b, lora_rank: 8}\noptimizer: {_component_: c.d}\nbatch_size: 2\n",
         "a torchtune configuration (LoRA), which memplan plans through its command",
     ),
+    "lora_dpo.yaml": (
+        f"model: {{_component_: a.b, lora_rank: 8}}\n{DPO}",
+        "a torchtune configuration (DPO), which memplan plans through its command",
+    ),
+    "full_dpo.yaml": (
+        f"model: {{_component_: a.b}}\n{DPO}",
+        "a torchtune configuration (DPO, full), which memplan plans through its command",
+    ),
+    "qat.yaml": (
+        "model: {_component_: a.b}\noptimizer: {_component_: c.d}\nquantizer: {_component_: e.f}\nbatch_size: 2\n",
+        "a torchtune configuration (quantization-aware training), which memplan plans through its command",
+    ),
+    "generation.yaml": ("model: {_component_: a.b}\nprompt: hello\n", "for evaluation, generation or quantization, which trains nothing"),
+    "full.yaml": (
+        "checkpoint_dir: a\ndevices: 1\ntrain: {micro_batch_size: 1, global_batch_size: 16}\n",
+        "a LitGPT configuration (full fine-tuning), which memplan plans through its command",
+    ),
+    "pretrain.yaml": (
+        "model_name: a\ndevices: 1\ntrain: {micro_batch_size: 1, global_batch_size: 16}\n",
+        "a LitGPT configuration (pretraining), which memplan plans through its command",
+    ),
+    "distill.yaml": (
+        "model_name_or_path: a/b\nquery_max_len: 512\nteacher_emebedding_dim: 8\nbatch_size: 128\n",
+        "a RAG-Retrieval configuration (distillation), which memplan plans through its command",
+    ),
+    "decoder.yaml": (
+        "train_args: {num_epochs: 1}\ncontrastive_data_args: {batch_size: 128}\n",
+        "a contrastors configuration, which memplan plans through its command",
+    ),
+    "arcface.yaml": (
+        "extractor: {name: vit}\nsampler: null\nbs_train: 128\nmax_epochs: 10\ndevices: 1\n",
+        "an OML configuration, which memplan plans through its command",
+    ),
+    "balance.yaml": ("name: balance\nargs: {n_labels: 8, n_instances: 4}\n", "a sampler of an OML configuration"),
+    "val.yaml": ("extractor: {name: vit}\nbs_val: 128\ndevices: 1\n", "which trains nothing"),
+    "AFNO.yaml": ("full_field: &f\n  lr: 1e-3\nafno_backbone:\n  <<: *f\n  batch_size: 64\n", "a FourCastNet configuration"),
+    "mistral-micro.yaml": ("inherit:\n  - trainers/gpt2.yaml\neffective_bsz: 32\n", "a quinine configuration, which inherits"),
+    "mcli.yaml": ("command: composer train.py\nparameters: {global_train_batch_size: 8}\n", "a run of MCLI"),
+    "mnist.yaml": ("_target_: src.data.MNISTDataModule\nbatch_size: 128\n", "a data module of a Hydra configuration, a part of one"),
     "train.yaml": (
         "trainer: {max_epochs: 1}\nmodel: {}\ndata: {batch_size: 4}\n",
         "a LightningCLI configuration, which memplan plans through its",

@@ -113,7 +113,7 @@ class Configuration(NamedTuple):
         return self
 
     def _refuse_lone_engine(self) -> None:
-        """Raise UsageError for a recipe that DeepSpeed trains on one GPU: its engine keeps fp32 copies, which a plan for one GPU has not."""
+        """Raise UsageError for a recipe that DeepSpeed trains on one GPU: its engine keeps fp32 copies, and a plan for one GPU none."""
         source = self.reading.sources.get("parallelism.strategy") if self.reading else None
         parallelism = self.program.parallelism
         if source is None or parallelism.strategy not in ZERO_STAGES or parallelism.data_parallel_size > 1:

@@ -11,9 +11,10 @@ Killed at any moment, each file is old or new, and `undo` puts every one back.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -92,14 +93,29 @@ def apply(changes: Sequence[FileChange], *, root: Path, now: datetime, files: Fi
         return None
     files = files or Files()
     for change in changes:
-        _check_writable(change)
-    with locked(files, root):
+        with _told(change.path, hint="nothing was changed"):
+            _check_writable(change)
+    with _told(root, hint="`memplan undo` puts back what was written"), locked(files, root):
         interrupted = [journal for _, journal in read_journals(root) if journal.state in ("applying", "undoing")]
         if interrupted:
             raise ConfigError("an earlier apply was interrupted here", file=root, hint="run `memplan undo` first: it puts every file back")
         for change in changes:
             _check_unchanged(change)
         return _transaction(files, changes, journal_path(root, now), now)
+
+
+@contextlib.contextmanager
+def _told(file: Path, *, hint: str) -> Iterator[None]:
+    """Tell what the system refuses here as an error of *file*, where the error names no other."""
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(f"cannot be read or written: {reason_of(error)}", file=_file_of(error) or file, hint=hint) from error
+
+
+def _file_of(error: OSError) -> Path | None:
+    """Return the file that *error* names: one in the middle of a read or write names none."""
+    return None if error.filename is None else Path(os.fsdecode(error.filename))
 
 
 def _check_writable(change: FileChange) -> None:
@@ -244,7 +260,7 @@ def undo(root: Path, *, only: Sequence[Path] = (), files: Files | None = None) -
     """
     files = files or Files()
     plan_undo(root, only=only)  # refuses before anything is written, the lock included
-    with locked(files, root):
+    with _told(root, hint="run `memplan undo` again to go on"), locked(files, root):
         path, journal, to_restore = plan_undo(root, only=only)
         current = journal.model_copy(update={"state": "undoing"})
         try:
@@ -267,7 +283,8 @@ def plan_undo(root: Path, *, only: Sequence[Path] = ()) -> tuple[Path, Journal, 
     Raises UsageError when there is nothing to undo, or one of *only* is not of the last apply; EditRefusedError when a file or a backup has
     changed since.
     """
-    open_journals = [(path, journal) for path, journal in read_journals(root) if journal.state != "undone"]
+    with _told(root, hint="nothing was changed"):
+        open_journals = [(path, journal) for path, journal in read_journals(root) if journal.state != "undone"]
     if not open_journals:
         raise UsageError(f"{root}: nothing to undo", hint="nothing has been applied there; name the configuration that was written")
     path, journal = open_journals[-1]
@@ -291,7 +308,9 @@ def _needs_restoring(entry: JournalFile, journal: Journal) -> bool:
         current = sha256(entry.path.read_bytes())
         backup = sha256(entry.backup.read_bytes())
     except OSError as error:
-        raise EditRefusedError(f"cannot be read: {reason_of(error)}", file=Path(str(error.filename)), hint="nothing was changed") from error
+        raise EditRefusedError(
+            f"cannot be read: {reason_of(error)}", file=_file_of(error) or entry.path, hint="nothing was changed"
+        ) from error
     if current == entry.sha256_before:
         return False
     if backup != entry.sha256_before:

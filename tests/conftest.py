@@ -101,6 +101,12 @@ def tree(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
+def recipes(tmp_path: Path) -> Path:
+    """A writable copy of our own recipes, the config.json of their model beside them."""
+    return Path(shutil.copytree(OWN_TREE.parent / "recipes", tmp_path / "recipes"))
+
+
+@pytest.fixture
 def real_tree(tmp_path: Path) -> Path:
     """A writable copy of a real project's configuration tree; its `conf` folder."""
     source = SHARED / "real-configs" / "naics-embedder"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
@@ -33,6 +33,7 @@ from memplan.errors import DoesNotFitError, UsageError, reason_of
 from memplan.estimators.base import Estimator
 from memplan.estimators.registry import OnRehearsal
 from memplan.hardware.gpu import GpuSpec
+from memplan.layouts.checkpoints import checkpoint_beside
 from memplan.layouts.reader import Reading
 from memplan.layouts.writer import edits_for, planned_edits, unwritable
 from memplan.memory.budget import DEFAULT_MARGIN
@@ -263,7 +264,20 @@ def plan_for(configuration: Configuration, gpu: GpuSpec, estimator: Estimator, r
         **request.options(configuration),
     )
     others = warn_of_other_stages(made, configuration.other_stages, estimator=estimator)
-    return of_configuration(made, configuration).with_warnings(others)
+    return of_configuration(made, configuration).with_first_warnings(_resumes(made, configuration)).with_warnings(others)
+
+
+def _resumes(plan: PlainPlan, configuration: Configuration) -> Iterator[str]:
+    """Yield the warning of a training that was begun with another effective batch, and would be resumed with that of *plan*."""
+    old, new = (each.effective_batch_size for each in (plan.before, plan.after))
+    if configuration.reading is None or old == new:
+        return
+    checkpoint = checkpoint_beside(configuration.reading)
+    if checkpoint is not None:
+        yield (
+            f"{checkpoint}: a checkpoint of a training with an effective batch of {old}: resumed with {new}, it would skip or repeat samples "
+            f"and follow another schedule; begin anew, or keep the effective batch: `target_effective_batch_size={old}`"
+        )
 
 
 def of_configuration(plan: PlainPlan, configuration: Configuration) -> Plan:

@@ -67,6 +67,12 @@ class Reading:
         """Return the folder of the configuration."""
         return self.main.parent
 
+    def text_at(self, key: str) -> str:
+        """Return the text at *key* of the main file, an empty one where there is none."""
+        file, where = YamlFile.load(self.main), tuple(key.split("."))
+        found = file.get(where) if file.kind_of(where) == "scalar" else None
+        return found.value if found is not None and isinstance(found.value, str) else ""
+
     def file_of(self, file: str | None) -> Path:
         """Return the path of a file that the layout names."""
         return file_of(self.main, file)

@@ -292,6 +292,9 @@ class Layout(LayoutPart):
     stages: StageFiles | None = None
     """Where the stages are."""
 
+    checkpoints: Annotated[tuple[DottedKey, ...], BeforeValidator(_as_list)] = ()
+    """Keys of the main file that name the folder where the training keeps its checkpoints."""
+
     loader: dict[LoaderField, Annotated[tuple[DottedKey, ...], BeforeValidator(_as_list)]] = Field(default_factory=dict)
     """Where the main file has the arguments of the training's DataLoader; of several keys that which is there."""
 

@@ -33,6 +33,19 @@ def test_a_plan_is_shown_written_and_taken_back(tree: Path) -> None:
     assert {name: data for name, data in content(tree).items() if name in before} == before
 
 
+def test_a_training_that_would_be_resumed_with_another_batch_is_a_warning(recipes: Path) -> None:
+    """The first, before an apply; not where the effective batch stays."""
+    path = recipes / "llama_factory.yaml"
+    path.write_text(path.read_text().replace("finetuning_type: lora", "finetuning_type: full"))
+    (recipes / "saves" / "tiny" / "checkpoint-500").mkdir(parents=True)
+    warning = analytic(path).warnings[0]
+
+    assert "checkpoint-500: a checkpoint of a training with an effective batch of 8: resumed with 64" in warning
+    assert "`target_effective_batch_size=8`" in warning
+    same = memplan.plan(path, gpu="rtx4090", target_effective_batch_size=8, method="analytic")
+    assert not any("checkpoint-500" in each for each in same.warnings)
+
+
 def test_an_undo_of_some_files_leaves_the_others(tree: Path) -> None:
     """Those that are named."""
     written = analytic(tree, grow_negatives=True).apply()

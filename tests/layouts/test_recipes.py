@@ -21,14 +21,6 @@ from memplan.workload.workload import Workload
 
 FSDP2 = "fsdp_version: 2\nfsdp_config:\n  auto_wrap_policy: TRANSFORMER_BASED_WRAP"
 
-RECIPES = Path(__file__).parents[1] / "trees" / "recipes"
-
-
-@pytest.fixture
-def recipes(tmp_path: Path) -> Path:
-    """A writable copy of our own recipes, the config.json of their model beside them."""
-    return Path(shutil.copytree(RECIPES, tmp_path / "recipes"))
-
 
 def changed(path: Path, *changes: tuple[str, str]) -> Path:
     text = path.read_text()

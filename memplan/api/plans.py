@@ -275,8 +275,8 @@ def _resumes(plan: PlainPlan, configuration: Configuration) -> Iterator[str]:
     checkpoint = checkpoint_beside(configuration.reading)
     if checkpoint is not None:
         yield (
-            f"{checkpoint}: a checkpoint of a training with an effective batch of {old}: resumed with {new}, it would skip or repeat samples "
-            f"and follow another schedule; begin anew, or keep the effective batch: `target_effective_batch_size={old}`"
+            f"{checkpoint}: a checkpoint of a training with an effective batch of {old}: resumed with {new}, it would skip or repeat "
+            f"samples and follow another schedule; begin anew, or keep the effective batch: `target_effective_batch_size={old}`"
         )
 
 

@@ -477,6 +477,15 @@ PARTS = {
         "extractor: {name: vit}\nsampler: null\nbs_train: 128\nmax_epochs: 10\ndevices: 1\n",
         "an OML configuration, which memplan plans through its command",
     ),
+    "neox.yml": (
+        '{"num-layers": 2, "train_micro_batch_size_per_gpu": 8, "zero_optimization": {"stage": 1}}\n',
+        "a GPT-NeoX configuration, which memplan plans through its command",
+    ),
+    "neox_model.yml": ('{"pipe_parallel_size": 1, "num_layers": 48, "hidden_size": 8192}\n', "a part of a GPT-NeoX configuration"),
+    "sepformer.yaml": (
+        "seed: 1\n__set_seed: !apply:torch.manual_seed [1]\nN_epochs: 200\nbatch_size: 1\n",
+        "SpeechBrain hyperparameters, which memplan plans through its command",
+    ),
     "balance.yaml": ("name: balance\nargs: {n_labels: 8, n_instances: 4}\n", "a sampler of an OML configuration"),
     "val.yaml": ("extractor: {name: vit}\nbs_val: 128\ndevices: 1\n", "which trains nothing"),
     "AFNO.yaml": ("full_field: &f\n  lr: 1e-3\nafno_backbone:\n  <<: *f\n  batch_size: 64\n", "a FourCastNet configuration"),

@@ -126,7 +126,7 @@ class _Work:
 
     def __init__(self, program: Program, gpus: Sequence[GpuSpec], pins: Pins, options: DecisionOptions) -> None:
         self._program, self._pins, self._options = program, pins, options
-        self._left = deque(sorted(set(gpus), key=lambda gpu: (_capability(gpu), gpu.total_memory_bytes, gpu.name)))
+        self._left = deque(sorted(set(gpus), key=lambda gpu: (capability_of(gpu), gpu.total_memory_bytes, gpu.name)))
         self._references: list[_Reference] = []
         self.found: dict[GpuSpec, ComparedGpu] = {}
 
@@ -152,12 +152,12 @@ class _Work:
                 if shared is not None:
                     return shared
         found = self._found(gpu, estimator)
-        self._references.append(_Reference(found, {_capability(gpu)}))
+        self._references.append(_Reference(found, {capability_of(gpu)}))
         return found
 
     def _likest_references(self, gpu: GpuSpec) -> list[_Reference]:
         """Return the kinds that *gpu* may be like: those first to which the nearest capability was found to be like."""
-        return sorted(self._references, key=lambda each: min(_distance(_capability(gpu), known) for known in set(each.capabilities)))
+        return sorted(self._references, key=lambda each: min(_distance(capability_of(gpu), known) for known in set(each.capabilities)))
 
     def _found(self, gpu: GpuSpec, estimator: Estimator) -> _Found:
         decision = decide(self._program, gpu, estimator, pins=self._pins, **self._options)
@@ -167,18 +167,19 @@ class _Work:
         """Return what the kind of *reference* makes of the size of *gpu*; None where what is planned asks other memory on its own kind."""
         kind, own = of_some_kind(reference.found.searched), of_some_kind(gpu)
         twin = own.model_copy(update={name: getattr(kind, name) for name in ("compute_capability", "multiprocessors")})
-        is_new = _capability(gpu) not in reference.capabilities
+        is_new = capability_of(gpu) not in reference.capabilities
         searched = reference.found.planned
         if is_new and not estimator.asks_alike(searched, own, twin, stages_of(searched)[0]):  # before anything is searched in vain
             return None
         found = self._found(twin, estimator)
         if not all(estimator.asks_alike(found.planned, own, twin, stage) for stage in stages_of(found.planned)):
             return None
-        reference.capabilities.add(_capability(gpu))
+        reference.capabilities.add(capability_of(gpu))
         return found
 
 
-def _capability(gpu: GpuSpec) -> tuple[int, int]:
+def capability_of(gpu: GpuSpec) -> tuple[int, int]:
+    """Return the compute capability of *gpu*, or of the kind that it is taken for."""
     return of_some_kind(gpu).compute_capability or (0, 0)
 
 

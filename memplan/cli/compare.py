@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from memplan.api.methods import Answered, Method
     from memplan.api.plans import PlanRequest
     from memplan.estimators.base import Estimator
+    from memplan.execution.executors.installed import ExecutorName
     from memplan.hardware.gpu import GpuSpec
 
 GPUS_OF_MACHINE = 8
@@ -51,12 +52,18 @@ Examples:
                                                     a program
   memplan compare a100-80 h100 --num-gpus 1,2,4,8,64 --strategy fsdp
                                                     on how many of them it fits, on machines of 8
+  memplan compare --num-gpus 1,8,64 --method rehearsed --executor ray
+                                                    the same, rehearsed by the workers of a Ray cluster
   memplan compare --format markdown > settings.md   a table for a README
 """
 
 
 STRATEGIES = ("ddp", "zero1", "zero2", "zero3", "fsdp")
 """Those of Parallelism, written out: `--help` loads no pydantic."""
+
+
+EXECUTORS = ("ray", "dask", "slurm")
+"""Those of ExecutorName."""
 
 
 def _counts(context: click.Context, option: click.Parameter, text: str) -> tuple[int, ...]:
@@ -91,6 +98,12 @@ def of_counted_program(command: Callable[..., int]) -> Callable[..., int]:
 @tolerance_option
 @grow_negatives_option
 @method_option(["auto", "analytic", "rehearsed"])
+@click.option(
+    "--executor",
+    "executor_name",
+    type=click.Choice(EXECUTORS),
+    help="Hand the rehearsals to the workers of Ray, Dask or Slurm. Default: processes of this machine, as many as it has room for.",
+)
 @margin_option
 @pin_option
 @click.option("--mig", "with_mig", is_flag=True, help="Include MIG instances.")
@@ -111,6 +124,7 @@ def compare(
     tolerance: float | None,
     grows_negatives: bool,
     method: Method,
+    executor_name: ExecutorName | None,
     margin: float | None,
     pins: Sequence[str],
     with_mig: bool,
@@ -154,12 +168,14 @@ def compare(
         grows_negatives=settings.grow_negatives,
     )
     method = method_for(context, method, settings.program)  # type: ignore[assignment]
+    if executor_name is not None and method == "analytic":
+        raise UsageError("formulas are worked out here, and --executor is for rehearsals", hint="add `--method rehearsed`")
     gpu_names = [*(name for name in names if name not in functions), *filter(None, map(str.strip, more_names.split(",")))]
     configurations = [
         asked_configuration(asked._replace(settings=settings.model_copy(update=machines)))
         for machines in (_machines(count, settings.num_nodes) for count in counts or [settings.num_gpus])
     ]
-    found = _compare(configurations, _gpus(gpu_names, with_mig=with_mig), request, method)
+    found = _compare(configurations, _gpus(gpu_names, with_mig=with_mig), request, method, executor_name)
     _show(configurations[0], found, output_format)
     return 0 if any(card.fits for card in found.answer.gpus) else 1
 
@@ -173,10 +189,6 @@ def _machines(count: int | None, num_nodes: int | None) -> dict[str, int | None]
             f"{count} GPUs are no whole machines of {GPUS_OF_MACHINE}", hint="say it for each machine: `--num-gpus 4 --num-nodes 3`"
         )
     return {"num_gpus": GPUS_OF_MACHINE, "num_nodes": count // GPUS_OF_MACHINE}
-
-
-_BYTES_OF_A_REHEARSAL = 3 * 2**30
-"""What the process takes of the host that rehearses a workload, generously: PyTorch for CUDA, and the trace of a long step."""
 
 
 class _Compared(NamedTuple):
@@ -196,27 +208,55 @@ def _gpus(names: Sequence[str], *, with_mig: bool) -> list[GpuSpec]:
     return sorted(known, key=lambda gpu: (gpu.total_memory_bytes, gpu.name))
 
 
-def _compare(configurations: Sequence[Configuration], gpus: Sequence[GpuSpec], request: PlanRequest, method: Method) -> Answered[_Compared]:
-    from memplan.analysis.comparison import compare as compare_gpus
+def _compare(
+    configurations: Sequence[Configuration],
+    gpus: Sequence[GpuSpec],
+    request: PlanRequest,
+    method: Method,
+    executor_name: ExecutorName | None,
+) -> Answered[_Compared]:
     from memplan.api.methods import by_method
     from memplan.cli.progress import rehearsal_progress
-    from memplan.hardware.host import most_processes_of
-
-    configuration = configurations[0]
-    # What a program of the user's takes of the host nobody knows: one at a time.
-    most_at_once = 1 if configuration.is_own_program else most_processes_of(_BYTES_OF_A_REHEARSAL)
 
     def ask(estimator: Estimator) -> _Compared:
-        found = []
-        for each in configurations:
-            options = request.options(each)
-            found += compare_gpus(each.program, gpus, estimator, pins=request.pins, most_at_once=most_at_once, **options)
+        if executor_name is not None and estimator.method == "rehearsed":
+            rows = _rows_of_executor(configurations, gpus, request, executor_name)
+        else:
+            rows = _rows(configurations, gpus, request, estimator)
         if len(configurations) > 1:
-            found.sort(key=lambda card: (card.machine_bytes, card.num_gpus, card.gpu.name))
-        return _Compared(found, estimator.method)
+            rows.sort(key=lambda card: (card.machine_bytes, card.num_gpus, card.gpu.name))
+        return _Compared(rows, estimator.method)
 
     with rehearsal_progress() as on_rehearsal:
-        return by_method(method, ask, on_rehearsal, is_slow=configuration.is_own_program)
+        return by_method(method, ask, on_rehearsal, is_slow=configurations[0].is_own_program)
+
+
+def _rows(
+    configurations: Sequence[Configuration], gpus: Sequence[GpuSpec], request: PlanRequest, estimator: Estimator
+) -> list[ComparedGpu]:
+    from memplan.analysis.comparison import compare as compare_gpus
+    from memplan.execution.executors.jobs import BYTES_OF_A_JOB
+    from memplan.hardware.host import most_processes_of
+
+    # What a program of the user's takes of the host nobody knows: one at a time.
+    most_at_once = 1 if configurations[0].is_own_program else most_processes_of(BYTES_OF_A_JOB)
+    found = []
+    for each in configurations:
+        found += compare_gpus(each.program, gpus, estimator, pins=request.pins, most_at_once=most_at_once, **request.options(each))
+    return found
+
+
+def _rows_of_executor(
+    configurations: Sequence[Configuration], gpus: Sequence[GpuSpec], request: PlanRequest, name: ExecutorName
+) -> list[ComparedGpu]:
+    from memplan.analysis.comparison_jobs import Compared, compare_elsewhere
+    from memplan.cli.progress import job_progress
+    from memplan.execution.executors.installed import executor_by
+
+    programs = [Compared(each.program, request.options(each)) for each in configurations]
+    with executor_by(name) as executor, job_progress() as on_job:
+        found = compare_elsewhere(programs, gpus, executor, pins=request.pins, on_job=on_job)
+    return [row for rows in found for row in rows]
 
 
 def _show(configuration: Configuration, found: Answered[_Compared], output_format: str) -> None:

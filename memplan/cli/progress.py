@@ -13,6 +13,7 @@ from memplan.units import format_bytes
 if TYPE_CHECKING:
     from memplan.estimators.registry import OnRehearsal
     from memplan.estimators.steps import Step
+    from memplan.execution.executors.jobs import OnJob
     from memplan.execution.program_runs import OnProgress, ProgramProgress
 
 WIDTH = 100
@@ -66,6 +67,17 @@ def rehearsal_progress() -> Iterator[OnRehearsal | None]:
 
     with _changing_line() as rewrite:
         yield show
+
+
+@contextmanager
+def job_progress() -> Iterator[OnJob | None]:
+    """Give what shows how many jobs have ended, while the block lasts; None where nobody watches."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    begin = time.monotonic()
+    with _changing_line() as rewrite:
+        yield lambda num_ended, count: rewrite(f"{num_ended} of {count} jobs have ended ({time.monotonic() - begin:.0f} s)")
 
 
 @contextmanager

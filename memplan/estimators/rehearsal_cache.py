@@ -42,7 +42,9 @@ _TRIES = 10
 _MOST_SECONDS_IN_USE = 3600.0
 """A rehearsal is written and removed in less than a second."""
 
-_READ_BY_PYTORCH = ("TORCH", "PYTORCH", "CUDA", "CUBLAS", "CUDNN", "NVIDIA", "NCCL", "TRITON")
+READ_BY_PYTORCH = ("TORCH", "PYTORCH", "CUDA", "CUBLAS", "CUDNN", "NVIDIA", "NCCL", "TRITON")
+"""How the variables of the environment begin that PyTorch and CUDA read."""
+
 _PACKAGE = Path(__file__).parents[1]
 
 
@@ -182,10 +184,10 @@ def write_whole(path: Path, content: bytes) -> None:
 
 def family_of(depends_on: Mapping[str, object]) -> str:
     """Return the name of what *depends_on*, this memplan and this environment have in common."""
-    environment = {name: value for name, value in sorted(os.environ.items()) if name.startswith(_READ_BY_PYTORCH)}
+    environment = {name: value for name, value in sorted(os.environ.items()) if name.startswith(READ_BY_PYTORCH)}
     whole = {
         "format": FORMAT,
-        "memplan": _own_code(),
+        "memplan": own_code(),
         "python": sys.version_info[:3],
         "environment": environment,
         **depends_on,
@@ -194,7 +196,7 @@ def family_of(depends_on: Mapping[str, object]) -> str:
 
 
 @lru_cache(maxsize=1)
-def _own_code() -> str:
+def own_code() -> str:
     """Return a digest of what decides a rehearsal here: the programs, the device, and what is made of what they see."""
     digest = hashlib.sha256()
     for package in ("child", "execution", "standin", "allocator", "estimators", "traces", "memory", "workload"):

@@ -8,7 +8,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple, TypedDict
+from typing import NamedTuple
+
+from typing_extensions import TypedDict  # pydantic reads no other before Python 3.12
 
 from memplan.errors import UsageError
 from memplan.estimators.base import Estimator

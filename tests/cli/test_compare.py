@@ -176,3 +176,11 @@ def test_numbers_that_make_no_machines_are_refused(run_memplan: Run, arguments: 
 def test_the_command_line_knows_every_strategy() -> None:
     """It lists them without loading what describes them."""
     assert compare.STRATEGIES == parallelism.STRATEGIES
+
+
+def test_formulas_are_not_handed_to_others(run_memplan: Run) -> None:
+    """They take no time; what is rehearsed there, tests/analysis/test_comparison_jobs.py shows."""
+    result = run_memplan("compare", "t4", "--method", "analytic", "--executor", "dask")
+
+    assert result.returncode == 2
+    assert "--executor is for rehearsals" in result.stderr

@@ -5,6 +5,7 @@
     ├── UsageError        2   an option or a name that makes no sense
     │   ├── NotRehearsedError  2  a workload whose step cannot be built or run, so that only formulas can tell of it
     │   │   └── SizeRefusedError   2  a program that does not run with one size, for another reason than memory
+    │   ├── WorldSizeError     2  a number of GPUs that a training cannot be divided over
     │   ├── SampleError        2  a sample of a dataset that could not be read, or not be kept with the others
     │   ├── NotEstimatedError  2  a workload that there are no formulas for, so that only a rehearsal can tell of it
     │   └── ConfigError   2   something is wrong in a file: it names file, line and value
@@ -64,6 +65,10 @@ class SizeRefusedError(NotRehearsedError):
     def __init__(self, message: str, *, hint: str | None = None, is_limit: bool = False) -> None:
         super().__init__(message, hint=hint)
         self.is_limit = is_limit
+
+
+class WorldSizeError(UsageError):
+    """A number of GPUs that a training cannot be divided over; it may be over others."""
 
 
 class SampleError(UsageError):

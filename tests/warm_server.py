@@ -20,8 +20,11 @@ from typing import Any
 
 import memplan
 
-NOT_IMPORTED = ("memplan.__main__", "memplan.child", "memplan.training", "memplan.data", "memplan.debug", "memplan.integrations")
-"""What runs when it is imported, or imports PyTorch."""
+NOT_IMPORTED = (
+    *("memplan.__main__", "memplan.child", "memplan.training", "memplan.data", "memplan.debug", "memplan.integrations"),
+    "memplan.execution.executors.on_",
+)
+"""What runs when it is imported, or imports PyTorch, or an extra."""
 
 
 def import_all() -> None:

@@ -53,7 +53,7 @@ class ComparedGpu(Description):
     """How many of them train together."""
 
     budget_bytes: NonNegativeInt
-    """What the plan may use of it."""
+    """What the plan may use of it; 0 where it was not planned."""
 
     fits: bool
     """Whether there is a plan for it."""
@@ -62,17 +62,25 @@ class ComparedGpu(Description):
     """What is missing where there is none."""
 
     stages: tuple[ComparedStage, ...]
-    """Each stage, in order."""
+    """Each stage, in order; none where it was not planned."""
+
+    problem: str | None = None
+    """Why it was not planned: the training cannot be divided over that many GPUs."""
 
     @property
     def device_used_bytes(self) -> int:
         """Return what the stage takes that takes most."""
-        return max(stage.device_used_bytes for stage in self.stages)
+        return max((stage.device_used_bytes for stage in self.stages), default=0)
 
     @property
     def machine_bytes(self) -> int:
         """Return the memory of all its GPUs."""
         return self.num_gpus * self.gpu.total_memory_bytes
+
+
+def not_planned(gpu: GpuSpec, num_gpus: int, problem: str) -> ComparedGpu:
+    """Return the row of so many of *gpu* that the training cannot be divided over."""
+    return ComparedGpu(gpu=gpu, num_gpus=num_gpus, budget_bytes=0, fits=False, missing_bytes=0, stages=(), problem=problem)
 
 
 def compare(

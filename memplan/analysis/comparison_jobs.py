@@ -93,7 +93,11 @@ def _environment(environment: Mapping[str, str]) -> dict[str, str]:
 def _versions(program: AnyProgram) -> dict[str, str]:
     # A program may run in another Python, whose PyTorch it has.
     torch = {"PyTorch": find_torch().version} if isinstance(program, Workload) else {}
-    return {"memplan, by its code,": own_code()[:12], "Python": ".".join(map(str, sys.version_info[:2])), **torch}
+    return {
+        "memplan, by its code,": own_code("planner", "analysis", "programs", "hardware")[:12],
+        "Python": ".".join(map(str, sys.version_info[:2])),
+        **torch,
+    }
 
 
 def compare_here(request: str) -> str:

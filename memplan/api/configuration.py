@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from pydantic import ValidationError
 
 from memplan.edits.yaml_file import YamlFile
-from memplan.errors import ConfigError, UsageError
+from memplan.errors import ConfigError, UsageError, WorldSizeError
 from memplan.layouts.reader import Reading
 from memplan.layouts.recognition import SUFFIXES, configurations_in, recognise
 from memplan.layouts.registry import BUILT_IN_WORKLOAD, Located, describe_layouts, locate, near_misses
@@ -177,11 +177,11 @@ def read_configuration(path: Path | None, *, or_built_in: bool = True) -> Config
 
 
 def _trained_on(parallelism: Parallelism, changes: Mapping[str, int]) -> Parallelism:
-    """Return *parallelism* with other numbers of GPUs and machines. Raises UsageError where its strategy does not go with them."""
+    """Return *parallelism* with other numbers of GPUs and machines. Raises WorldSizeError where its strategy does not go with them."""
     try:
         return Parallelism.model_validate(parallelism.model_dump() | dict(changes))
     except ValidationError as error:
-        raise UsageError(str(error.errors()[0]["msg"]), hint="change its `parallelism`") from error
+        raise WorldSizeError(str(error.errors()[0]["msg"]), hint="change its `parallelism`") from error
 
 
 def _read(path: Path | None) -> Configuration | None:

@@ -10,6 +10,7 @@ import click
 
 from memplan.cli.asked import (
     PROGRAM,
+    Asked,
     WithProgram,
     asked_configuration,
     asked_for,
@@ -26,7 +27,7 @@ from memplan.cli.options import (
     target_option,
     tolerance_option,
 )
-from memplan.errors import UsageError
+from memplan.errors import UsageError, WorldSizeError
 
 if TYPE_CHECKING:
     from memplan.analysis.comparison import ComparedGpu
@@ -171,13 +172,39 @@ def compare(
     if executor_name is not None and method == "analytic":
         raise UsageError("formulas are worked out here, and --executor is for rehearsals", hint="add `--method rehearsed`")
     gpu_names = [*(name for name in names if name not in functions), *filter(None, map(str.strip, more_names.split(",")))]
-    configurations = [
-        asked_configuration(asked._replace(settings=settings.model_copy(update=machines)))
-        for machines in (_machines(count, settings.num_nodes) for count in counts or [settings.num_gpus])
-    ]
-    found = _compare(configurations, _gpus(gpu_names, with_mig=with_mig), request, method, executor_name)
+    gpus = _gpus(gpu_names, with_mig=with_mig)
+    configurations, not_divided = _configurations(asked, counts or [settings.num_gpus], gpus, request)
+    found = _compare(configurations, gpus, request, method, executor_name, not_divided)
     _show(configurations[0], found, output_format)
     return 0 if any(card.fits for card in found.answer.gpus) else 1
+
+
+def _configurations(
+    asked: Asked, counts: Sequence[int | None], gpus: Sequence[GpuSpec], request: PlanRequest
+) -> tuple[list[Configuration], list[ComparedGpu]]:
+    """
+    Return what is planned for each of *counts*, numbers of GPUs, and the rows of those that the training cannot be divided over.
+
+    Raises WorldSizeError where those are all of them.
+    """
+    from memplan.analysis.comparison import not_planned
+    from memplan.planner.pins import pin
+
+    found: list[Configuration] = []
+    rows: list[ComparedGpu] = []
+    for count in counts:
+        machines = _machines(count, asked.settings.num_nodes)
+        try:
+            configuration = asked_configuration(asked._replace(settings=asked.settings.model_copy(update=machines)))
+            pin(configuration.program, request.pins)
+        except WorldSizeError as error:
+            if len(counts) == 1 or (not found and count == counts[-1]):
+                raise
+            num_gpus = (machines["num_gpus"] or 1) * (machines["num_nodes"] or 1)
+            rows += [not_planned(gpu, num_gpus, error.message) for gpu in gpus]
+        else:
+            found.append(configuration)
+    return found, rows
 
 
 def _machines(count: int | None, num_nodes: int | None) -> dict[str, int | None]:
@@ -214,6 +241,7 @@ def _compare(
     request: PlanRequest,
     method: Method,
     executor_name: ExecutorName | None,
+    not_divided: Sequence[ComparedGpu],
 ) -> Answered[_Compared]:
     from memplan.api.methods import by_method
     from memplan.cli.progress import rehearsal_progress
@@ -223,7 +251,8 @@ def _compare(
             rows = _rows_of_executor(configurations, gpus, request, executor_name)
         else:
             rows = _rows(configurations, gpus, request, estimator)
-        if len(configurations) > 1:
+        rows += not_divided
+        if len(rows) > len(gpus):
             rows.sort(key=lambda card: (card.machine_bytes, card.num_gpus, card.gpu.name))
         return _Compared(rows, estimator.method)
 

@@ -195,11 +195,11 @@ def family_of(depends_on: Mapping[str, object]) -> str:
     return hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()[:24]
 
 
-@lru_cache(maxsize=1)
-def own_code() -> str:
-    """Return a digest of what decides a rehearsal here: the programs, the device, and what is made of what they see."""
+@lru_cache
+def own_code(*others: str) -> str:
+    """Return a digest of what decides a rehearsal here: the programs, the device, and what is made of what they see; and of packages *others*."""
     digest = hashlib.sha256()
-    for package in ("child", "execution", "standin", "allocator", "estimators", "traces", "memory", "workload"):
+    for package in ("child", "execution", "standin", "allocator", "estimators", "traces", "memory", "workload", *others):
         for path in sorted((_PACKAGE / package).rglob("*")):
             if path.suffix in (".py", ".c", ".h"):
                 digest.update(path.relative_to(_PACKAGE).as_posix().encode() + path.read_bytes())

@@ -9,11 +9,11 @@ from typing import Any, TypeVar, overload
 from pydantic import ValidationError
 
 from memplan.description import Description
-from memplan.errors import UsageError
+from memplan.errors import UsageError, WorldSizeError
 from memplan.programs.user_program import UserProgram
 from memplan.workload.model import ContrastiveEncoderModel, TransformerModel
 from memplan.workload.optimizer import Optimizer
-from memplan.workload.parallelism import Parallelism
+from memplan.workload.parallelism import NOT_DIVIDED, Parallelism
 from memplan.workload.program import Program
 from memplan.workload.stage import Stage
 from memplan.workload.training import Batching, Training
@@ -119,6 +119,8 @@ def _pin_one(workload: Workload, name: str, text: str, together: Mapping[str, st
 
 
 def _no_such_value(name: str, text: str, error: ValidationError) -> UsageError:
+    if error.errors()[0]["type"] == NOT_DIVIDED:
+        return WorldSizeError(error.errors()[0]["msg"], hint="pin another one, or plan for another number of GPUs")
     return UsageError(f"the pin {name}={text}: {error.errors()[0]['msg']}", hint="give a value that the field can have")
 
 

@@ -48,6 +48,9 @@ def _row(card: ComparedGpu, has_several: bool, is_contrastive: bool) -> Iterator
         yield str(card.num_gpus)
     yield card.gpu.name.removeprefix("NVIDIA ")
     yield format_bytes(card.gpu.total_memory_bytes)
+    if card.problem is not None:
+        yield from ("not planned", "", "", *([""] if is_contrastive else []), card.problem, "")
+        return
     planned = card.stages[0].planned
     if card.fits:
         yield from map(str, (planned.micro_batch_size, planned.gradient_accumulation_steps, planned.effective_batch_size))

@@ -4,6 +4,7 @@ from typing import Literal, get_args
 
 from pydantic import PositiveInt, model_validator
 from pydantic_core import PydanticCustomError
+from typing_extensions import LiteralString
 
 from memplan.description import Description
 
@@ -17,6 +18,10 @@ ZERO_STAGES: dict[Strategy, int] = {"zero1": 1, "zero2": 2, "zero3": 3}
 
 ZERO_PACKAGE = "deepspeed"
 """What trains with them."""
+
+
+NOT_DIVIDED: LiteralString = "not_divided"
+"""The type of pydantic's error for ranks that make no whole number of groups."""
 
 
 class Parallelism(Description):
@@ -44,8 +49,9 @@ class Parallelism(Description):
         if self.sharding_degree is not None and self.strategy != "fsdp":
             raise _field_error("sharding_degree", f"sharding_degree is for the strategy fsdp, and this one is {self.strategy}")
         if self.data_parallel_size % self.shards and self.strategy == "fsdp":
-            ranks = self.data_parallel_size
-            raise _field_error("sharding_degree", f"sharding_degree {self.sharding_degree} does not divide the {ranks} ranks")
+            size = self.data_parallel_size
+            message = f"sharding_degree {self.sharding_degree} does not divide {f'the {size} ranks' if size > 1 else '1 rank'}"
+            raise _field_error("sharding_degree", message, kind=NOT_DIVIDED)
         if not self.reshard_after_forward and self.strategy != "fsdp":
             raise _field_error("reshard_after_forward", f"reshard_after_forward is for the strategy fsdp, and this one is {self.strategy}")
         return self
@@ -72,6 +78,6 @@ class Parallelism(Description):
         return field == "reshard_after_forward" and not (self.strategy == "fsdp" and self.is_sharded)
 
 
-def _field_error(field: str, message: str) -> PydanticCustomError:
+def _field_error(field: str, message: str, *, kind: LiteralString = "parallelism") -> PydanticCustomError:
     """Return the error of one field, which the errors of workloads name."""
-    return PydanticCustomError("parallelism", "{problem}", {"problem": message, "field": f"parallelism.{field}"})
+    return PydanticCustomError(kind, "{problem}", {"problem": message, "field": f"parallelism.{field}"})

@@ -157,6 +157,28 @@ def test_a_strategy_is_chosen_for_all_rows(run_memplan: Run, tmp_path: Path) -> 
     assert "none of these machines suffices" in result.stderr
 
 
+@pytest.mark.parametrize("is_pinned", [True, False])
+def test_a_number_that_cannot_be_divided_has_a_row_that_says_so(run_memplan: Run, tmp_path: Path, is_pinned: bool) -> None:
+    """The others are planned; where none can be divided there is no table."""
+    degree = {} if is_pinned else {"sharding_degree": 4, "devices": 4}
+    file = tmp_path / "workload.yaml"
+    file.write_text(json.dumps({**SHARED, "parallelism": {"strategy": "fsdp", **degree}}))
+    arguments = ["compare", "t4", "--config-path", file, "--method", "analytic", *(["--pin", "sharding_degree=4"] if is_pinned else [])]
+
+    table = run_memplan(*arguments, "--num-gpus", "6,4,1")
+    rows = json.loads(run_memplan(*arguments, "--num-gpus", "6,4,1", "--format", "json").stdout)["gpus"]
+    none = run_memplan(*arguments, "--num-gpus", "3,6")
+
+    assert [(row["num_gpus"], row["fits"], row["problem"]) for row in rows] == [
+        (1, False, "sharding_degree 4 does not divide 1 rank"),
+        (4, True, None),
+        (6, False, "sharding_degree 4 does not divide the 6 ranks"),
+    ]
+    assert len(re.findall("not planned", table.stdout)) == 2
+    assert "smallest machine that suffices: 4 × Tesla T4" in table.stderr
+    assert (none.returncode, "does not divide the 6 ranks" in none.stderr) == (2, True)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -197,7 +197,7 @@ def family_of(depends_on: Mapping[str, object]) -> str:
 
 @lru_cache
 def own_code(*others: str) -> str:
-    """Return a digest of what decides a rehearsal here: the programs, the device, and what is made of what they see; and of packages *others*."""
+    """Return a digest of what decides a rehearsal here: the programs, the device, and what is made of what they see; and *others*."""
     digest = hashlib.sha256()
     for package in ("child", "execution", "standin", "allocator", "estimators", "traces", "memory", "workload", *others):
         for path in sorted((_PACKAGE / package).rglob("*")):

@@ -11,6 +11,7 @@ from memplan.analysis.comparison import compare
 from memplan.analysis.comparison_jobs import Compared, ComparisonJob, compare_elsewhere, compare_here
 from memplan.errors import MissingError
 from memplan.estimators.registry import estimator_by
+from memplan.hardware.cache_dir import default_cache
 from memplan.hardware.catalog import find_gpu
 from memplan.hardware.torch_install import TorchBuild, find_torch
 from memplan.planner.pins import Pins
@@ -32,19 +33,29 @@ SMALL = Workload.model_validate(
 PINS = Pins({"micro_batch_size": "2", "gradient_accumulation_steps": "1"})
 
 
-def test_a_worker_finds_what_is_found_here(torch_build: TorchBuild, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Byte for byte, in the order of the GPUs, one job for each compute capability; each side has a cache of its own."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "workers"))
+def without_rehearsals(folder: Path) -> str:
+    """A cache with what this user's has, but for rehearsals: the simulated GPU need not be compiled again."""
+    (folder / "memplan").mkdir(parents=True)
+    for each in default_cache().iterdir():
+        if each.name != "rehearsals":
+            (folder / "memplan" / each.name).symlink_to(each)
+    return str(folder)
+
+
+def test_a_worker_finds_what_is_found_here(torch_build: TorchBuild) -> None:
+    """In the order of the GPUs, one job for each compute capability. They share a cache here; the heavy test below has one for each side."""
     gpus = [find_gpu("a100-80"), find_gpu("a100-40")]
+    asked: list[tuple[int, int]] = []
 
     with InThreads() as executor:
-        (elsewhere,) = compare_elsewhere([Compared(SMALL, {"target": 2})], gpus, executor, pins=PINS)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "here"))
+        (elsewhere,) = compare_elsewhere(
+            [Compared(SMALL, {"target": 2})], gpus, executor, pins=PINS, on_job=lambda ended, count: asked.append((ended, count))
+        )
     here = compare(SMALL, gpus, estimator_by("rehearsed"), pins=PINS, target=2)
 
     assert elsewhere == here
     assert [row.gpu.name for row in elsewhere] == [gpu.name for gpu in gpus]
-    assert len(list((tmp_path / "workers" / "memplan" / "rehearsals").iterdir())) == 1
+    assert asked[0] == (0, 1)
 
 
 def test_a_worker_with_other_versions_says_so(torch_build: TorchBuild) -> None:
@@ -65,11 +76,11 @@ def test_executors_find_what_is_found_here(torch_build: TorchBuild, name: str, t
     four = SMALL.model_copy(update={"parallelism": SMALL.parallelism.model_copy(update={"devices": 4})})
     programs = [Compared(each, {"target": 8}) for each in (SMALL, four)]
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "workers"))
+    monkeypatch.setenv("XDG_CACHE_HOME", without_rehearsals(tmp_path / "workers"))
 
     with connected(name) as executor:
         elsewhere = compare_elsewhere(programs, gpus, executor, pins=PINS)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "here"))
+    monkeypatch.setenv("XDG_CACHE_HOME", without_rehearsals(tmp_path / "here"))
     here = [compare(each.program, gpus, estimator_by("rehearsed"), pins=PINS, **each.options) for each in programs]
 
     assert _as_json(elsewhere) == _as_json(here)

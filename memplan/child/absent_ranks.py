@@ -18,6 +18,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import torch.distributed
 
+from memplan.child import script
 from memplan.child.after_import import change_when_imported
 from memplan.child.copies_store import CopiesStore
 from memplan.child.one_rank import NeedsOtherRankError, World, say_rank, take_rank, wait_for_rank
@@ -43,6 +44,8 @@ def be_one_rank(ranks: World) -> None:
         dist.set_debug_level(dist.DebugLevel.INFO)  # its checks compare what the ranks do
     _replace(c10d, "rendezvous", _meeting(ranks, c10d.rendezvous))
     _replace(c10d, "init_process_group", _with_own_store(ranks, c10d.init_process_group))
+    if _is_asked_by_others():
+        _replace(c10d, "destroy_process_group", _written_first(c10d.destroy_process_group))
     _replace(c10d, "_new_process_group_helper", _telling_size(c10d._new_process_group_helper))
     for module in (c10d, dist, sys.modules["torch.distributed.rendezvous"]):
         if hasattr(module, "TCPStore"):
@@ -112,7 +115,8 @@ def _with_own_store(ranks: World, begin: Callable[..., Any]) -> Callable[..., An
     """
     Return an `init_process_group` for the rehearsed rank alone, whatever store the program gives.
 
-    A process that says it is another rank, as `mp.spawn` starts them, waits until the rehearsed one has ended.
+    A process that says it is another rank, as `mp.spawn` starts them, waits until the rehearsed one has ended; one that others wait for
+    does as this one, with copies of itself for the rest, and is not told of.
     """
     signature = inspect.signature(begin)
 
@@ -121,14 +125,33 @@ def _with_own_store(ranks: World, begin: Callable[..., Any]) -> Callable[..., An
         given = signature.bind(*arguments, **keywords)
         rank, size, store = (given.arguments.get(name) for name in ("rank", "world_size", "store"))
         if rank is not None and rank >= 0 and size is not None and size > 0:
-            if rank != min(ranks.rank, size - 1):
+            if rank == min(ranks.rank, size - 1):
+                say_rank()
+            elif _is_asked_by_others():
+                script.leave_out()
+            else:
                 wait_for_rank()
-            say_rank()
         else:
             take_rank()  # a process that a launcher forked has loaded no hook
         if store is not None and not isinstance(store, CopiesStore):
             given.arguments["store"] = CopiesStore(size or 1)
         return begin(*given.args, **given.kwargs)
+
+    return call
+
+
+def _is_asked_by_others() -> bool:
+    """Say whether this is a worker of Ray's, which has to answer the processes that direct it."""
+    return any(word.endswith("/ray/_private/workers/default_worker.py") for word in sys.orig_argv)
+
+
+def _written_first(end: Callable[..., Any]) -> Callable[..., Any]:
+    """Have what was seen written when the group ends: soon after Ray kills its workers, as no signal and no exit of Python's."""
+
+    @functools.wraps(end)
+    def call(*arguments: Any, **keywords: Any) -> Any:
+        script.write()
+        return end(*arguments, **keywords)
 
     return call
 

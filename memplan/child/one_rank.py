@@ -3,7 +3,8 @@ Which of the ranks that train together this process is, where the others are not
 
 MEMPLAN_WORLD says how many GPUs each machine has, how many machines there are, and which rank is rehearsed. A launcher (torchrun,
 accelerate, deepspeed, Lightning, `mp.spawn`) starts a process for each GPU of one machine, as ever: the one on the rehearsed rank's GPU
-becomes that rank, and the others wait, before they have loaded anything, until it has ended.
+becomes that rank, and the others wait, before they have loaded anything, until it has ended. Ray's workers have to answer to Ray, and each
+runs as a rank of its own beside the one that is told of.
 
 Loaded at the start of every Python that a rehearsed script starts, so with as few imports as can be.
 """

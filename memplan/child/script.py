@@ -33,6 +33,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, 
 from memplan.child.collectives import hand_objects_on, seen
 from memplan.child.held_back import hold_back
 from memplan.child.held_memory import wait_for
+from memplan.child.host_optimizers import skip_host_steps
 from memplan.child.installed_modules import installed_modules
 from memplan.child.not_compiled import not_compiled
 from memplan.child.one_rank import world
@@ -78,6 +79,8 @@ class Script:
         self._writing = threading.RLock()
         self._leave = os._exit
         self._error: BaseException | None = None
+        self.is_left_out = False
+        """There is nothing to tell of this process."""
 
     def begin(self) -> None:
         """Record from here on."""
@@ -232,7 +235,7 @@ class Script:
     def write(self) -> None:
         """Write what was seen, once, where CUDA was used: a worker that only loads data has nothing to say."""
         with _signals_put_off():
-            if os.getpid() == self._process and self._recorder.is_on:
+            if os.getpid() == self._process and self._recorder.is_on and not self.is_left_out:
                 with self._writing:  # another thread may be at it, and is not to be ended before it is done
                     if not self._is_written:
                         self._is_written = True
@@ -327,6 +330,12 @@ def write() -> None:
         script.write()
 
 
+def leave_out() -> None:
+    """Write nothing of this process: it does what the rank that is rehearsed does."""
+    for one in _begun:
+        one.is_left_out = True
+
+
 def first_environment() -> dict[str, str]:
     """Return the environment that this process was started with."""
     entries = (os.fsdecode(entry).partition("=") for entry in Path("/proc/self/environ").read_bytes().split(b"\0"))
@@ -352,6 +361,8 @@ def begin(given: dict[str, str] | None = None) -> None:
     )
     hold_back()
     skip_weights()
+    if not _is_measured():
+        skip_host_steps()
     if torch.distributed.is_available() and not _is_measured():
         from memplan.child.absent_ranks import be_alone, be_one_rank  # noqa: PLC0415  (a PyTorch without it has no such classes)
 

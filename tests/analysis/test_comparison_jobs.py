@@ -43,7 +43,7 @@ def without_rehearsals(folder: Path) -> str:
 
 
 def test_a_worker_finds_what_is_found_here(torch_build: TorchBuild) -> None:
-    """In the order of the GPUs, one job for each compute capability. They share a cache here; the heavy test below has one for each side."""
+    """In the order of the GPUs, one job for each compute capability. They share a cache here; the heavy test has one for each side."""
     gpus = [find_gpu("a100-80"), find_gpu("a100-40")]
     asked: list[tuple[int, int]] = []
 

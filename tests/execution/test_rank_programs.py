@@ -210,3 +210,55 @@ optimizer.step()
 """)
 
     assert (found.verdict, len(found.steps)) == ("fits", 1)
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("stage", [2, 3])
+def test_deepspeed_keeps_the_optimizer_on_the_host(program: Program, stage: int) -> None:
+    """
+    4 million parameters, in a bucket of 2 million: with all of Adam's 16 bytes on the GPU it would hold 64 MiB.
+
+    Offloaded, it holds 2 bytes a parameter (8 MiB; half of it with stage 3), and buckets and gradients while a step lasts.
+    """
+    pytest.importorskip("deepspeed", reason="deepspeed is not installed")
+    found = program(f"""
+import deepspeed
+model = torch.nn.Sequential(*[torch.nn.Linear(1024, 1024, bias=False) for _ in range(4)])
+zero = {{"stage": {stage}, "offload_optimizer": {{"device": "cpu"}}, "reduce_bucket_size": 2_000_000, "allgather_bucket_size": 2_000_000}}
+config = {{"train_micro_batch_size_per_gpu": 4, "bf16": {{"enabled": True}}, "zero_optimization": zero,
+          "optimizer": {{"type": "AdamW", "params": {{"lr": 1e-4}}}}}}
+engine, *_ = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=config)
+for _ in range(3):
+    loss = engine(torch.randn(4, 1024, device=engine.device, dtype=torch.bfloat16)).float().square().mean()
+    engine.backward(loss)
+    engine.step()
+""")
+
+    assert (found.verdict, len(found.steps)) == ("fits", 3)
+    assert 2**22 <= found.peak_allocated_bytes < 64 * 2**20
+
+
+@pytest.mark.heavy
+def test_ray_train_starts_the_ranks(torch_build: TorchBuild, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its workers answer Ray, each as a rank of its own; the one that is asked for is told. DDP has gradients, and buckets as large."""
+    pytest.importorskip("ray.train", reason="the extra ray is not installed, or Ray's own for training is not")
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text("""
+import torch, ray.train.torch
+from ray.train import ScalingConfig
+def loop(config):
+    model = ray.train.torch.prepare_model(torch.nn.Sequential(*[torch.nn.Linear(1024, 1024, bias=False) for _ in range(8)]))
+    optimizer = torch.optim.AdamW(model.parameters())
+    for _ in range(3):
+        model(torch.randn(16, 1024, device=ray.train.torch.get_device())).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        ray.train.report({"batch": 16})
+ray.train.torch.TorchTrainer(loop, scaling_config=ScalingConfig(num_workers=2, use_gpu=True)).fit()
+""")
+
+    found = rehearse_ranks(["train.py"], ranks=Ranks(2, 1, 1), which="one", gpu=find_gpu("h100"), timeout_seconds=300)
+
+    assert (found.verdict, found.rank, len(found.steps)) == ("fits", 1, 3)
+    assert found.breakdown.parameters_bytes == 8 * 4 * 2**20
+    assert found.peak_allocated_bytes >= 5 * 8 * 4 * 2**20

@@ -311,6 +311,17 @@ def test_what_a_launcher_starts_runs_in_a_fork(project: Project, ending: str, ex
 
 
 @pytest.mark.heavy
+def test_a_launcher_that_uses_the_gpu_itself_loses_none_of_the_programs_values(project: Project) -> None:
+    """Both are told to write what they read, and the launcher ends last."""
+    (project.folder / "launch.py").write_text(LAUNCHER.replace("import os", "import torch\ntorch.ones(1, device='cuda')\nimport os"))
+    (project.folder / "train.py").write_text(LAUNCHED)
+
+    rehearsal = rehearse_script(["launch.py", "1", "1", "-0"], gpu=find_gpu("t4"), timeout_seconds=100)
+
+    assert [read.basis for read in rehearsal.reads] == ["data"]
+
+
+@pytest.mark.heavy
 def test_values_that_are_expected_are_found_in_the_first_run(project: Project) -> None:
     """The report is that of three runs."""
     plain = project.rehearse(MASKED)

@@ -44,6 +44,9 @@ OF_THE_MOMENT = re.compile(
 )
 """What is another in every run on a simulated machine: seconds, what a step that failed took, the time, the use of the host, processes."""
 
+PROGRESS = re.compile(r"^memplan: rehearsal \d+ \(.*\n", re.MULTILINE)
+"""What a slow machine is told while it waits."""
+
 MODULES = "<!-- modules -->\n"
 
 
@@ -67,7 +70,8 @@ def run_block(where: str, commands: list[str]) -> str:
                 text=True,
                 check=False,
             )
-            lines += [f"$ {command}", result.stdout.replace(f"{cwd}/", "").rstrip("\n"), ""]
+            printed = PROGRESS.sub("", result.stdout.replace(f"{cwd}/", ""))
+            lines += [f"$ {command}", printed.rstrip("\n"), ""]
         return "\n".join(lines).rstrip("\n") + "\n"
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import faulthandler
 import json
 import multiprocessing
 import os
@@ -300,6 +301,16 @@ def _is_measured() -> bool:
     return "MEMPLAN_UNTIL" in os.environ
 
 
+def _write_stack_when_asked(path: Path) -> None:
+    """
+    Have SIGUSR2 write this process's stack to *path*, even in the midst of a call into C, where the program does not use that signal.
+
+    `execution/stacks.py` asks, of a program that does not end.
+    """
+    if signal.getsignal(signal.SIGUSR2) is signal.SIG_DFL:
+        faulthandler.register(signal.SIGUSR2, file=path.open("w", encoding="utf-8"), all_threads=False)
+
+
 def _counted(name: str) -> int:
     """Return the bytes that the simulated GPU has counted under *name*: of other processes, or of what is shared with them."""
     if _is_measured():
@@ -356,6 +367,7 @@ def begin(given: dict[str, str] | None = None) -> None:
         record = {"torch": torch.__version__, "gpu_name": None, "failure": failure}
         (results / f"{os.getpid()}.json").write_text(json.dumps(record), encoding="utf-8")
         os._exit(3)
+    _write_stack_when_asked(results / f"{os.getpid()}.stack")
     _begun.append(
         Script(results, int(os.environ["MEMPLAN_STEPS"]), json.loads(os.environ["MEMPLAN_ANSWERS"]), given or first_environment())
     )

@@ -21,6 +21,9 @@ WIDTH = 100
 LINE_EVERY_SECONDS = 10.0
 """How often a line says how far a program is that writes to the terminal itself."""
 
+LOG_LINE_EVERY_SECONDS = 30.0
+"""How often a line says how far a plan is where standard error is no terminal."""
+
 
 @contextmanager
 def program_progress() -> Iterator[OnProgress | None]:
@@ -53,17 +56,22 @@ def show_next_run(how: str) -> None:
 
 
 @contextmanager
-def rehearsal_progress() -> Iterator[OnRehearsal | None]:
-    """Give what shows which step is rehearsed, while the block lasts; None where nobody watches."""
-    if not sys.stderr.isatty():
-        yield None
-        return
-    begin, count = time.monotonic(), 0
+def rehearsal_progress(clock: Callable[[], float] = time.monotonic) -> Iterator[OnRehearsal]:
+    """Give what shows which step is rehearsed, while the block lasts: on a terminal each, in a log one from time to time."""
+    begin, count, told_at = clock(), 0, 0.0
+    is_terminal = sys.stderr.isatty()
 
     def show(step: Step) -> None:
-        nonlocal count
+        nonlocal count, told_at
         count += 1
-        rewrite(f"rehearsal {count} ({time.monotonic() - begin:.0f} s): {_described(step)}")
+        seconds = clock() - begin
+        text = f"rehearsal {count} ({seconds:.0f} s): {_described(step)}"
+        if is_terminal:
+            rewrite(text)
+        elif seconds >= told_at + LOG_LINE_EVERY_SECONDS:
+            told_at = seconds
+            sys.stderr.write(f"memplan: {text}\n")
+            sys.stderr.flush()
 
     with _changing_line() as rewrite:
         yield show

@@ -34,6 +34,7 @@ from memplan.execution.program_process import NotEndedError, ProgramProcess, end
 from memplan.execution.ranks import ONE_RANK, Ranks
 from memplan.execution.run_record import RunRecord, read_record
 from memplan.execution.runner import REHEARSING, SKIP_WEIGHTS, Closing, ended
+from memplan.execution.stacks import where_it_is
 from memplan.execution.summary import Run
 from memplan.execution.values_pass import (
     NO_VALUES,
@@ -386,7 +387,8 @@ class ProgramRuns(Closing):
             if error.after is not None:
                 return  # what it writes when it is ended is told
             if not is_with_values:
-                raise
+                where = where_it_is(begun.folder)
+                raise UsageError(f"{error.message}: it is at {where}" if where else error.message, hint=error.hint) from error
             raise EndlessError(f"it took more than {seconds:.0f} seconds, and the first run {self._first_seconds:.0f}") from error
 
     def _look_at(self, begun: _Begun) -> None:

@@ -10,7 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from memplan.cli.progress import rehearsal_progress
+from memplan.estimators.workload_steps import step_of
+from memplan.hardware.catalog import find_gpu
 from memplan.hardware.torch_install import TorchBuild
+from memplan.workload.workload import Workload
 from tests.estimators.test_rehearsed import small_workload
 from tests.standin.conftest import torch_build
 
@@ -38,6 +42,21 @@ def test_a_terminal_shows_which_step_runs_and_keeps_nothing_of_it(torch_build: T
     assert shown[0].split("\r")[-1] == ""
     assert shown[0].split("\r")[-2].strip() == ""
     assert shown[1] == ""
+
+
+def test_a_log_has_a_line_from_time_to_time(built_in: Workload, capsys: pytest.CaptureFixture[str]) -> None:
+    """Nothing of a plan that takes seconds; then a whole line every half a minute, whatever the number of rehearsals."""
+    step = step_of(built_in.model_copy(update={"stages": ()}), find_gpu("t4"), None)
+    seconds = 0.0
+
+    with rehearsal_progress(lambda: seconds) as show:
+        for seconds in range(0, 70, 5):  # noqa: B007  (the clock)
+            show(step)
+
+    assert capsys.readouterr().err.splitlines() == [
+        "memplan: rehearsal 7 (30 s): micro-batch 4 on Tesla T4",
+        "memplan: rehearsal 13 (60 s): micro-batch 4 on Tesla T4",
+    ]
 
 
 MASKED = """

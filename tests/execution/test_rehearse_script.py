@@ -1157,6 +1157,21 @@ def test_the_process_that_trains_is_the_one_told_of(script: Script, tmp_path: Pa
     assert rehearsal.breakdown.optimizer_state_bytes == 8 * MIB
 
 
+WAITS_FOR_A_RANK = """
+import torch, torch.distributed as dist
+torch.nn.Linear(8, 8).cuda()
+store = dist.TCPStore("127.0.0.1", 0, 2, True, wait_for_workers=False)
+store.wait(["a rank that never comes"])
+"""
+
+
+@pytest.mark.heavy
+def test_the_line_at_which_a_script_hangs_is_told(script: Script) -> None:
+    """It waits in C, for a rank that does not come."""
+    with pytest.raises(UsageError, match=r"did not end within 20 seconds: it is at .*train.py:5"):
+        script(WAITS_FOR_A_RANK, timeout_seconds=20)
+
+
 @pytest.mark.heavy
 def test_a_script_that_hangs_is_ended_with_all_that_it_started(script: Script, tmp_path: Path) -> None:
     """Also what its children started, and what does not listen."""

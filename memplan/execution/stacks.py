@@ -1,0 +1,85 @@
+"""
+Where a program is that does not end: each process that is recorded writes its stack when it is asked to.
+
+It does so by the signal that `child/script.py` has faulthandler wait for, which works in the midst of a call into C: most programs that do
+not end wait there, for a rank that is not there or a lock.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+STACK_SIGNAL = signal.SIGUSR2
+
+SUFFIX = ".stack"
+"""Of the file PROCESS.stack that a process writes its stack into, where it writes its results."""
+
+_MOST_SECONDS = 2.0
+_FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+|\?\?\?) in (?P<function>.*)$', re.MULTILINE)  # as faulthandler writes one
+_INSTALLED = re.compile(r"/(site|dist)-packages/|/lib/python3\.\d+/|^<")
+_OURS = str(Path(__file__).parents[1])
+
+
+class _Frame(NamedTuple):
+    file: str
+    line: str
+    function: str
+
+
+def where_it_is(results: Path) -> str | None:
+    """
+    Return the line that a program is at whose processes write into *results*, as `train.py:12, in torch.distributed: barrier`.
+
+    Of several processes, that which was started last. None where none of them answers.
+    """
+    files = sorted(results.glob(f"*{SUFFIX}"), key=lambda path: (path.stat().st_mtime_ns, path.name))
+    for file in files:
+        with suppress(OSError, ValueError):  # it has ended
+            os.kill(int(file.stem), STACK_SIGNAL)
+    for file in reversed(files):
+        frames = list(_frames_of(_written(file)))
+        if frames:
+            return _described(frames)
+    return None
+
+
+def _written(file: Path) -> str:
+    """Return what is in *file* as soon as it has a frame."""
+    deadline = time.monotonic() + _MOST_SECONDS
+    text = file.read_text(encoding="utf-8", errors="replace")
+    while not _FRAME.search(text) and time.monotonic() < deadline:
+        time.sleep(0.02)
+        text = file.read_text(encoding="utf-8", errors="replace")
+    return text
+
+
+def _frames_of(text: str) -> Iterator[_Frame]:
+    """Yield the frames of a stack as faulthandler writes it, the innermost first."""
+    for match in _FRAME.finditer(text):
+        if not match["file"].startswith(_OURS):
+            yield _Frame(match["file"], match["line"], match["function"])
+
+
+def _described(frames: Iterable[_Frame]) -> str:
+    """Return where the program's own code is, and what it calls there."""
+    frames = list(frames)
+    own = next((frame for frame in frames if not _INSTALLED.search(frame.file)), frames[-1])
+    inner = frames[0]
+    called = "" if inner == own else f", in `{inner.function}` of {_short(inner.file)}:{inner.line}"
+    return f"{_short(own.file)}:{own.line}{called}"
+
+
+def _short(file: str) -> str:
+    """Return the path of *file* within its package, or below this folder."""
+    packaged = re.split(r"/(?:site|dist)-packages/|/lib/python3\.\d+/", file)[-1]
+    if packaged != file:
+        return packaged
+    path = Path(file)
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else file

@@ -1,0 +1,60 @@
+"""Where a program is that does not end."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from memplan.execution.stacks import where_it_is
+
+WAITS = """
+import faulthandler, queue, signal, sys
+faulthandler.register(signal.SIGUSR2, file=open(sys.argv[1], "w"), all_threads=False)
+def train():
+    queue.Queue().get()
+print("begun", flush=True)
+train()
+"""
+
+
+def started(folder: Path, text: str = WAITS) -> subprocess.Popen[str]:
+    """A program that has got to where it waits; its stack goes to PROCESS.stack."""
+    (folder / "train.py").write_text(text)
+    command = f"exec {sys.executable} train.py $$.stack"
+    process = subprocess.Popen(["sh", "-c", command], cwd=folder, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "begun\n"
+    time.sleep(0.2)
+    return process
+
+
+def test_the_line_of_the_program_is_told_and_what_it_calls(tmp_path: Path) -> None:
+    """Its own frame, below those of the standard library that wait in C."""
+    with started(tmp_path) as process:
+        where = where_it_is(tmp_path)
+        process.kill()
+
+    assert where is not None
+    assert where.startswith(f"{tmp_path}/train.py:5, in `wait` of threading.py:")
+
+
+def test_the_process_that_was_started_last_is_told(tmp_path: Path) -> None:
+    """A launcher waits for what it has started."""
+    with started(tmp_path) as launcher:
+        with started(tmp_path, WAITS.replace("queue.Queue().get()", "while True: pass")) as trainer:
+            where = where_it_is(tmp_path)
+            trainer.kill()
+        launcher.kill()
+
+    assert where == f"{tmp_path}/train.py:5"
+
+
+def test_of_a_process_that_has_ended_nothing_is_told(tmp_path: Path) -> None:
+    """Nor of one that never began to record."""
+    (tmp_path / f"{2**22 + 1}.stack").touch()
+    os.utime(tmp_path / f"{2**22 + 1}.stack")
+
+    assert where_it_is(tmp_path) is None

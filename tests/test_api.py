@@ -81,6 +81,7 @@ def test_every_argument_of_a_public_function_has_a_name_and_a_type(name: str) ->
         assert parameter.annotation is not parameter.empty
 
 
+@pytest.mark.heavy
 def test_the_examples_run(torch_build: TorchBuild, driver: Driver, tmp_path: Path) -> None:
     """All of them, on a machine with one simulated GPU, in a folder with a configuration and a training step."""
     shutil.copytree(OWN_TREE, tmp_path, dirs_exist_ok=True)

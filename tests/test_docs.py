@@ -131,6 +131,7 @@ def case_of(path: Path, where: str, body: str) -> object:
         any(not any(word in command for word in quick) for command in commands)
         or any(" -- " in command for command in commands)
         or where == "tests/trees/symptoms"  # a dozen steps, or two rehearsals
+        or path.name in ("frameworks.md", "troubleshooting.md")  # ten seconds each
     )
     return pytest.param(where, body, id=f"{path.name}: {commands[0]}", marks=[pytest.mark.heavy] if is_heavy else [])
 

@@ -29,6 +29,7 @@ def sized(name: str, gib: int) -> GpuSpec:
     return find_gpu(name).model_copy(update={"total_memory_bytes": gib * GIB})
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("most_at_once", [pytest.param(1, marks=pytest.mark.heavy), 2])
 def test_what_is_shared_is_what_each_shows_by_itself(torch_build: TorchBuild, tmp_path: Path, most_at_once: int) -> None:
     """To the byte, for five kinds of five capabilities, of which some ask otherwise (H100); a second time nothing is run."""

@@ -61,6 +61,7 @@ def test_a_plan_that_does_not_fit_has_curves_too(built_in: Workload) -> None:
     assert negatives.points[0].fits
 
 
+@pytest.mark.heavy
 def test_what_is_worked_out_is_what_a_rehearsal_says(torch_build: TorchBuild) -> None:
     """Fewer rehearsals than points; each point that was worked out is rehearsed here, and differs by less than 2%."""
     told: list[Step] = []

@@ -102,6 +102,7 @@ def test_several_gpus_are_offered_to_share_the_model(rehearsals: RehearsedEstima
     assert fsdp.saving_bytes == rehearsals(step, gpu, None).device_used_bytes - fsdp.device_used_bytes > 0
 
 
+@pytest.mark.heavy
 def test_one_gpu_has_nobody_to_share_with(levers: dict[str, Lever]) -> None:
     """Nothing is offered that needs several."""
     assert not any("sharded" in change for change in levers)

@@ -30,6 +30,7 @@ def findings(name: str) -> list[Diagnosed]:
     return list(diagnose(program(name), find_gpu("a100-80"), steps=4).findings)
 
 
+@pytest.mark.heavy
 @pytest.mark.usefixtures("torch_build")
 @pytest.mark.parametrize(
     ("name", "check", "least_bytes"),
@@ -54,6 +55,7 @@ def test_a_clean_program_has_no_finding_whatever_is_tried() -> None:
     assert findings("clean") == []
 
 
+@pytest.mark.heavy
 @pytest.mark.usefixtures("torch_build")
 def test_without_effects_nothing_is_claimed() -> None:
     """Neither a saving nor a finding that only memory speaks for."""

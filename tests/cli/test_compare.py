@@ -94,6 +94,7 @@ def test_formulas_are_taken_where_nothing_can_be_rehearsed(run_memplan: Run, tmp
     assert "estimated by formulas, since it could not be rehearsed: no C compiler" in result.stderr
 
 
+@pytest.mark.heavy
 def test_a_program_is_compared(run_memplan: Run, torch_build: TorchBuild) -> None:
     """Its rows are what its plan says."""
     build = f"{PROGRAM / 'train_step.py'}:build"

@@ -83,6 +83,7 @@ def test_what_the_training_takes_is_taken_off(run_memplan: Run) -> None:
     assert beside["num_samples_that_fit"] < alone["num_samples_that_fit"]
 
 
+@pytest.mark.heavy
 def test_the_plan_of_a_configuration_says_what_it_takes(run_memplan: Run, tree: Path) -> None:
     """At its upper bound; without a pinned micro-batch it says that the plan takes what there is."""
     arguments = ("--sample", "3x224x224:bf16", "--gpu", "a100-80", "--config-path", str(tree))
@@ -115,6 +116,7 @@ def test_a_dataset_of_a_file_tells_its_samples(name: str, run_memplan: Run, data
     assert answer["fits"]
 
 
+@pytest.mark.heavy
 def test_a_module_is_found_in_the_working_folder(run_memplan: Run, datasets: Path) -> None:
     """As `python -m` finds it. A number that is given is taken."""
     assert answer_of(run_memplan, "datasets:Images", "--num-samples", "7", "--gpu", "t4")["num_samples"] == 7

@@ -143,6 +143,7 @@ def test_a_program_that_takes_some_sizes_only_is_asked_for_those(
     assert answer["size"] > 64
 
 
+@pytest.mark.heavy
 def test_a_program_without_a_batch_is_told_apart(run_memplan: Run, torch_build: TorchBuild, driver: Driver) -> None:
     """With the way out."""
     result = run_memplan("find-batch", f"{STEPS}:fails", **machine(torch_build, driver, "t4"))
@@ -173,6 +174,7 @@ def test_a_required_batch_is_found_by_its_name(run_memplan: Run, torch_build: To
     assert (answer["name"], answer["size"], answer["start"]) == ("batch", 8, 8)
 
 
+@pytest.mark.heavy
 def test_out_of_time_before_the_first_trial_is_said(run_memplan: Run, torch_build: TorchBuild, driver: Driver) -> None:
     """Exit code 1: nothing is known to fit."""
     result = run_memplan("find-batch", f"{STEPS}:mlp", "--start", "8", "--time", "0", **machine(torch_build, driver, "t4"))
@@ -237,6 +239,7 @@ def build(device, batch=16, unit=1):
 """
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("unit", [1, pytest.param(8, marks=pytest.mark.heavy)])
 def test_a_program_with_a_maximum_is_found_at_it(
     run_memplan: Run, torch_build: TorchBuild, driver: Driver, tmp_path: Path, unit: int
@@ -251,6 +254,7 @@ def test_a_program_with_a_maximum_is_found_at_it(
     assert (answer["size"], answer["ended"], [trial["size"] for trial in answer["trials"]]) == (64, "refused", [64])
 
 
+@pytest.mark.heavy
 def test_a_program_that_takes_no_size_fails_with_its_own_error(
     run_memplan: Run, torch_build: TorchBuild, driver: Driver, tmp_path: Path
 ) -> None:

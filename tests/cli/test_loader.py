@@ -157,6 +157,7 @@ def test_a_recipe_of_axolotl_has_its_own_keys(run_memplan: Run, tmp_path: Path) 
     assert "persistent" not in done.stderr
 
 
+@pytest.mark.heavy
 def test_the_batch_is_that_of_the_configuration(run_memplan: Run, tree: Path, datasets: Path) -> None:
     """Nothing is written where nothing was asked for."""
     before = content(tree)

@@ -34,6 +34,7 @@ def test_a_step_that_fits(run_memplan: Run, torch_build: TorchBuild) -> None:
     assert "optimizer state" not in result.stdout
 
 
+@pytest.mark.heavy
 def test_a_step_that_does_not_fit(run_memplan: Run, torch_build: TorchBuild) -> None:
     """Exit code 1, where it happened, and the same as JSON."""
     arguments = ["rehearse", "--gpu", "t4", "--gpu-memory", "1GiB", f"{STEPS}:mlp", "--set", "batch=1048576"]
@@ -47,6 +48,7 @@ def test_a_step_that_does_not_fit(run_memplan: Run, torch_build: TorchBuild) -> 
     assert answer.stderr == ""
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("odd", ["a b:c;$LIB,d", *(pytest.param(odd, marks=pytest.mark.heavy) for odd in ("a b", "a:b;c", "$LIB,d"))])
 def test_any_path_will_do(torch_build: TorchBuild, tmp_path: Path, odd: str) -> None:
     """Cache, home, temporary files, memplan itself, the project and its files, each in a folder whose name splits most lists of paths."""
@@ -85,6 +87,7 @@ pwd.getpwuid = getpwuid
 """A sitecustomize.py: every Python finds that its user has no entry in the list of users."""
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("home", [None, pytest.param("file/home", marks=pytest.mark.heavy)])
 def test_a_user_without_a_home_rehearses_too(torch_build: TorchBuild, tmp_path: Path, home: str | None) -> None:
     """
@@ -188,6 +191,7 @@ def test_an_answer_holds_until_its_line_changes(run_memplan: Run, torch_build: T
     assert [path.name for path in (tmp_path / ".memplan").iterdir()] == ["reads.json"]
 
 
+@pytest.mark.heavy
 def test_an_answer_with_which_the_program_fails_is_not_remembered(run_memplan: Run, torch_build: TorchBuild, tmp_path: Path) -> None:
     """That of an earlier call stays."""
     (tmp_path / "train.py").write_text("import torch\n\nassert bool(torch.ones((), device='cuda') > 0), 'no flag'\n")
@@ -285,6 +289,7 @@ def test_a_value_takes_the_type_of_its_parameter(torch_build: TorchBuild, tmp_pa
     assert '[8, "none", "4", 2.0, false, null, [1, 2], 0.001, 3]' in result.stderr
 
 
+@pytest.mark.heavy
 def test_a_value_of_another_type_is_a_mistake(torch_build: TorchBuild, tmp_path: Path) -> None:
     """One line, exit code 2."""
     (tmp_path / "train.py").write_text(TAKES)

@@ -64,6 +64,7 @@ def filled(torch_build: TorchBuild, gpu: GpuSpec, cache: Path) -> tuple[Plan, To
     return planned(command("{micro_batch_size}", 1, 100_000, 1024), gpu, cache)
 
 
+@pytest.mark.heavy
 def test_what_is_planned_fits_when_it_is_rehearsed_afresh(filled: tuple[Plan, Told], gpu: GpuSpec) -> None:
     """On the GPU itself, to the byte what the plan says of it; and the next size is over the budget."""
     plan, told = filled

@@ -307,6 +307,7 @@ def small_workload(tmp_path: Path) -> Path:
     return file
 
 
+@pytest.mark.heavy
 def test_auto_rehearses_where_it_can(run_memplan: Run, torch_build: TorchBuild, tmp_path: Path, small_workload: Path) -> None:
     """It is the default; the second plan comes from what was kept."""
     arguments = ["--gpu", "t4", "--config-path", small_workload, "--target-effective-batch", "64", "--format", "json"]
@@ -327,6 +328,7 @@ def test_auto_takes_the_formulas_elsewhere_and_says_why(run_memplan: Run, tmp_pa
     assert "estimated by formulas, since it could not be rehearsed: no C compiler" in " ".join(result.stdout.split())
 
 
+@pytest.mark.heavy
 def test_the_command_says_how_it_found_out(run_memplan: Run, torch_build: TorchBuild, small_workload: Path) -> None:
     """--profile on a machine without a GPU rehearses, and says so; --method analytic contradicts it."""
     arguments = ["--gpu", "t4", "--config-path", small_workload, "--profile", "--target-effective-batch", "64"]

@@ -192,6 +192,7 @@ thread.join()
 """
 
 
+@pytest.mark.heavy
 def test_a_torch_that_only_a_thread_imports_is_recorded(script: Script, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """The thread ends after the steps that were asked for, without a word; the main one knows nothing of all that."""
     (tmp_path / "trained.py").write_text(TRAINING)
@@ -230,6 +231,7 @@ def test_nothing_seen_is_exit_code_3_with_a_reason(torch_build: TorchBuild, tmp_
 # programs that start Python in their own way
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     "words",
     [
@@ -362,6 +364,7 @@ def signalled(number: signal.Signals) -> tuple[str, int]:
     return told, process.returncode
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     "number", [signal.SIGTERM, signal.SIGINT, pytest.param(signal.SIGHUP, marks=pytest.mark.heavy)], ids=lambda number: number.name
 )
@@ -378,6 +381,7 @@ def test_a_signal_to_memplan_alone_ends_the_program_and_what_was_seen_is_told(
     assert exit_code == 128 + number
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.heavy)], ids=lambda number: number.name)
 def test_what_a_thread_did_is_told_when_a_signal_ends_the_program(script: Script, tmp_path: Path, number: signal.Signals) -> None:
     """The main thread never loaded torch. Ctrl-C ends that one alone, as ever; the rest of the program goes when its time is over."""
@@ -473,6 +477,7 @@ def test_json_leaves_standard_output_to_the_report(script: Script) -> None:
     assert "trained" not in result.stderr
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("attempt", [0, *(pytest.param(number, marks=pytest.mark.heavy) for number in range(1, 5))])
 def test_a_script_whose_last_act_is_a_backward_ends_in_peace(script: Script, attempt: int) -> None:
     """A thread of autograd may still let go of its graph then."""
@@ -694,6 +699,7 @@ def test_an_error_that_is_caught_is_told_and_the_script_goes_on(script: Script) 
     assert len(rehearsal.steps) == 4
 
 
+@pytest.mark.heavy
 def test_an_error_that_is_not_caught_ends_the_script(script: Script) -> None:
     """With a traceback of its own, and what had been reached."""
     rehearsal = script(OUT_OF_MEMORY.format(then="raise"))
@@ -1143,6 +1149,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("how", ["spawn", *(pytest.param(how, marks=pytest.mark.heavy) for how in ("fork", "forkserver", "subprocess"))])
 def test_the_process_that_trains_is_the_one_told_of(script: Script, tmp_path: Path, how: str) -> None:
     """Launchers start another Python for it, or fork."""

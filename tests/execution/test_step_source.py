@@ -186,6 +186,7 @@ def test_a_step_of_an_odd_kind_is_served(odd: Rehearser, name: str) -> None:
     assert odd.rehearse(gpu=find_gpu("t4"), values={"name": name}).peak_allocated_bytes >= MIB
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("name", ["prints_without_end", "hangs_deaf"])
 def test_a_step_that_does_not_end_is_ended(odd: Rehearser, name: str) -> None:
     """Whether it says much or nothing; the next rehearsal starts anew."""

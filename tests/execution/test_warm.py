@@ -149,6 +149,7 @@ def _sides(result: subprocess.CompletedProcess[str]) -> tuple[int, str, str]:
     return result.returncode, result.stdout.partition("Fits on")[0], result.stderr
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     "ending",
     [
@@ -369,6 +370,7 @@ def _begun(project: Project, seconds: float) -> tuple[subprocess.Popen[str], int
     return process, int((project.folder / "ready").read_text())
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("number", [pytest.param(signal.SIGTERM, marks=pytest.mark.heavy), signal.SIGINT, signal.SIGKILL])
 def test_a_signal_ends_the_fork_and_not_the_process_that_is_kept(project: Project, number: signal.Signals) -> None:
     """What was seen is reported; where memplan itself is killed, the fork ends too."""

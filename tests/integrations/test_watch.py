@@ -74,6 +74,7 @@ def test_the_numbers_go_to_the_trainers_logger(
         assert told["metrics"][0]["memplan/planned_reserved_gib"] == 2.0
 
 
+@pytest.mark.heavy
 def test_a_batch_size_that_changes_elsewhere_is_told(train: Train, torch_build: TorchBuild, driver: Driver, tmp_path: Path) -> None:
     """Lightning's second epoch has a loader with twice the batch."""
     told, _ = train(machine(torch_build, driver, "t4"), "lightning_trainer", tmp_path / "out", "", 4)

@@ -208,6 +208,7 @@ def test_a_setting_that_does_not_exist_is_pytorchs_error(device: Device) -> None
         device.run("odd_sizes", settings="no_such_option:1")
 
 
+@pytest.mark.heavy
 def test_another_allocator_is_refused_in_words(device: Device) -> None:
     """cudaMallocAsync's pool is the driver's: there is nothing to follow, so there is no number."""
     with pytest.raises(UsageError, match="backend parsed at runtime != allocator backend parsed at load time"):
@@ -630,6 +631,7 @@ def test_there_is_no_operator_without_an_expectation(device: Device) -> None:
 # torch.compile
 
 
+@pytest.mark.heavy
 def test_a_compiled_model_runs_inductors_kernels(device: Device) -> None:
     """Forward and backward; the hidden layer of 16,384 x 1024 fp32 values is kept, and its gradient made."""
     eager, compiled = (device.run("mlp", is_compiled=is_compiled, steps=3) for is_compiled in (False, True))

@@ -586,6 +586,7 @@ def test_a_number_that_makes_no_sense_is_refused(arguments: dict[str, Any]) -> N
 # on the simulated GPU
 
 
+@pytest.mark.heavy
 def test_the_generator_of_the_gpu_is_restored_before_a_retry(train: Train, torch_build: TorchBuild, driver: Driver) -> None:
     """Every try draws its dropout from the same state, and the next step goes on from another."""
     told, _ = train(machine(torch_build, driver, "t4", busy={0: 15_835_660_288 - 3 * GIB // 2}), "generators", 100_000)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from _pytest.mark.structures import ParameterSet
 
 from memplan.errors import NotEstimatedError, UsageError
 from memplan.estimators.analytic.estimate import estimate
@@ -73,11 +74,16 @@ def workload_of(config: dict[str, Any], *, batch: int = 4, length: int = 64, **t
     return workload_from({"model": model_from_config(ConfigJson(config, path)), "training": training}, path)
 
 
+def of_kind(kind: str) -> ParameterSet:
+    """A configuration; most are asked about in the heavy suite."""
+    return pytest.param(CONFIGS[kind], id=kind, marks=[] if kind in ("mpnet", "t5") else [pytest.mark.heavy])
+
+
 def json_of(workload: Workload) -> dict[str, Any]:
     return workload.model_dump(mode="json")
 
 
-@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+@pytest.mark.parametrize("config", [of_kind(kind) for kind in CONFIGS])
 def test_a_config_takes_what_its_program_does(run: RunStep, config: dict[str, Any]) -> None:
     """The same weights and the same peak, to the byte, as a model that is made on the host and moved; the batch has the same shapes."""
     ours = run("built_in", workload=json_of(workload_of(config)))

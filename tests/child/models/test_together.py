@@ -108,7 +108,7 @@ def test_fsdp_keeps_whole_gradients_between_micro_batches(rehearser: SharedRehea
         pytest.param(small(model={"lora": {"rank": 4}}), id="adapters"),
         pytest.param(small(model={"ties_embeddings": True}), id="tied"),
         pytest.param(contrastive(), id="contrastive"),
-        pytest.param(contrastive(contrastive={"cached_loss_mini_batch_size": 4}), id="cached loss"),
+        pytest.param(contrastive(contrastive={"cached_loss_mini_batch_size": 4}), id="cached loss", marks=pytest.mark.heavy),
     ],
 )
 def test_what_trains_on_one_gpu_trains_on_eight(rehearser: SharedRehearser, workload: Workload, strategy: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 from statistics import median
@@ -15,6 +15,7 @@ from memplan.edits.apply import apply as apply_changes
 from memplan.edits.edit import Edit, EditValue, as_text
 from memplan.edits.yaml_file import Found, YamlFile
 from memplan.errors import MissingError, UsageError, reason_of
+from memplan.estimators.steps import MOST_MICRO_BATCHES
 from memplan.execution.dataset_process import measure_loading
 from memplan.hardware.detect import detect_gpus
 from memplan.hardware.host import available_bytes, num_processors, shared_memory_bytes
@@ -85,6 +86,45 @@ def waits_for_data(log: Path) -> str:
     busy = max(median(values) for values in by_gpu.values())
     verdict = "faster loading saves no more than the rest" if busy >= BUSY_PERCENT else "it waits, perhaps for data"
     return f"{log}: the GPU was in use {busy:.0f}% of the time; {verdict}"
+
+
+class StepRate(NamedTuple):
+    """How fast a step takes samples."""
+
+    samples_per_second: float
+    told: str
+    """Where that is from."""
+
+
+def step_rate_in(profile: Path) -> StepRate:
+    """
+    Return how many samples a second the step takes that a plan with a profile shows; of several stages, the one that takes most.
+
+    *profile*: what `memplan --profile --format json` has printed. The fastest step after the first counts. Raises UsageError for another
+    file, and for a profile whose steps did not end.
+    """
+    try:
+        answer = json.loads(profile.read_text(encoding="utf-8"))
+        planned = {stage["name"]: stage["planned"] for stage in answer["stages"]}
+        rates = [
+            _samples_of(planned[stage["stages"][0]]) / min(stage["measured"]["step_seconds"][1:])
+            for stage in answer["profile"]["stages"]
+            if len(stage["measured"]["step_seconds"]) > 1
+        ]
+    except OSError as error:
+        raise UsageError(f"{profile}: {reason_of(error)}", hint="name a file with a profile, as profile.json") from error
+    except (ValueError, LookupError, TypeError, ZeroDivisionError) as error:
+        raise UsageError(
+            f"{profile} is not a plan with a profile", hint="write one: `memplan --profile --format json > profile.json`"
+        ) from error
+    if not rates:
+        raise UsageError(f"{profile} has no step after the first: memory ran out", hint="profile a plan that fits")
+    return StepRate(max(rates), f"{profile}: the step takes {max(rates):,.0f} samples a second on the GPU that it was profiled on")
+
+
+def _samples_of(planned: Mapping[str, int]) -> int:
+    """Return the samples of a step as it was run: with no more micro-batches than tell of all."""
+    return planned["micro_batch_size"] * min(planned["gradient_accumulation_steps"], MOST_MICRO_BATCHES)
 
 
 def located_at(path: Path) -> Located:

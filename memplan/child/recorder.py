@@ -14,6 +14,7 @@ import itertools
 import os
 import random
 import sys
+import time
 import traceback
 import weakref
 from collections.abc import Callable, Iterable
@@ -103,6 +104,8 @@ class Recorder:
         self._events: list[dict[str, Any]] = []
         self._highest = {"peak_allocated_bytes": 0, "peak_reserved_bytes": 0}
         self._ends_at: tuple[int, int] | None = None
+        self._step_seconds: list[float] = []
+        self._began_at = time.monotonic()
         self._types_from: tuple[int, int] | None = None
         self._retries: int | None = None
         self._free_at_first = 0
@@ -201,6 +204,7 @@ class Recorder:
         if not self.is_on:
             return
         torch.cuda.synchronize()
+        self._step_seconds.append(time.monotonic() - self._began_at)
         self._checkpoints = 0
         number = len(self.steps) + 1
         if self._is_recording and (number <= SCANNED_STEPS or number & (number - 1) == 0):
@@ -213,6 +217,7 @@ class Recorder:
         self._allocated_in_all.append(torch.cuda.memory_stats(self._device).get("allocated_bytes.all.allocated", 0))
         if self._is_recording and sum(self._counts()) > MOST_RECORDED:
             self._events, _, self._ends_at = self._stop_history()
+        self._began_at = time.monotonic()
 
     def varies(self) -> bool:
         """Say whether the last step allocated more or less in all than the one before."""
@@ -516,6 +521,7 @@ class Recorder:
             "gpu_name": torch.cuda.get_device_properties(self._device).name,
             "torch": torch.__version__,
             "steps": self.steps,
+            "step_seconds": self._step_seconds,
             "peak_allocated_bytes": peaks["peak_allocated_bytes"],
             "peak_reserved_bytes": peaks["peak_reserved_bytes"],
             "reserved_bytes": reserved,

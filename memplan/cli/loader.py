@@ -23,6 +23,7 @@ Examples:
   memplan loader                                              by rule, for this machine
   memplan loader train.py:make_dataset --batch-size 32        measured: samples a second with several numbers of workers
   memplan loader my.data:Images --batch-size 32 --samples-per-second 900   the fewest workers that keep up with the step
+  memplan loader my.data:Images --batch-size 32 --profile profile.json     the same, as the GPU itself showed
   memplan loader train.py:images --config-path conf --dry-run              what would be written, as a diff
 """
 
@@ -32,6 +33,12 @@ Examples:
 @click.option("--batch-size", type=click.IntRange(min=1), metavar="N", help="Samples of a batch.  [default: the configuration's]")
 @click.option("--seconds", type=FiniteRange(min=0.1), metavar="S", default=3.0, show_default=True, help="Time for each number of workers.")
 @click.option("--samples-per-second", type=FiniteRange(min=0, min_open=True), metavar="N", help="What the step of one GPU eats.")
+@click.option(
+    "--profile",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE.json",
+    help="What `memplan --profile --format json` has printed: what the step of one GPU eats.",
+)
 @click.option(
     "--monitor-log",
     type=click.Path(path_type=Path, dir_okay=False),
@@ -51,6 +58,7 @@ def loader(
     batch_size: int | None,
     seconds: float,
     samples_per_second: float | None,
+    profile: Path | None,
     monitor_log: Path | None,
     num_gpus: int | None,
     num_samples: int | None,
@@ -68,18 +76,23 @@ def loader(
     Values that a configuration has are never overridden unless --override asks for it.
     """
     from memplan.analysis.loader_settings import advise_loading
-    from memplan.api.loading import batch_size_in, configured, located_at, measured, this_host, waits_for_data
+    from memplan.api.loading import batch_size_in, configured, located_at, measured, step_rate_in, this_host, waits_for_data
 
     writes = applies or dry_run
-    _check(source, config_path, writes=writes, both=applies and dry_run, overrides=overrides, needs=samples_per_second)
+    if profile is not None and samples_per_second is not None:
+        raise UsageError("--profile says what the step eats, and so does --samples-per-second", hint="leave one of them out")
+    rate = None if profile is None else step_rate_in(profile)
+    needed = samples_per_second if rate is None else rate.samples_per_second
+    _check(source, config_path, writes=writes, both=applies and dry_run, overrides=overrides, needs=needed)
     located = None if config_path is None else located_at(config_path)
     size = batch_size or (batch_size_in(located) if located is not None else None)
     if source is not None and size is None:
         raise UsageError("the batch size is not known", hint="give it: `--batch-size 32`")
-    notes = [] if monitor_log is None else [waits_for_data(monitor_log)]
+    notes = [] if rate is None else [rate.told]
+    notes += [] if monitor_log is None else [waits_for_data(monitor_log)]
     host = this_host(num_gpus)
     found = None if source is None or size is None else measured(source, host, batch_size=size, seconds=seconds)
-    advice = advise_loading(host, found, batch_size=size, num_samples=num_samples, needed=samples_per_second)
+    advice = advise_loading(host, found, batch_size=size, num_samples=num_samples, needed=needed)
     entries = [] if located is None else configured(located, advice)
     notes += _differences(entries, overrides=overrides)
     return _told(advice, host, located, entries, notes, output_format, writes=writes, applies=applies, overrides=overrides)
@@ -95,7 +108,7 @@ def _check(source: str | None, config_path: Path | None, *, writes: bool, both: 
         raise UsageError("--override is for what is written", hint="give it with --apply or --dry-run")
     if source is None and needs is not None:
         raise UsageError(
-            "--samples-per-second is held against what a dataset's loading brings", hint="name the dataset: `train.py:make_dataset`"
+            "what the step eats is held against what a dataset's loading brings", hint="name the dataset: `train.py:make_dataset`"
         )
     if source is not None and not all(source.rpartition(":")):
         raise UsageError(f"{source!r} is no dataset", hint="FILE.py:make_dataset or module:Dataset")

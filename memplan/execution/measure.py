@@ -121,7 +121,7 @@ def measurement_of(record: RunRecord, gpu: GpuSpec, held: int | None) -> Measure
     reserved = record.reserved_bytes
     outside = None if held is None or held <= reserved else held - reserved
     rehearsal = rehearsal_of(Run(record), context=context_of(gpu) if outside is None else measured_range(outside))
-    told = dict(rehearsal) | {"method": "measured", "driver_version": gpu.driver_version}
+    told = dict(rehearsal) | {"method": "measured", "driver_version": gpu.driver_version, "step_seconds": record.step_seconds}
     if outside is None:
         return Measurement(**told)
     libraries = min(record.outside_bytes, outside)

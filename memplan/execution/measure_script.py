@@ -11,7 +11,6 @@ import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
 
 from memplan.errors import UsageError
 from memplan.execution.command import Command, command_from
@@ -21,14 +20,12 @@ from memplan.execution.measure import held_bytes, measurement_of, seen_at_the_en
 from memplan.execution.measurement import Measurement
 from memplan.execution.program_process import ended_after, wait_for
 from memplan.execution.program_runs import deciding_record, nothing_seen, recorder_variables, streams, used_no_memory
+from memplan.execution.rehearse_script import NOTHING_SHOWN, torch_of
 from memplan.execution.run_record import RunRecord
 from memplan.execution.runner import SKIP_WEIGHTS
 from memplan.hardware.gpu import GpuSpec
 from memplan.hardware.nvml import watched_gpu
-from memplan.hardware.torch_install import find_torch
 from memplan.standin.launch import command_for
-
-NOTHING_SHOWN: Mapping[Path, bytes] = MappingProxyType({})
 
 
 def measure_script(
@@ -81,8 +78,7 @@ def _run(
     script = next((Path(word) for word in command.words[1:] if word.endswith(".py")), None)
     results, until = folder / "results", folder / "until"
     results.mkdir()
-    torch = find_torch() if command.is_of_this_python else find_torch(command.python)
-    environment = inherited | recorder_variables(results, torch, steps=steps, most_walked_batches=walked, inherited=inherited)
+    environment = inherited | recorder_variables(results, torch_of(command), steps=steps, most_walked_batches=walked, inherited=inherited)
     environment |= {"MEMPLAN_UNTIL": str(until), **({"CUDA_VISIBLE_DEVICES": gpu.uuid} if gpu.uuid else {})}
     environment |= {SKIP_WEIGHTS: str(results)} if skips_weights else {}
     environment = Writes(folder, script=script, are_allowed=False, shown=shown).held_in(environment)

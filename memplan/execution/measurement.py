@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from pydantic import NonNegativeInt, computed_field
+from pydantic import NonNegativeFloat, NonNegativeInt, computed_field
 
 from memplan.execution.rehearsal import Rehearsal, Verdict
 from memplan.memory.budget import MemoryBudget
@@ -22,6 +22,9 @@ class Measurement(Rehearsal):
 
     libraries_bytes: NonNegativeInt = 0
     """Of that, what came later and is not PyTorch's allocator's: kernels as they were loaded, what libraries allocate for themselves."""
+
+    step_seconds: tuple[NonNegativeFloat, ...] = ()
+    """What each step took, of at most two micro-batches, with its loading; the first also loads kernels."""
 
     driver_version: str | None = None
     """The driver that ran the GPU."""

@@ -9,7 +9,7 @@ import math
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from pydantic import Field, NonNegativeInt, ValidationError
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, ValidationError
 
 from memplan.description import Description
 from memplan.execution.program_habits import Habits
@@ -114,6 +114,8 @@ class RunRecord(Description):
     """Why the program ended early, where it did."""
 
     steps: tuple[StepPeaks, ...] = ()
+    step_seconds: tuple[NonNegativeFloat, ...] = ()
+    """What each of them took, with its loading; of use on a real GPU."""
     """Each step that ran to its end."""
 
     peak_allocated_bytes: NonNegativeInt = 0

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from _pytest.mark.structures import ParameterSet
 
+from memplan.api.loading import step_rate_in
 from memplan.hardware.torch_install import TorchBuild
 from tests.conftest import Run, content
 from tests.estimators.test_rehearsed import small_workload
@@ -67,7 +68,9 @@ def test_a_profile_stands_beside_the_plan(
     assert rows["peak reserved"]["difference_bytes"] == 0
     assert stage["measured"]["context_bytes"] == CONTEXT_BYTES
     assert stage["measured"]["device_bytes"] == stage["measured"]["peak_reserved_bytes"] + CONTEXT_BYTES
-    assert len(stage["measured"]["steps"]) >= 3
+    assert len(stage["measured"]["steps"]) == len(stage["measured"]["step_seconds"]) >= 3
+    (tmp_path / "profile.json").write_text(json.dumps(told))
+    assert step_rate_in(tmp_path / "profile.json").samples_per_second > 0
     assert told["profile"]["contradiction"] is None
     assert after["gpu"]["context_bytes"] == CONTEXT_BYTES
     assert after["stages"][0]["estimate"]["device_used"]["expected_bytes"] == stage["measured"]["device_bytes"]

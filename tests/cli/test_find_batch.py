@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from memplan.hardware.torch_install import TorchBuild
-from tests.cli.test_profile import CALLS, LAYERS, some_always
+from tests.cli.test_profile import LAYERS, REFUSED_CALLS
 from tests.conftest import Run, content
 from tests.estimators.test_rehearsed import small_workload
 from tests.hardware.nvml_driver import GIB, MIB, Driver, no_driver
@@ -73,7 +73,7 @@ def test_of_two_unlike_cards_the_smaller_is_searched(run_memplan: Run, torch_bui
 
 
 @pytest.mark.heavy
-@pytest.mark.parametrize("call", some_always(CALLS, "nvmlDeviceGetUUID", "nvmlDeviceGetMemoryInfo_v2"))
+@pytest.mark.parametrize("call", REFUSED_CALLS)
 def test_a_batch_is_found_whatever_nvml_refuses(run_memplan: Run, torch_build: TorchBuild, driver: Driver, call: str) -> None:
     """Where it does not tell what others hold, a trial runs out of memory, and that is an answer."""
     here = machine(torch_build, driver, "t4", busy={0: T4_BYTES - GIB}, refused=f"refuse {call} 4\n")

@@ -19,7 +19,6 @@ import memplan
 from memplan.errors import UsageError
 from memplan.hardware.torch_install import TorchBuild
 from memplan.reports.html import page
-from tests.cli.test_profile import CALLS
 from tests.conftest import Run
 from tests.hardware.nvml_driver import GB10, GIB, MIB, MIG, T4, Driver, no_driver
 from tests.standin.conftest import torch_build
@@ -130,7 +129,12 @@ def test_ctrl_c_ends_it_and_the_page_is_written(torch_build: TorchBuild, driver:
     assert "7.50 GiB" in (tmp_path / "run.html").read_text()
 
 
-REFUSED = [*CALLS, "nvmlDeviceGetMemoryInfo", "nvmlDeviceGetHandleByIndex_v2", "nvmlShutdown"]
+REFUSED = [
+    "nvmlDeviceGetName", "nvmlDeviceGetUUID", "nvmlDeviceGetMemoryInfo_v2", "nvmlDeviceGetCudaComputeCapability",
+    "nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetMigMode", "nvmlDeviceGetUtilizationRates", "nvmlDeviceGetHandleByUUID",
+    "nvmlSystemGetDriverVersion", "nvmlSystemGetCudaDriverVersion_v2", "nvmlDeviceGetMemoryInfo", "nvmlDeviceGetHandleByIndex_v2",
+    "nvmlShutdown",
+]  # fmt: skip
 
 
 @pytest.mark.heavy

@@ -2,7 +2,8 @@
 # make test        set up everything and run all checks: formatting, types, architecture, tests
 # make heavy       what takes longer: programs on three GPUs interpolated and rehearsed, the README's rehearsed plan, wheels,
 #                  the rest of sweeps of which `make test` runs some, training programs as people write them, and PyTorch 2.1,
-#                  2.3 and 2.5 (their environments are kept in memplan's cache: 7 GB)
+#                  2.3 and 2.5 (their environments are kept in memplan's cache: 7 GB); more than an hour on two processors, and
+#                  `make heavy SHARE=1/3` is a third of it
 # make docs        the documentation as a site in build/site; a warning, a broken link or anchor among them, is an error
 # make screenshots the pictures of the site, with Chromium, where that is installed
 # make gpu         on a machine with a GPU: run the accuracy suite on it, compare with rehearsals, record what was seen
@@ -44,7 +45,7 @@ coverage: .venv/ready
 	COVERAGE_FILE=/dev/shm/memplan.coverage $(BIN)/pytest -n auto --dist worksteal -m 'not gpu' --cov --cov-report=term-missing:skip-covered
 
 heavy: .venv/ready
-	$(BIN)/pytest -n auto --dist worksteal -m heavy
+	$(BIN)/pytest -n auto --dist worksteal -m heavy $(if $(SHARE),--share $(SHARE))
 
 docs: .venv-docs/ready
 	.venv-docs/bin/sphinx-build --fail-on-warning --keep-going --quiet --doctree-dir build/doctrees docs build/site

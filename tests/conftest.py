@@ -22,11 +22,30 @@ from memplan.layouts.templates import template_data, templates_folder
 from memplan.workload.workload import Workload
 from memplan.workload.workload_file import workload_from
 from tests.hardware.nvml_driver import Driver, build_driver
+from tests.shares import share_from
 from tests.standin.conftest import torch_build
 from tests.training.processes import train
 from tests.warm_python import WarmPython
 
 __all__ = ["torch_build", "train"]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Take a share of the tests."""
+    parser.addoption("--share", metavar="N/M", help="run share N of M (tests/shares.py)")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what is in another share."""
+    if not config.getoption("share"):
+        return
+    try:
+        share = share_from(config.getoption("share"))
+    except ValueError as error:
+        raise pytest.UsageError(f"--share: {error}") from error
+    config.hook.pytest_deselected(items=[item for item in items if not share.has(item.nodeid)])
+    items[:] = [item for item in items if share.has(item.nodeid)]
+
 
 SHARED = Path(__file__).parents[2] / "shared"
 """Ground truth and real configurations; not on a user's machine."""

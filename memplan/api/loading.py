@@ -100,7 +100,7 @@ def step_rate_in(profile: Path) -> StepRate:
     """
     Return how many samples a second the step takes that a plan with a profile shows; of several stages, the one that takes most.
 
-    *profile*: what `memplan --profile --format json` has printed. The fastest step after the first counts. Raises UsageError for another
+    *profile*: the file that it was printed to as JSON. The fastest step after the first counts. Raises UsageError for another
     file, and for a profile whose steps did not end.
     """
     try:
@@ -114,9 +114,7 @@ def step_rate_in(profile: Path) -> StepRate:
     except OSError as error:
         raise UsageError(f"{profile}: {reason_of(error)}", hint="name a file with a profile, as profile.json") from error
     except (ValueError, LookupError, TypeError, ZeroDivisionError) as error:
-        raise UsageError(
-            f"{profile} is not a plan with a profile", hint="write one: `memplan --profile --format json > profile.json`"
-        ) from error
+        raise UsageError(f"{profile} is not a plan with a profile", hint="print a plan with its profile as JSON, into a file") from error
     if not rates:
         raise UsageError(f"{profile} has no step after the first: memory ran out", hint="profile a plan that fits")
     return StepRate(max(rates), f"{profile}: the step takes {max(rates):,.0f} samples a second on the GPU that it was profiled on")

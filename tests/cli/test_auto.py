@@ -236,6 +236,7 @@ def test_a_text_keeps_the_cards_whose_name_or_size_has_it(run_memplan: Run, with
     assert [card["short_names"][0] for card in listed["known"]] == names
 
 
+@pytest.mark.heavy
 def test_the_list_says_which_pytorch_would_train_here(run_memplan: Run, torch_build: TorchBuild, driver: Driver):
     """With what it brings along, beside the driver of each GPU."""
     here = machine(torch_build, driver, "t4")

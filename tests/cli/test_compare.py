@@ -158,6 +158,7 @@ def test_a_strategy_is_chosen_for_all_rows(run_memplan: Run, tmp_path: Path) -> 
     assert "none of these machines suffices" in result.stderr
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("is_pinned", [True, False])
 def test_a_number_that_cannot_be_divided_has_a_row_that_says_so(run_memplan: Run, tmp_path: Path, is_pinned: bool) -> None:
     """The others are planned; where none can be divided there is no table."""

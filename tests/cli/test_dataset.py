@@ -122,6 +122,7 @@ def test_a_module_is_found_in_the_working_folder(run_memplan: Run, datasets: Pat
     assert answer_of(run_memplan, "datasets:Images", "--num-samples", "7", "--gpu", "t4")["num_samples"] == 7
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("name", "error"),
     [

@@ -16,6 +16,7 @@ from tests.standin.conftest import torch_build
 __all__ = ["small_workload", "torch_build"]
 
 
+@pytest.mark.heavy
 def test_curves_are_shown_and_told(run_memplan: Run) -> None:
     """In the terminal as bars with the budget, in JSON as points."""
     shown = run_memplan("--gpu", "rtx4090", "--curves")

@@ -66,6 +66,7 @@ def test_one_look_tells_everything(run_memplan: Run, torch_build: TorchBuild, dr
     assert "a larger micro-batch would fit" in line.stderr
 
 
+@pytest.mark.heavy
 def test_a_plan_is_compared_with(run_memplan: Run, torch_build: TorchBuild, driver: Driver, tmp_path: Path) -> None:
     """The plan's own JSON; a file that is none is named."""
     here = machine(torch_build, driver, "t4", busy={0: 13 * GIB})

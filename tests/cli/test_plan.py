@@ -114,6 +114,7 @@ def test_json_is_one_object_on_standard_output(run_memplan: Run, tree: Path) -> 
     assert {"key": "data_loader.batch_size", "value": 4} in answer["changes"][0]["edits"]
 
 
+@pytest.mark.heavy
 def test_json_never_says_applied_of_what_was_not(run_memplan: Run, tree: Path) -> None:
     """An apply that is refused has no answer on standard output; one with nothing to write says that nothing was applied."""
     import fcntl
@@ -191,6 +192,7 @@ def test_a_config_alone_fills_the_card_and_says_what_was_assumed(run_memplan: Ru
     assert "does not say how it is trained: planned with precision fp32, sequence_length 512, optimizer adamw" in answer["notes"][0]
 
 
+@pytest.mark.heavy
 def test_a_workload_that_names_no_batch_fills_the_card(run_memplan: Run, tmp_path: Path) -> None:
     """Nobody chose one sample; a batch or a target of its own stays what it is."""
     model = {

@@ -45,6 +45,7 @@ def profile_of(result: subprocess.CompletedProcess[str]) -> dict[str, Any]:
     return answer
 
 
+@pytest.mark.heavy
 def test_a_profile_stands_beside_the_plan(
     run_memplan: Run, torch_build: TorchBuild, driver: Driver, small_workload: Path, tmp_path: Path
 ) -> None:

@@ -285,6 +285,7 @@ def test_a_disk_that_is_full_is_told_before_the_samples_are_read(path: Path) -> 
     assert listing(path) == []
 
 
+@pytest.mark.heavy
 def test_a_small_disk_is_told_with_what_is_free(tmp_path: Path) -> None:
     """A disk of 1 MiB, for this process alone; only root may make one."""
     disk, program = tmp_path / "disk", f"{sys.executable} -m tests.data.fill whole {tmp_path / 'disk' / 'c.safetensors'}"

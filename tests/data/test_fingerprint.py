@@ -47,6 +47,7 @@ def fingerprints(folder: Path, **values: float) -> list[str]:
     return list(runpy.run_path(str(file), run_name="program")["fingerprints"]())
 
 
+@pytest.mark.heavy
 def test_it_is_the_same_in_the_next_process_and_another_after_a_change(tmp_path: Path) -> None:
     """The code of a base class, an attribute, a tensor, a default, and what a function has closed over."""
     before = fingerprints(tmp_path)

@@ -79,6 +79,7 @@ def test_what_is_planned_fits_when_it_is_rehearsed_afresh(filled: tuple[Plan, To
     assert f"micro-batch {size}: the largest that fits; {size + 1} would be " in plan.reasons[0]
 
 
+@pytest.mark.heavy
 def test_a_few_runs_find_the_largest(filled: tuple[Plan, Told]) -> None:
     """Two small ones, from which the others are worked out, and those about the end."""
     _, told = filled

@@ -55,6 +55,7 @@ def test_a_measurement_is_what_a_rehearsal_says(torch_build: TorchBuild, driver:
     assert differing <= {"CUDA context"}
 
 
+@pytest.mark.heavy
 def test_another_program_on_the_card_is_not_counted(torch_build: TorchBuild, driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
     """A GPU of which somebody holds two GiB; it runs on the second of two unlike GPUs, which it sees alone."""
     environment = machine(torch_build, driver, "a100-80", "t4", busy={1: 2 * GIB})
@@ -77,6 +78,7 @@ def test_running_out_of_memory_is_an_answer(torch_build: TorchBuild, driver: Dri
     assert (contradiction(seen, MemoryBudget(total_bytes=2**60)) or "").startswith("memory ran out in step 1, ")
 
 
+@pytest.mark.heavy
 def test_what_is_over_the_budget_contradicts_a_plan(torch_build: TorchBuild, driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
     """It ran, and took more than it may."""
     seen = measure(monkeypatch, machine(torch_build, driver, "t4"), here("t4"))
@@ -86,6 +88,7 @@ def test_what_is_over_the_budget_contradicts_a_plan(torch_build: TorchBuild, dri
     assert "over the budget" in (contradiction(seen, MemoryBudget(total_bytes=most - 1, margin=0)) or "")
 
 
+@pytest.mark.heavy
 def test_a_program_that_fails_says_so(torch_build: TorchBuild, driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
     """As a rehearsal does."""
     with pytest.raises(UsageError, match="the data ran out"):
@@ -153,6 +156,7 @@ def test_a_calibration_that_cannot_be_read_or_written_is_none(tmp_path: Path) ->
     assert len(list((tmp_path / "calibrations").iterdir())) == 1
 
 
+@pytest.mark.heavy
 def test_a_measured_context_takes_the_place_of_the_usual_one(torch_build: TorchBuild) -> None:
     """In every figure, with room for kernels that another program loads."""
     usual = rehearse(f"{STEPS}:mlp", gpu="t4")

@@ -590,6 +590,7 @@ for number in range(1, 100):
 """
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("text", "printed"),
     [

@@ -598,6 +598,7 @@ def test_the_generator_of_the_gpu_is_restored_before_a_retry(train: Train, torch
     assert told["second_step"] != told["first_step"][:1]
 
 
+@pytest.mark.heavy
 def test_a_clone_of_a_buffer_that_does_not_fit_counts_as_running_out(train: Train, torch_build: TorchBuild, driver: Driver) -> None:
     """A buffer of 10 GiB on a GPU of 16 GB: tried with 4, 2 and 1, and no hook is left."""
     told, _ = train(machine(torch_build, driver, "t4"), "large_buffer")

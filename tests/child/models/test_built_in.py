@@ -77,6 +77,7 @@ def test_own_modules_allocate_what_those_of_transformers_do(rehearser: SharedReh
     assert abs(seen.peak_allocated_bytes / recorded.peak_allocated_bytes - 1) <= bound
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     "name",
     [

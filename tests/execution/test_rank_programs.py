@@ -241,7 +241,7 @@ for _ in range(3):
 @pytest.mark.heavy
 def test_ray_train_starts_the_ranks(torch_build: TorchBuild, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its workers answer Ray, each as a rank of its own; the one that is asked for is told. DDP has gradients, and buckets as large."""
-    pytest.importorskip("ray.train", reason="the extra ray is not installed, or Ray's own for training is not")
+    pytest.importorskip("ray.train", exc_type=ImportError, reason="the extra ray is not installed, or Ray's own for training is not")
     monkeypatch.chdir(tmp_path)
     Path("train.py").write_text("""
 import torch, ray.train.torch

@@ -7,6 +7,7 @@ for the two outputs. Each fork runs its program to the end of the interpreter, a
 
 from __future__ import annotations
 
+import gc
 import importlib
 import json
 import os
@@ -29,11 +30,20 @@ NOT_IMPORTED = (
 
 def import_all() -> None:
     """Import what commands import when they need it: a fork has it already."""
-    for module in pkgutil.walk_packages(memplan.__path__, "memplan.", onerror=lambda _: None):
-        if not module.name.startswith(NOT_IMPORTED):
-            importlib.import_module(module.name)
+    _import_below(memplan)
+    assert "torch" not in sys.modules, "a fork that has PyTorch takes a second to end"
     for name in ("pynvml", "rich.console", "rich.table", "ruamel.yaml", *sys.argv[1:]):
         importlib.import_module(name)
+    gc.freeze()  # a fork that looked at these objects when it ends would copy the memory of them all
+
+
+def _import_below(package: types.ModuleType) -> None:
+    # not walk_packages: that imports every package to look into it
+    for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
+        if not module.name.startswith(NOT_IMPORTED):
+            imported = importlib.import_module(module.name)
+            if module.ispkg:
+                _import_below(imported)
 
 
 def become(request: dict[str, Any]) -> None:

@@ -36,8 +36,8 @@ _HEADER = """\
 # What is typed goes before it. It can be edited, and belongs into git. Paths are as seen from the folder that `.memplan` is in.
 """
 
-_PLAIN = re.compile(r"[A-Za-z_.][\w./=:+-]*\w")
-_NOT_A_WORD = frozenset({"true", "false", "null", "yes", "no", "on", "off"})
+_PLAIN = re.compile(r"(\.{0,2}/|\.?[A-Za-z]|_)[\w./=:+-]*\w")  # a point before a digit or _ begins a number
+_NOT_A_WORD = frozenset({"true", "false", "null", "yes", "no", "on", "off", ".inf", ".nan"})
 
 
 def _as_words(value: object) -> object:

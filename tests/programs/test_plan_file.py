@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from ruamel.yaml import YAML
 
@@ -46,6 +46,7 @@ def test_what_is_written_is_read_again(tmp_path: Path) -> None:
 
 
 @given(st.lists(st.text(st.characters(exclude_categories=["Cs"])), min_size=1), st.dictionaries(st.text("abc_", min_size=1), st.text()))
+@example([".5"], {"a": ".0", "b": ".nan", "_": "._1"})
 def test_any_text_comes_back(words: list[str], pins: dict[str, str]) -> None:
     """Read by another parser, whatever is in a command or a value."""
     data = YAML(typ="safe").load(as_yaml(PlanSettings(command=tuple(words), pins=pins)))

@@ -24,6 +24,8 @@ CLEAN = [
     "clean_accumulation", "clean_cleared_by_hand", "clean_sum", "clean_two_losses", "clean_checkpointed", "clean_copies",
 ]  # fmt: skip
 
+SLOW_LAST = [*(name for name in CLEAN if name != "clean_compiled"), pytest.param("clean_compiled", marks=pytest.mark.heavy)]
+
 Seen = Callable[..., Rehearsal]
 Found = Callable[..., list[Suspicion]]
 
@@ -52,7 +54,7 @@ def line_of(text: str) -> int:
     return next(number for number, line in enumerate(lines, start=1) if text in line)
 
 
-@pytest.mark.parametrize("name", [*CLEAN, "emptied", "zeroed", "foreach", "images", "evaluated"])
+@pytest.mark.parametrize("name", [*SLOW_LAST, "emptied", "zeroed", "foreach", "images", "evaluated"])
 def test_recording_changes_nothing_of_memory(observed: Seen, rehearser_of: RehearserOf, name: str) -> None:
     """Every step's peaks are those of an ordinary rehearsal, to the byte."""
     plain = rehearser_of(f"{STEPS}:build").rehearse(gpu=find_gpu("a100-80").endless(), values={"name": name}, steps=6)
@@ -61,7 +63,7 @@ def test_recording_changes_nothing_of_memory(observed: Seen, rehearser_of: Rehea
     assert plain.habits is None
 
 
-@pytest.mark.parametrize("name", CLEAN)
+@pytest.mark.parametrize("name", SLOW_LAST)
 def test_a_clean_program_is_silent(found: Found, name: str) -> None:
     """bf16, a fused optimizer, no_grad around evaluations, and so on."""
     assert found(name) == []

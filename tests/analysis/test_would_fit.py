@@ -159,6 +159,7 @@ def test_the_cards_told_of_offer_so_much_and_are_the_smallest(needed_gib: float)
     assert [offered[name] for name in found.gpus] == enough[:MOST_GPUS]
 
 
+@pytest.mark.heavy
 def test_what_is_told_of_a_real_program_is_true(torch_build: TorchBuild) -> None:
     """It fits, one sample more does not, and it runs on the GPUs that are named: a program of one MiB a sample."""
     with Rehearser(step_source_from(f"{STEPS}:allocates")) as rehearser:

@@ -49,6 +49,7 @@ def test_what_a_change_saves_is_rehearsed(name: str, check: str, least_bytes: in
     assert finding.saving_bytes >= least_bytes
 
 
+@pytest.mark.heavy
 @pytest.mark.usefixtures("torch_build")
 def test_a_clean_program_has_no_finding_whatever_is_tried() -> None:
     """The allocator's settings among it."""

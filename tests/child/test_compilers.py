@@ -65,6 +65,7 @@ def test_a_product_that_needs_no_padding_is_run_once(run: Run) -> None:
     assert seen.assumed_range is None
 
 
+@pytest.mark.heavy
 def test_constants_that_inductor_folds_are_known(run: Run) -> None:
     """It reads them from the device: that is no question of the program's, and guesses nothing."""
     seen = run("constants")

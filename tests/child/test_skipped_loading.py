@@ -50,6 +50,7 @@ def test_a_file_is_mapped_and_large_weights_are_not_looked_at(tmp_path: Path) ->
     assert said.splitlines() == ["<All keys matched successfully> 0.0 1024.0", "3 True True []"]
 
 
+@pytest.mark.heavy
 def test_what_does_not_fit_the_module_is_its_own_error(tmp_path: Path) -> None:
     """Names and shapes are compared as ever."""
     said = run(
@@ -64,6 +65,7 @@ def test_what_does_not_fit_the_module_is_its_own_error(tmp_path: Path) -> None:
     assert said.splitlines() == ["size mismatch for weight", "Missing key(s) in state_dict"]
 
 
+@pytest.mark.heavy
 def test_weights_that_are_to_become_the_modules_own_are_left(tmp_path: Path) -> None:
     """`assign=True` keeps the tensors themselves."""
     said = run(
@@ -93,6 +95,7 @@ def test_a_file_that_is_not_there_is_taken_to_be_loaded(tmp_path: Path, loads: s
     assert said == "True 1 True\n"
 
 
+@pytest.mark.heavy
 def test_another_file_that_is_not_there_is_the_programs_own_error(tmp_path: Path) -> None:
     """Only what files of weights end with is taken for one."""
     with pytest.raises(subprocess.CalledProcessError):

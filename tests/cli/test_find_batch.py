@@ -267,6 +267,7 @@ def test_a_program_that_takes_no_size_fails_with_its_own_error(
     assert "a data set of 0 has no batch of 16" in result.stderr
 
 
+@pytest.mark.heavy
 def test_the_batch_of_a_command_is_found(run_memplan: Run, torch_build: TorchBuild, driver: Driver, tmp_path: Path) -> None:
     """Each trial is the program itself with another value in its file, which stays as it is; nothing that it writes is left."""
     here = machine(torch_build, driver, "t4", busy={0: T4_BYTES - 3 * GIB})

@@ -90,8 +90,10 @@ def test_a_dataset_is_measured_with_several_numbers_of_workers(run_memplan: Run)
     ("words", "said"),
     [
         (("data.py:Raising", "--batch-size", "8"), "data.py:Raising: sample 17: OSError: the file is truncated"),
-        (("data.py:Growing", "--batch-size", "8"), "data.py:Growing: a batch of 8 samples could not be made"),
-        (("data.py:Stream", "--batch-size", "8"), "data.py:Stream: the dataset has no length: Stream"),
+        pytest.param(
+            ("data.py:Growing", "--batch-size", "8"), "data.py:Growing: a batch of 8 samples could not be made", marks=pytest.mark.heavy
+        ),
+        pytest.param(("data.py:Stream", "--batch-size", "8"), "data.py:Stream: the dataset has no length: Stream", marks=pytest.mark.heavy),
         (("data.py:Nothing", "--batch-size", "8"), "data.py has no Nothing"),
         (("none.py:Images", "--batch-size", "8"), "none.py does not exist"),
         (("data.py:Images",), "the batch size is not known"),

@@ -102,6 +102,7 @@ def test_a_profile_that_agrees_is_applied(run_memplan: Run, torch_build: TorchBu
     assert words(result.stdout).count("the plan holds") == 4  # each stage has other negatives
 
 
+@pytest.mark.heavy
 def test_of_two_unlike_cards_the_one_that_is_planned_for_is_profiled(
     run_memplan: Run, torch_build: TorchBuild, driver: Driver, small_workload: Path
 ) -> None:

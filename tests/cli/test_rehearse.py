@@ -279,6 +279,7 @@ def build(device, batch=1, mode="fast", norm="none", scale=1.0, flag=True, depth
 """
 
 
+@pytest.mark.heavy
 def test_a_value_takes_the_type_of_its_parameter(torch_build: TorchBuild, tmp_path: Path) -> None:
     """ "none" is a text where the default is one; without a default the annotation decides, or else the text's own look."""
     (tmp_path / "train.py").write_text(TAKES.replace("return lambda", "raise ValueError('seen')\n    return lambda"))

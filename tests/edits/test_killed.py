@@ -125,6 +125,7 @@ def test_a_killed_undo_of_a_killed_apply_can_be_finished(fast_disk: Path, victim
     assert num_killed_twice > 5
 
 
+@pytest.mark.heavy
 def test_the_apply_after_a_kill_clears_up(fast_disk: Path, victims: Victims):
     """A half-made copy of a killed process does not stay beside the user's files for ever."""
     for folder in kills(victims, "apply", (fresh(fast_disk, number, in_place=False) for number in count())):

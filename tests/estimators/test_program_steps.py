@@ -225,6 +225,7 @@ def build(device, batch=8):
 """
 
 
+@pytest.mark.heavy
 def test_a_function_that_takes_more_from_step_to_step_is_planned_with_ten(torch_build: TorchBuild, gpu: GpuSpec, tmp_path: Path) -> None:
     """Of what it keeps, 4 MiB a step, all ten count."""
     (tmp_path / "grows.py").write_text(GROWING)

@@ -122,6 +122,7 @@ def test_a_script_is_started_as_python_starts_it(
     assert result.returncode == 3
 
 
+@pytest.mark.heavy
 def test_the_order_of_the_module_path_is_the_programs(script: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As without a rehearsal, also where memplan's own folder is in PYTHONPATH, before others."""
     root = str(Path(memplan_package.__file__).parents[1])
@@ -1035,6 +1036,7 @@ for numbers in ((10, 40, 20, 70), (30, 60)):
 """
 
 
+@pytest.mark.heavy
 def test_no_more_batches_of_a_dataloader_are_looked_at_than_was_asked_for(
     script: Script, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

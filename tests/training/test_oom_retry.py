@@ -64,6 +64,7 @@ def test_a_step_that_runs_out_of_memory_goes_on_smaller(train: Train, torch_buil
     assert f"continuing with {told['micro']}" in said
 
 
+@pytest.mark.heavy
 def test_where_one_sample_does_not_fit_the_error_is_torchs_own(train: Train, torch_build: TorchBuild, driver: Driver) -> None:
     """After 4, 2 and 1."""
     told, _ = train(machine(torch_build, driver, "t4"), "one_does_not_fit")
@@ -606,6 +607,7 @@ def test_a_clone_of_a_buffer_that_does_not_fit_counts_as_running_out(train: Trai
     assert told == {"error": "OutOfMemoryError", "retries": 2, "hooks": 0}
 
 
+@pytest.mark.heavy
 def test_a_decorated_function_on_a_gpu_begins_with_an_empty_one(train: Train, torch_build: TorchBuild, driver: Driver) -> None:
     """Of a failed call stays cuBLAS's workspace, 8.125 MiB in a segment of 20 MiB (torch 2.13), and its cache is given back."""
     told, _ = train(machine(torch_build, driver, "t4", busy={0: 15_835_660_288 - 3 * GIB // 2}), "decorated", 2**17)

@@ -60,7 +60,17 @@ def contrastive(**changes: Any) -> Workload:
     return workload_from(data | changes, template)
 
 
-@pytest.mark.parametrize("recorded", ON_A100, ids=lambda recorded: recorded.name)
+@pytest.mark.parametrize(
+    "recorded",
+    [
+        pytest.param(
+            each,
+            id=each.name,
+            marks=[pytest.mark.heavy] if each.name.startswith(("contrastive-eval", "contrastive-fp32", "contrastive-checkpoint")) else [],
+        )
+        for each in ON_A100
+    ],
+)
 def test_own_modules_allocate_what_those_of_transformers_do(rehearser: SharedRehearser, recorded: Recorded) -> None:
     """
     Peak allocated within 1% of the recordings of `tests/accuracy/reference_steps.py`, 2% with LoRA.
@@ -136,6 +146,7 @@ def test_every_optimizer_keeps_its_state(rehearser: SharedRehearser, name: str, 
     assert seen.optimizer_state_bytes == pytest.approx(states * seen.parameters_bytes, rel=0.01, abs=MIB / 4)
 
 
+@pytest.mark.heavy
 def test_a_factored_optimizer_keeps_rows_and_columns(rehearser: SharedRehearser) -> None:
     """transformers' Adafactor: far less than the parameters."""
     seen = run(rehearser, small(optimizer={"name": "adafactor"})).breakdown

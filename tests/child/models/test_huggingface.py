@@ -76,7 +76,7 @@ def workload_of(config: dict[str, Any], *, batch: int = 4, length: int = 64, **t
 
 def of_kind(kind: str) -> ParameterSet:
     """A configuration; most are asked about in the heavy suite."""
-    return pytest.param(CONFIGS[kind], id=kind, marks=[] if kind in ("mpnet", "t5") else [pytest.mark.heavy])
+    return pytest.param(CONFIGS[kind], id=kind, marks=[] if kind == "t5" else [pytest.mark.heavy])
 
 
 def json_of(workload: Workload) -> dict[str, Any]:

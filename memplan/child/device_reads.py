@@ -14,6 +14,8 @@ import functools
 import struct
 import sys
 import threading
+import time
+from _thread import interrupt_main
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -86,7 +88,7 @@ class Reads:
         self._seen: dict[tuple[str, str, str], dict[str, Any]] = {}
         self._given_for: dict[str, str] = {}
         """The line that each of the user's answers is for, which the read itself need not be on: that of a backward is elsewhere."""
-        self._callback = _READER(not_compiled(self._read))
+        self._callback = _READER(_called_by_c(not_compiled(self._read)))
 
     def attach(self) -> None:
         """Be asked by the device from now on; on a real one, nothing is asked."""
@@ -244,6 +246,22 @@ class Reads:
                     self._given_for[place] = now
                     return Said(answer, USERS + place)
         return None
+
+
+def _called_by_c(read: Callable[[int, int], None]) -> Callable[[int, int], None]:
+    """Return *read* for C to call, out of which no exception comes: a Ctrl-C in the midst of it comes again, in the program."""
+
+    def call(to: int, size: int) -> None:
+        try:
+            read(to, size)
+        except KeyboardInterrupt:
+            threading.Thread(target=interrupt_soon, daemon=True).start()
+
+    def interrupt_soon() -> None:
+        time.sleep(0.005)
+        interrupt_main()
+
+    return not_followed(call)
 
 
 def is_simulated() -> bool:

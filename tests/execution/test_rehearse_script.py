@@ -433,6 +433,24 @@ def test_what_was_seen_is_told_however_often_ctrl_c_comes(script: Script) -> Non
     assert (rehearsal.verdict, len(rehearsal.steps), rehearsal.exit_code) == ("fits", 3, -signal.SIGINT)
 
 
+READS_FOR_EVER = """
+import threading
+
+threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+value = torch.ones(1, device="cuda")
+while True:
+    value.item()
+"""
+
+
+@pytest.mark.heavy
+def test_ctrl_c_ends_a_program_that_does_nothing_but_read(script: Script) -> None:
+    """It comes while the recorder answers a read most likely, which C calls: what Python raises there would be lost."""
+    rehearsal = script(TRAINING + READS_FOR_EVER, timeout_seconds=30)
+
+    assert (len(rehearsal.steps), rehearsal.exit_code) == (3, -signal.SIGINT)
+
+
 # what is told of a script
 
 

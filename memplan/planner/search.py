@@ -159,8 +159,9 @@ def largest_fitting(fits: Fits, *, low: int, high: int, guess: Fits | None = Non
     if guess is None:
         return _doubled(fits, low, high)
     good, bad = low - 1, high + 1
-    widths: list[int] = []  # of what was left to ask about, from question to question
-    above = below = 0  # how often in a row a value next to the end was not the end: then the way is doubled
+    ends: list[tuple[int, int]] = []  # what good and bad were, from question to question
+    above = below = 0  # how often in a row a value next to the end was not the end, as the guess may say once: then the way is doubled
+    was_next = False
     while bad - good > 1:
         furthest = bad - 1 if good < low or leaps else min(bad - 1, good + (good - low) + 1)
         tried = _end_of(guess, good + 1, furthest)
@@ -169,15 +170,19 @@ def largest_fitting(fits: Fits, *, low: int, high: int, guess: Fits | None = Non
             tried = min(bad - 1, good + 2**above)
         elif is_last:
             tried = max(good + 1, bad - 2**below)
-        if (
-            leaps and len(widths) > 2 and good >= low and 2 * (bad - good) > widths[-2]
-        ):  # the guess creeps: twice as far, or half of the way
-            tried = (good + bad) // 2 if bad <= high else max(tried, min(high, good + (good - low) + 1))
-        widths.append(bad - good)
+        if leaps and len(ends) > 2 and good >= low:  # where the guess creeps: half of the way, or twice as far
+            good_before, bad_before = ends[-2]
+            if bad <= high and 2 * (bad - good) > bad_before - good_before:
+                tried = (good + bad) // 2
+            elif bad > high and good - low + 1 < 2 * (good_before - low + 1):
+                tried = max(tried, min(high, good + (good - low) + 1))
+        ends.append((good, bad))
+        expected = guess(tried)
         if fits(tried):
-            good, above, below = tried, above + is_next, 0
+            good, above, below = tried, above + (was_next or not expected) if is_next else 0, 0
         else:
             bad, above, below = tried, 0, below + is_last
+        was_next = is_next
     return good if good >= low else None
 
 

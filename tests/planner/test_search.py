@@ -63,6 +63,21 @@ def test_a_near_guess_spares_most_questions(limit: int, error: int) -> None:
     assert len(asked) <= 6
 
 
+def test_a_guess_that_is_right_about_the_end_is_believed() -> None:
+    """It put the end at 19 first and sees then that 20 fits, and 21 does not: no question leaps over that."""
+    asked: list[int] = []
+
+    def fits(size: int) -> bool:
+        asked.append(size)
+        return size <= 20
+
+    def guess(size: int) -> bool:
+        return size <= (20 if 19 in asked else 19 if 2 in asked else 0)
+
+    assert largest_fitting(fits, low=1, high=65_536, guess=guess, leaps=True) == 20
+    assert asked == [1, 2, 19, 20, 21]
+
+
 class Program:
     """Runs sizes up to *limit* out of memory, and of those only what it *takes*; no size may be asked about twice."""
 

@@ -113,6 +113,8 @@ def ordinary_answer(read: Reading) -> Answer | None:
         return _falling("=f" if read.size == 4 else "=d")
     if read.dtype is not None and (read.dtype.is_floating_point or read.dtype.is_complex):
         return _ordinary_float(read)
+    if _SCALES in read.files:  # its state_dict, in a checkpoint
+        return Answer(bytes(read.size), "0", "ordinary", "the loss was scaled anew just now")
     if read.dtype is not None and read.method in ("item", "__int__") and read.is_only_told:
         return Answer((1).to_bytes(read.size, sys.byteorder), "1", "ordinary", "a number that is only shown")
     return None

@@ -392,6 +392,17 @@ def reads_finite(device, batch):
     return step
 
 
+def reads_scaler_state(device, batch):
+    """Keeps the state of its loss scaler."""
+    scaler = torch.amp.GradScaler(device)
+    scaler.scale(torch.zeros((), device=device))
+
+    def step():
+        return scaler.state_dict()
+
+    return step
+
+
 def reads_checks(device, batch):
     """Asserts, and raises for what is wrong."""
     values = torch.arange(8, device=device) * 2

@@ -145,6 +145,14 @@ def test_a_step_is_taken_for_an_ordinary_one(run: Run) -> None:
     assert seen.findings == ()
 
 
+def test_what_a_loss_scaler_keeps_in_a_checkpoint_is_no_size(run: Run) -> None:
+    """How many steps ago the scale was raised is an integer, and is read where the program's own line only asks for its state."""
+    seen = run("reads_scaler_state")
+
+    assert [found.basis for found in seen.reads] == ["ordinary"]
+    assert seen.lower_bound_reasons == ()
+
+
 def test_checks_pass(run: Run) -> None:
     """Assertions hold, and what comes before a `raise` is not the case."""
     assert [found.answer for found in run("reads_checks").reads] == ["true", "false", "false", "true"]

@@ -63,7 +63,13 @@ _COMPARISONS = {
     "bitwise_or",
 }  # fmt: skip
 _FINITE = {"isnan": False, "isinf": False, "isposinf": False, "isneginf": False, "isfinite": True}
-_MASKED = {"index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index", "_unsafe_index_put", "masked_select", "nonzero"}
+_MASKED_BY_ONE = {"masked_select", "masked_scatter_backward"}
+"""The second argument is a mask."""
+
+_MASKED = {
+    *("index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index", "_unsafe_index_put", "nonzero"),
+    *_MASKED_BY_ONE,
+}
 """Operations that count the set elements of masks, and wait for the count."""
 
 _UNIQUE = {"_unique", "_unique2", "unique_dim", "unique_consecutive", "unique_dim_consecutive"}
@@ -395,7 +401,7 @@ class HostValues(TorchDispatchMode):
 
     def _masked(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
         """Answer how many elements of each mask are set; of one that nobody knows, all or none."""
-        masks = [args[0]] if name == "nonzero" else [args[1]] if name == "masked_select" else list(args[1])
+        masks = [args[0]] if name == "nonzero" else [args[1]] if name in _MASKED_BY_ONE else list(args[1])
         masks = [mask for mask in masks if mask is not None and (name == "nonzero" or mask.dtype in (torch.bool, torch.uint8))]
         self._apply_share(masks)
         for mask in masks:
@@ -403,6 +409,8 @@ class HostValues(TorchDispatchMode):
                 self._assume(mask)  # floats too, whose nonzero is asked for: what is asked of them later agrees with that
         values = [self._shadows.value(mask) if mask.is_cuda else mask for mask in masks]
         counts = [None if value is None else int(torch.count_nonzero(value)) for value in values]
+        if name in _MASKED_BY_ONE and counts[0]:  # which is as large as what it selects from, or becomes so
+            counts[0] *= math.prod(torch.broadcast_shapes(args[0].shape, masks[0].shape)) // masks[0].numel()
         assumption = self._shadows.assumption_of(mask for mask in masks if mask.is_cuda)
         result = self._run(lambda: func(*args, **kwargs), [count for count in counts if count is not None], assumption)
         if name == "nonzero":

@@ -262,6 +262,14 @@ def test_an_answer_for_a_mask_holds_in_the_backward_too(run: Run, share: str) ->
     assert 0 <= seen.peak_allocated_bytes - (states + gradient + scattered + 16 * MIB) <= MIB + WORKSPACE
 
 
+def test_the_backward_of_a_scatter_counts_the_mask_too(run: Run) -> None:
+    """Autograd selects by the mask within an operation of its own: as many elements as were scattered."""
+    seen = run("scores_labels")
+
+    assert seen.verdict == "fits"
+    assert {(read.basis, read.answer) for read in seen.reads} == {("data", "48"), ("data", str(48 * MIB // 4))}
+
+
 @pytest.mark.heavy
 def test_what_is_generated_is_as_long_as_it_may_be(run: Run) -> None:
     """No token that is chosen ends a text, and the run that only shows what is asked does not wait for the end for ever."""

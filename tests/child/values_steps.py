@@ -115,6 +115,7 @@ READS = {
     "rows of a mask": lambda device: torch.zeros(4, 8, 3, device=device)[padded(device)].shape[0],
     "where": lambda device: torch.where(host(50).to(device) > 50)[0].numel(),
     "masked_select": lambda device: host(50).to(device).masked_select(host(50, seed=1).to(device) < 30).numel(),
+    "masked_select of rows": lambda device: torch.ones(50, 4, device=device).masked_select((host(50).to(device) < 30)[:, None]).numel(),
     "argwhere": lambda device: torch.argwhere(host(4, 5).to(device) % 3 == 0).shape[0],
     "columns of a mask": lambda device: host(2, 100).to(device)[:, host(100, seed=2).to(device) != 5].shape[1],
     "two masks": _two_masks,
@@ -437,6 +438,19 @@ def keeps_a_share(device, rows=64):
     def step():
         mask = model(torch.randn(rows, 16, device=device)).squeeze(1) > 0
         states[mask].sum().backward()
+
+    return step
+
+
+def scores_labels(device):
+    """Scores the tokens that have a label, and puts the scores in their places, as trainers of language models do: 48 of 64 rows of 1 MiB."""
+    states = torch.randn(64, MIB_OF_FLOATS, device=device, requires_grad=True)
+    labels = torch.arange(64).remainder(4)
+
+    def step():
+        mask = labels.to(device) > 0
+        chosen = states[mask]
+        torch.zeros(64, MIB_OF_FLOATS, device=device).masked_scatter(mask[:, None], chosen).sum().backward()
 
     return step
 

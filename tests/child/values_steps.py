@@ -443,7 +443,7 @@ def keeps_a_share(device, rows=64):
 
 
 def scores_labels(device):
-    """Scores the tokens that have a label, and puts the scores in their places, as trainers of language models do: 48 of 64 rows of 1 MiB."""
+    """Scores the tokens that have a label, and puts the scores in their places, as trainers do: 48 of 64 rows of 1 MiB."""
     states = torch.randn(64, MIB_OF_FLOATS, device=device, requires_grad=True)
     labels = torch.arange(64).remainder(4)
 

@@ -62,6 +62,11 @@ class Command(NamedTuple):
         """Say whether it runs with this interpreter, and with its packages."""
         return os.path.abspath(self.python) == os.path.abspath(sys.executable)  # noqa: PTH100  (virtual environments are links: not resolved)
 
+    @property
+    def script(self) -> Path | None:
+        """Return the file that is run, where one is named."""
+        return next((Path(word) for word in self.words[1:] if word.endswith(".py")), None)
+
 
 class PythonProgram(NamedTuple):
     """A script or a module, and the Python that runs it."""

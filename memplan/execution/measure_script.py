@@ -12,14 +12,13 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from memplan.errors import UsageError
 from memplan.execution.command import Command, command_from
 from memplan.execution.findings import batches_differ
 from memplan.execution.held_back import Writes
 from memplan.execution.measure import held_bytes, measurement_of, seen_at_the_end
 from memplan.execution.measurement import Measurement
 from memplan.execution.program_process import ended_after, wait_for
-from memplan.execution.program_runs import deciding_record, nothing_seen, recorder_variables, streams, used_no_memory
+from memplan.execution.recorded_run import checked, deciding_record, recorder_variables, streams
 from memplan.execution.rehearse_script import NOTHING_SHOWN, torch_of
 from memplan.execution.run_record import RunRecord
 from memplan.execution.runner import SKIP_WEIGHTS
@@ -75,13 +74,12 @@ def _run(
 ) -> tuple[RunRecord, int | None]:
     """Return what one run of *command* showed, and what it held of the GPU at its end."""
     inherited = os.environ | dict(command.environment)
-    script = next((Path(word) for word in command.words[1:] if word.endswith(".py")), None)
     results, until = folder / "results", folder / "until"
     results.mkdir()
     environment = inherited | recorder_variables(results, torch_of(command), steps=steps, most_walked_batches=walked, inherited=inherited)
     environment |= {"MEMPLAN_UNTIL": str(until), **({"CUDA_VISIBLE_DEVICES": gpu.uuid} if gpu.uuid else {})}
     environment |= {SKIP_WEIGHTS: str(results)} if skips_weights else {}
-    environment = Writes(folder, script=script, are_allowed=False, shown=shown).held_in(environment)
+    environment = Writes(folder, script=command.script, are_allowed=False, shown=shown).held_in(environment)
     with watched_gpu(gpu.uuid) as use, seen_at_the_end(use, lambda: any(results.glob("*.json")), until) as seen:
         before = use()
         with streams(is_heard=said is not None, output_to_stderr=True, said=said) as (standard_input, output, errors):
@@ -89,9 +87,5 @@ def _run(
         with ended_after(process, str(results)):
             if wait_for(process, None) is not None:
                 raise KeyboardInterrupt
-    exit_code, record = process.wait(), deciding_record(results)
-    if record is None or used_no_memory(record):
-        raise nothing_seen(exit_code)
-    if record.failure is not None and record.failure.kind == "mistake":
-        raise UsageError(record.failure.message, hint="name the Python that runs it: `-- /path/to/python train.py`")
+    record = checked(deciding_record(results), process.wait())
     return record, held_bytes(record.pid, before, seen)

@@ -10,7 +10,6 @@ training would be missed, and what it starts at last is run in a fork (`child/la
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import shutil
@@ -18,22 +17,23 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from memplan.errors import NothingSeenError, UsageError
+from memplan.errors import UsageError
 from memplan.execution.command import Command, PythonProgram, program_of, python_program
 from memplan.execution.device_log import read_device_log
-from memplan.execution.findings import MISSING_WEIGHTS, batches_differ
+from memplan.execution.findings import batches_differ
 from memplan.execution.held_back import Writes
 from memplan.execution.program_habits import HABITS
 from memplan.execution.program_process import NotEndedError, ProgramProcess, ended_after, wait_for
 from memplan.execution.ranks import ONE_RANK, Ranks
-from memplan.execution.run_record import RunRecord, read_record
-from memplan.execution.runner import REHEARSING, SKIP_WEIGHTS, Closing, ended
+from memplan.execution.recorded_run import checked, deciding_record, nothing_seen, recorder_variables, streams
+from memplan.execution.run_record import RunRecord
+from memplan.execution.runner import SKIP_WEIGHTS, Closing
 from memplan.execution.stacks import where_it_is
 from memplan.execution.summary import Run
 from memplan.execution.values_pass import (
@@ -51,7 +51,6 @@ from memplan.hardware.gpu import GpuSpec
 from memplan.hardware.host import has_room_for_another
 from memplan.hardware.torch_install import TorchBuild
 from memplan.programs.prepared_data import PreparedData
-from memplan.standin.compiled_libraries import path_for_variables
 from memplan.standin.launch import command_for, environment_for, own_caches
 
 PROGRESS = "progress"
@@ -65,7 +64,6 @@ LACKS_WEIGHTS = "lacks_weights"
 
 _TOLD_EVERY_SECONDS = 1.0
 
-HOOK = Path(__file__).parents[1] / "child" / "hook"
 _ROOT = str(Path(__file__).parents[2])
 
 # What the device runs in a Python that did not load the hook (csrc/python.c): with as few names of its own as can be.
@@ -145,11 +143,6 @@ class Asked(NamedTuple):
     def variables(self) -> dict[str, str]:
         """Return those of a process of the program's, whichever run it is of."""
         return self.prepared.variables() if self.prepared else {}
-
-    @property
-    def script(self) -> Path | None:
-        """Return the file that is run, where the command names one."""
-        return next((Path(word) for word in self.command.words[1:] if word.endswith(".py")), None)
 
 
 class HowEnded(NamedTuple):
@@ -337,7 +330,7 @@ class ProgramRuns(Closing):
         asked = self._asked
         passed = [asked.sent] if asked.sent else []
         return Writes(
-            folder, script=asked.script, are_allowed=asked.allow_writes, passed=passed, shown=asked.shown, prepared=asked.prepared
+            folder, script=asked.command.script, are_allowed=asked.allow_writes, passed=passed, shown=asked.shown, prepared=asked.prepared
         )
 
     # one run
@@ -464,85 +457,11 @@ class ProgramRuns(Closing):
             return None
         if record is None or record.failure is not None or exit_code:
             log.check()
-        if record is None or used_no_memory(record):
-            raise nothing_seen(exit_code, lacks_weights=(begun.folder / LACKS_WEIGHTS).exists())
-        if record.failure is not None and record.failure.kind == "mistake":
-            raise UsageError(record.failure.message, hint="name the Python that runs it: `-- /path/to/python train.py`")
+        record = checked(record, exit_code, lacks_weights=(begun.folder / LACKS_WEIGHTS).exists())
         self._ended[record.pid] = HowEnded(exit_code, record.pid == begun.process.pid, begun.writes)
         return Run(record, log)
-
-
-def recorder_variables(
-    folder: Path,
-    torch: TorchBuild,
-    *,
-    steps: int,
-    most_walked_batches: int,
-    answers: Mapping[str, Any] = MappingProxyType({}),
-    file: ValuesFile = NO_VALUES,
-    inherited: Mapping[str, str],
-) -> dict[str, str]:
-    """Return what child/script.py reads of a process whose results go to *folder*, and where its Python finds the hook."""
-    return {
-        "MEMPLAN_RESULTS": str(folder),
-        "MEMPLAN_STEPS": str(steps),
-        "MEMPLAN_ANSWERS": json.dumps(dict(answers)),
-        "MEMPLAN_WORST_BATCH": str(most_walked_batches),
-        "MEMPLAN_TORCH": torch.version,
-        **{f"MEMPLAN_{key.upper()}": value for key, value in file.request().items()},
-        "PYTHONPATH": os.pathsep.join(filter(None, [str(path_for_variables(HOOK)), inherited.get("PYTHONPATH", "")])),
-        REHEARSING: "1",
-    }
-
-
-@contextmanager
-def streams(*, is_heard: bool, output_to_stderr: bool, said: Path | None) -> Iterator[tuple[int, int, int]]:
-    """Give the descriptors that a program gets as its standard input, output and error; one that is not heard has nothing to say."""
-    if is_heard and said is not None:
-        with said.open("ab") as file, Path(os.devnull).open("rb") as unheard:
-            yield unheard.fileno(), file.fileno(), file.fileno()
-        return
-    if is_heard:
-        yield 0, (2 if output_to_stderr else 1), 2
-        return
-    nothing = os.open(os.devnull, os.O_RDWR)
-    try:
-        yield nothing, nothing, nothing
-    finally:
-        os.close(nothing)
 
 
 def _launched(record: RunRecord) -> PythonProgram | None:
     """Return what the process of *record* runs, which another one has started; None where a fork could not."""
     return python_program(record.python, record.command[1:]) if record.python else None
-
-
-def used_no_memory(record: RunRecord) -> bool:
-    """Say whether the program only began to use the GPU, as by a seed, and ran on the host."""
-    return not record.peak_reserved_bytes and record.failure is None and record.out_of_memory is None
-
-
-def nothing_seen(exit_code: int, *, lacks_weights: bool = False) -> NothingSeenError:
-    """Return why a program left no report: it never used the GPU, or a signal ended it before it could write one."""
-    if exit_code < 0:
-        message = f"the program {ended(exit_code)} before it reported its memory"
-        return NothingSeenError(message, program_exit_code=exit_code, hint="end it before whatever ended it: `steps=3`")
-    message = f"the program {ended(exit_code)} and never used the GPU: there is nothing to report"
-    hint = (
-        MISSING_WEIGHTS
-        if lacks_weights
-        else "it failed before that: see what it said"
-        if exit_code
-        else 'its model and its batches have to be on the device "cuda"'
-    )
-    return NothingSeenError(message, program_exit_code=exit_code, hint=hint)
-
-
-def deciding_record(folder: Path) -> RunRecord | None:
-    """Return what the process wrote that decides: one that ran out of memory, else the one that took most of it."""
-    records = [read_record(path) for path in sorted(folder.glob("*.json"))]
-    return max(records, key=lambda record: (_is_out_of_memory(record), record.peak_reserved_bytes, len(record.steps)), default=None)
-
-
-def _is_out_of_memory(record: RunRecord) -> bool:
-    return record.failure is not None and record.failure.kind == "out_of_memory"

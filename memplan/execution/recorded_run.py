@@ -1,0 +1,110 @@
+"""
+One run of a user's program with the recorder in it: what its process is given, and what it leaves.
+
+It may run on the simulated GPU (`program_runs.py`) or on a real one (`measure_script.py`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from memplan.errors import NothingSeenError, UsageError
+from memplan.execution.findings import MISSING_WEIGHTS
+from memplan.execution.run_record import RunRecord, read_record
+from memplan.execution.runner import REHEARSING, ended
+from memplan.execution.values_pass import NO_VALUES, ValuesFile
+from memplan.hardware.torch_install import TorchBuild
+from memplan.standin.compiled_libraries import path_for_variables
+
+HOOK = Path(__file__).parents[1] / "child" / "hook"
+
+
+def recorder_variables(
+    folder: Path,
+    torch: TorchBuild,
+    *,
+    steps: int,
+    most_walked_batches: int,
+    answers: Mapping[str, Any] = MappingProxyType({}),
+    file: ValuesFile = NO_VALUES,
+    inherited: Mapping[str, str],
+) -> dict[str, str]:
+    """Return what child/script.py reads of a process whose results go to *folder*, and where its Python finds the hook."""
+    return {
+        "MEMPLAN_RESULTS": str(folder),
+        "MEMPLAN_STEPS": str(steps),
+        "MEMPLAN_ANSWERS": json.dumps(dict(answers)),
+        "MEMPLAN_WORST_BATCH": str(most_walked_batches),
+        "MEMPLAN_TORCH": torch.version,
+        **{f"MEMPLAN_{key.upper()}": value for key, value in file.request().items()},
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(path_for_variables(HOOK)), inherited.get("PYTHONPATH", "")])),
+        REHEARSING: "1",
+    }
+
+
+@contextmanager
+def streams(*, is_heard: bool, output_to_stderr: bool, said: Path | None) -> Iterator[tuple[int, int, int]]:
+    """Give the descriptors that a program gets as its standard input, output and error; one that is not heard has nothing to say."""
+    if is_heard and said is not None:
+        with said.open("ab") as file, Path(os.devnull).open("rb") as unheard:
+            yield unheard.fileno(), file.fileno(), file.fileno()
+        return
+    if is_heard:
+        yield 0, (2 if output_to_stderr else 1), 2
+        return
+    nothing = os.open(os.devnull, os.O_RDWR)
+    try:
+        yield nothing, nothing, nothing
+    finally:
+        os.close(nothing)
+
+
+def deciding_record(folder: Path) -> RunRecord | None:
+    """Return what the process wrote that decides: one that ran out of memory, else the one that took most of it."""
+    records = [read_record(path) for path in sorted(folder.glob("*.json"))]
+    return max(records, key=lambda record: (_is_out_of_memory(record), record.peak_reserved_bytes, len(record.steps)), default=None)
+
+
+def _is_out_of_memory(record: RunRecord) -> bool:
+    return record.failure is not None and record.failure.kind == "out_of_memory"
+
+
+def checked(record: RunRecord | None, exit_code: int, *, lacks_weights: bool = False) -> RunRecord:
+    """
+    Return *record*, which a program left that ended with *exit_code*.
+
+    Raises NothingSeenError where it is none, or one of a program that did not use the GPU; UsageError where another Python ran it than was
+    taken for its own. *lacks_weights*: it failed for weights that are not there.
+    """
+    if record is None or _used_no_memory(record):
+        raise nothing_seen(exit_code, lacks_weights=lacks_weights)
+    if record.failure is not None and record.failure.kind == "mistake":
+        raise UsageError(record.failure.message, hint="name the Python that runs it: `-- /path/to/python train.py`")
+    return record
+
+
+def _used_no_memory(record: RunRecord) -> bool:
+    """Say whether the program only began to use the GPU, as by a seed, and ran on the host."""
+    return not record.peak_reserved_bytes and record.failure is None and record.out_of_memory is None
+
+
+def nothing_seen(exit_code: int, *, lacks_weights: bool = False) -> NothingSeenError:
+    """Return why a program left no report: it never used the GPU, or a signal ended it before it could write one."""
+    if exit_code < 0:
+        message = f"the program {ended(exit_code)} before it reported its memory"
+        return NothingSeenError(message, program_exit_code=exit_code, hint="end it before whatever ended it: `steps=3`")
+    message = f"the program {ended(exit_code)} and never used the GPU: there is nothing to report"
+    hint = (
+        MISSING_WEIGHTS
+        if lacks_weights
+        else "it failed before that: see what it said"
+        if exit_code
+        else 'its model and its batches have to be on the device "cuda"'
+    )
+    return NothingSeenError(message, program_exit_code=exit_code, hint=hint)

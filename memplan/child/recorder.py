@@ -17,7 +17,7 @@ import sys
 import time
 import traceback
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, cast
@@ -622,11 +622,20 @@ def addresses(tensors: Iterable[Any]) -> set[int]:
     """Return where those of *tensors* that lie on the device begin."""
     found = set()
     with torch._C.DisableTorchFunctionSubclass():
-        for whole in tensors:
-            tensor = getattr(whole, "_local_tensor", whole)  # what of a DTensor lies here
+        for tensor in itertools.chain.from_iterable(map(_inner, tensors)):
             if has_memory(tensor) and tensor.is_cuda and tensor.layout is torch.strided and not _is_wrapped(tensor):
                 found.add(tensor.untyped_storage().data_ptr())
     return found
+
+
+def _inner(tensor: Any) -> Iterator[Any]:
+    """Yield what *tensor* consists of: of a DTensor what lies here, of a quantised one its codes and scales; itself, where it is plain."""
+    flatten = getattr(tensor, "__tensor_flatten__", None)
+    if flatten is None:
+        yield tensor
+        return
+    for name in flatten()[0]:
+        yield from _inner(getattr(tensor, name))
 
 
 def _shapes_of(modules: list[Any]) -> set[torch.Size]:

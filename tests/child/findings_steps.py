@@ -581,3 +581,49 @@ def of_several_sizes(device, batch):
         inputs + 1
 
     return step
+
+
+class Coded(torch.Tensor):
+    """Numbers that are kept as codes, as those of 8-bit optimizers are."""
+
+    @staticmethod
+    def __new__(cls, codes):
+        return torch.Tensor._make_wrapper_subclass(cls, codes.shape, device=codes.device)
+
+    def __init__(self, codes):
+        self.codes = codes
+
+    def __tensor_flatten__(self):
+        return ["codes"], None
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        if func is torch.ops.aten.detach.default:
+            return cls(args[0].codes)
+        raise NotImplementedError(func)
+
+
+class OfCodes(torch.optim.Optimizer):
+    """Keeps one code for each parameter."""
+
+    def __init__(self, parameters):
+        super().__init__(parameters, {})
+
+    @torch.no_grad()
+    def step(self):
+        for parameter in (parameter for group in self.param_groups for parameter in group["params"]):
+            if parameter not in self.state:
+                self.state[parameter]["exp_avg"] = Coded(torch.zeros_like(parameter, dtype=torch.uint8))
+
+
+def optimizer_of_codes(device, batch, width=1024):
+    """8 bits for each of 1024 x 1024 parameters."""
+    model = torch.nn.Linear(width, width, bias=False, device=device)
+    optimizer = OfCodes(model.parameters())
+
+    def step():
+        model(torch.ones(batch, width, device=device)).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step

@@ -286,3 +286,10 @@ def test_what_the_device_does_not_serve_in_the_closer_look_is_no_failure(run: Ru
 
     with pytest.raises(MissingError, match="does not serve cusparseSpGEMM"):
         run("not_served_when_types_are_checked", steps=4)
+
+
+def test_what_a_tensor_of_codes_consists_of_is_told_as_the_tensor(run: Run) -> None:
+    """An 8-bit optimizer's state: one byte for each of a million parameters."""
+    breakdown = run("optimizer_of_codes", batch=4, steps=3).breakdown
+
+    assert (breakdown.parameters_bytes, breakdown.optimizer_state_bytes) == (4 * MIB, MIB)

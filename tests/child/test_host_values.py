@@ -312,3 +312,10 @@ def test_what_is_saved_decides_nothing(run: Run) -> None:
     seen = run("saves")
 
     assert (seen.verdict, {read.basis for read in seen.reads}) == ("fits", {"ordinary"})
+
+
+def test_the_state_of_a_scaler_is_no_size(run: Run) -> None:
+    """Its count of steps without an overflow is saved."""
+    seen = run("saves_its_scaler")
+
+    assert (seen.verdict, seen.findings, {read.basis for read in seen.reads}) == ("fits", (), {"ordinary"})

@@ -674,3 +674,18 @@ def waits(device):
             pass
 
     return step
+
+
+def saves_its_scaler(device):
+    """The state of a scaler has the number of steps without an overflow."""
+    model = nn.Linear(16, 16, device=device)
+    optimizer = torch.optim.SGD(model.parameters())
+    scaler = torch.amp.GradScaler("cuda")
+
+    def step():
+        scaler.scale(model(torch.ones(4, 16, device=device)).mean()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        torch.save(scaler.state_dict(), io.BytesIO())
+
+    return step

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import torch
 
 from memplan.child.not_compiled import not_compiled, not_followed
-from memplan.child.ordinary_answers import FORMATS, Answer, Reading, check_that_passes, default_answer, ordinary_answer
+from memplan.child.ordinary_answers import FORMATS, Answer, Reading, branch_answer, check_that_passes, default_answer, ordinary_answer
 from memplan.child.program_frames import frames_from, is_file, named, program_frame
 from memplan.child.recorded_values import RecordedValues
 from memplan.child.source_lines import line_at, line_of, statement_of
@@ -167,7 +167,8 @@ class Reads:
             answer = answer._replace(basis="ordinary")
         answer = answer or default_answer(reading)
         if answer.basis == "zero" and reading.is_yes_or_no:
-            answer = self._ending(where, answer)
+            is_scout = self.on_answer is None and self.recorded is None  # the values may be known in another run
+            answer = self._ending(where, (None if is_scout else branch_answer(reading)) or answer)
         ctypes.memmove(to, answer.content, size)
         if not self.is_counting:
             return
@@ -221,7 +222,8 @@ class Reads:
         is_scout = self.on_answer is None and self.recorded is None
         if self._unknown[where] % (MOST_SCOUTED if is_scout else MOST_WAITED):
             return answer
-        return Answer(b"\1", "true", "zero", "it was asked for again and again, and a loop may wait for it")
+        other = answer.text != "true"
+        return Answer(bytes([other]), str(other).lower(), answer.basis, "it was asked for again and again, and a loop may wait for it")
 
     def users(self, frames: Sequence[FrameType], size: int) -> Answer | None:
         """

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import torch
 
 from memplan.child.program_frames import TORCH, is_own, reads_itself
-from memplan.child.source_lines import decides_branch, is_made_whole, is_only_told, line_of, statement_text
+from memplan.child.source_lines import decides_branch, is_harmless_test, is_loop, is_made_whole, is_only_told, line_of, statement_text
 from memplan.traces.read_basis import Basis
 
 _LBFGS = str(Path(TORCH) / "optim" / "lbfgs.py")
@@ -147,7 +147,7 @@ _ZERO = "/deepspeed/runtime/zero/"
 
 
 class _Numbers:
-    """Which of two numbers a program gets where it compares one that nothing computes."""
+    """Which of two numbers, or of yes and no, a program gets where it branches by what nothing computes."""
 
     are_zero = False
 
@@ -156,8 +156,16 @@ _numbers = _Numbers()
 
 
 def compare_with_zeros() -> None:
-    """Answer such reads with zero from here on; with one before."""
+    """Answer such reads with zero from here on, and with yes; with one and no before."""
     _numbers.are_zero = True
+
+
+def branch_answer(read: Reading) -> Answer | None:
+    """Return one end of a yes or no that nobody computes, of which both are run; None where nothing hangs on it, or a loop does."""
+    if read.place is None or read.is_only_told or is_loop(read.place) or is_harmless_test(read.place):
+        return None
+    shown = "true" if _numbers.are_zero else "false"
+    return Answer(bytes([_numbers.are_zero]), shown, "compared", "nothing is computed, and the program goes one way or the other by it")
 
 
 def _falling(format_: str) -> Answer:

@@ -115,6 +115,19 @@ def decides_branch(frames: Sequence[FrameType]) -> bool:
     return False
 
 
+def is_loop(frame: FrameType) -> bool:
+    """Say whether the statement that *frame* is in is the condition of a `while`."""
+    parsed, lines = _parsed(frame.f_code.co_filename), statement_of(frame)
+    return any(isinstance(node, ast.While) and node.lineno in lines for node in ast.walk(_around(parsed, frame)))
+
+
+def is_harmless_test(frame: FrameType) -> bool:
+    """Say whether *frame* reads a yes or no in the condition of an `if` on which nothing hangs but what is kept on disk, or told."""
+    parsed, lines = _parsed(frame.f_code.co_filename), statement_of(frame)
+    tests = [node for node in ast.walk(_around(parsed, frame)) if isinstance(node, ast.If) and node.test.lineno in lines]
+    return bool(tests) and all(map(_is_harmless, tests))
+
+
 def _statements(around: ast.AST) -> Iterator[Any]:
     return (node for node in ast.walk(around) if isinstance(node, (ast.Assign, ast.AugAssign, ast.AnnAssign, ast.NamedExpr, ast.Expr)))
 

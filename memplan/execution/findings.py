@@ -329,17 +329,24 @@ def _draws(record: RunRecord, other: RunRecord | None) -> Iterator[Finding]:
 
 def _comparisons(record: RunRecord, other: RunRecord | None) -> Iterator[Finding]:
     compared = [read for read in record.reads if read.basis == "compared"]
-    if not compared or record.failure is not None or (other is not None and takes_as_much(record, other)):
+    if not compared or record.failure is not None or (other is not None and other.failure is None and takes_as_much(record, other)):
         return
     ends = (
-        "1.0 was read, and the program failed with 0.0, or did not end"
-        if other is None
-        else "it was run with 1.0 and with 0.0, and the larger is reported"
+        "the program failed where it goes the other way, or did not end"
+        if other is None or other.failure is not None
+        else "it was run both ways, and the larger is reported"
     )
     yield Finding(
         kind="device_values",
         message=f"numbers that the model computes are compared, and the program goes another way by them: {_places(compared)}; {ends}",
     )
+
+
+def open_comparisons(record: RunRecord, other: RunRecord | None) -> list[RecordedRead]:
+    """Return the reads by which the program may go another way, where it failed there and had taken more than it did in the run told of."""
+    if other is None or other.failure is None or other.peak_reserved_bytes <= record.peak_reserved_bytes:
+        return []
+    return [read for read in record.reads if read.basis == "compared"]
 
 
 def _choices(record: RunRecord, other: RunRecord | None) -> Iterator[Finding]:
@@ -409,12 +416,13 @@ def lower_bound_reasons(
     values_failure: str | None = None,
     never_stepped: Sequence[str] = (),
     drawn: Sequence[DeviceRead] = (),
+    compared: Sequence[DeviceRead] = (),
 ) -> Iterator[str]:
     """
     Yield why the step may take more than was seen.
 
     *values_failure*: why its values were not found, where a run for that failed; *never_stepped*: optimizers that have what to train;
-    *drawn*: random numbers with which it may.
+    *drawn*: random numbers with which it may; *compared*: what it branches by, where it took more on the other way, and failed.
     """
     guessed = guessed_places(reads)
     if values_failure is not None and any(read.basis in ("zero", "rounded") for read in reads):
@@ -425,6 +433,8 @@ def lower_bound_reasons(
         yield f"{_listed(never_stepped)} never stepped, so its state is not counted, nor what leads to its step"
     if drawn:
         yield f"numbers that are drawn at random on the GPU decide sizes at {_places(drawn)}"
+    if compared:
+        yield f"it took more where it goes another way at {_places(compared)}, until it failed there"
     loops = [read for read in reads if decides(read) and read.answer == "false" and read.text.startswith("while ")]
     if loops:
         yield f"loops were guessed to end at once at {_places(loops)}"

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from memplan.execution.device_log import NO_LOG, DeviceLog
-from memplan.execution.findings import Cause, find, lower_bound_reasons, open_draws, takes_as_much, trained_batches
+from memplan.execution.findings import Cause, find, lower_bound_reasons, open_comparisons, open_draws, takes_as_much, trained_batches
 from memplan.execution.ranks import ONE_RANK, Ranks
 from memplan.execution.rehearsal import DeviceRead, OutOfMemory, ProgramFailure, Rehearsal
 from memplan.execution.run_record import RecordedRead, RunRecord
@@ -100,6 +100,7 @@ def rehearsal_of(
                 values_failure=values_failure,
                 never_stepped=record.never_stepped,
                 drawn=open_draws(record, others["draws"].record if "draws" in others else None),
+                compared=open_comparisons(record, others["numbers"].record if "numbers" in others else None),
             ),
             *([_CUT] * is_cut),
         ),

@@ -49,7 +49,7 @@ class ValuesFile(NamedTuple):
         if self.times:
             return "the other choices, where a compiler chooses by what takes less time"
         if self.numbers:
-            return "0.0 instead of 1.0, where it compares a number that nothing computes"
+            return "the other of two answers, where it branches by a number that nothing computes"
         if self.variant is None:
             return "the values that were found"
         then = {
@@ -109,7 +109,7 @@ def settle(
         return Settled(first)  # it is to be run again
     try:
         found = _with_data(run, first, folder=folder, answers=answers, has_padding=has_padding)
-        return _with_both_times(run, _with_both_numbers(run, found))
+        return _with_both_times(run, _with_both_numbers(run, found, folder=folder))
     except StoppedError as error:
         return Settled(first, failure=str(error))
 
@@ -156,17 +156,26 @@ def _with_data(
     return found
 
 
-def _with_both_numbers(run: Callable[[ValuesFile | None], Run], found: Settled) -> Settled:
-    """Run the program again with another number, where it compares one that nothing computes: with it, it may go another way."""
+def _with_both_numbers(run: Callable[[ValuesFile | None], Run], found: Settled, *, folder: Path) -> Settled:
+    """
+    Run the program again with another number, where it compares one that nothing computes: with it, it may go another way.
+
+    There it may ask for sizes that it never asked for before: then these are found as well.
+    """
     record = found.run.record
     if not any(read.basis == "compared" for read in record.reads) or record.failure is not None or record.out_of_memory is not None:
         return found  # what ran out of memory is told whatever the other way takes
     told = (found.values or NO_VALUES)._replace(numbers="zero")
-    other = _other_end(run, told)
-    if other is None:
+    try:
+        other = Settled(run(told), values=told)
+        if not _has_failed(other.run.record) and needs_values(other.run.record) and not needs_values(record):
+            other = _with_values(run, ValuesFile(folder / "values-numbers", "all", numbers="zero"), other.run)
+    except (NothingSeenError, EndlessError):
         return found
-    settled = found.beside("numbers", Settled(other, values=told))
-    return settled if settled.run is other else found._replace(run=_as_ordinary(found.run))
+    if _has_failed(other.run.record):  # what it took until then is told where it is more
+        return found._replace(others={**found.others, "numbers": other.run})
+    settled = found.beside("numbers", other)
+    return settled if settled.run is other.run else found._replace(run=_as_ordinary(found.run))
 
 
 def _as_ordinary(run: Run) -> Run:
@@ -214,7 +223,7 @@ def _as_found(run: Callable[[ValuesFile | None], Run], sought: Run, file: Values
     failure = _failure_of(sought.record) if not _has_failed(first.record) else None
     if file.path is None or not file.path.exists():
         return Settled(first, failure=failure or "it left no values")
-    known = ValuesFile(file.path)
+    known = file._replace(variant=None)
     if _allocate_alike(first.record, sought.record):
         reads = tuple(read.model_copy(update={"positions": ()}) for read in sought.record.reads)  # none of them decided anything
         return Settled(first._replace(record=first.record.model_copy(update={"reads": reads})), values=known)

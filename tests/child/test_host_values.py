@@ -314,6 +314,43 @@ def test_what_is_saved_decides_nothing(run: Run) -> None:
     assert (seen.verdict, {read.basis for read in seen.reads}) == ("fits", {"ordinary"})
 
 
+@pytest.mark.parametrize("is_called", [0, 1])
+def test_a_yes_or_no_that_a_model_computes_goes_both_ways(run: Run, is_called: int) -> None:
+    """Nothing on the one way, 64 MiB on the other: that is told, with the range."""
+    seen = run("branches", is_called=is_called)
+
+    assert seen.verdict == "fits"
+    assert seen.peak_allocated_bytes >= 64 * MIB
+    assert seen.assumed_range is not None
+    assert seen.assumed_range.high_bytes - seen.assumed_range.low_bytes >= 62 * MIB
+    (finding,) = seen.findings
+    assert finding.message.endswith("it was run both ways, and the larger is reported")
+
+
+def test_what_a_program_only_tells_is_no_branch(run: Run) -> None:
+    """A word on the loss takes no memory, and nothing else is run."""
+    seen = run("branches", is_told=1)
+
+    assert (seen.verdict, seen.assumed_range) == ("fits", None)
+    assert "compared" not in {read.basis for read in seen.reads}
+
+
+def test_sizes_on_the_other_way_are_found_too(run: Run) -> None:
+    """48 MiB that the data say: as a guess they would be none, and the other way the smaller one."""
+    seen = run("branches_to_a_size")
+
+    assert seen.verdict == "fits"
+    assert 48 * MIB <= seen.peak_allocated_bytes <= 49 * MIB + WORKSPACE
+
+
+def test_a_way_that_fails_and_takes_more_leaves_a_lower_bound(run: Run) -> None:
+    """Two matrices more, until there is no third."""
+    seen = run("branches_and_fails")
+
+    assert seen.verdict == "unknown"
+    assert seen.lower_bound_reasons[0].startswith("it took more where it goes another way at ")
+
+
 def test_the_state_of_a_scaler_is_no_size(run: Run) -> None:
     """Its count of steps without an overflow is saved."""
     seen = run("saves_its_scaler")

@@ -676,6 +676,56 @@ def waits(device):
     return step
 
 
+def branches(device, mib=64, is_called=0, is_told=0):
+    """So many MiB where a mean that the model computes is large: in a line, or by a function that says so; or only a word of it."""
+    model = nn.Linear(16, 16, device=device)
+
+    def is_large(values):
+        return bool(values.mean() > 0.5)
+
+    def step():
+        values = model(torch.ones(4, 16, device=device))
+        if is_told:
+            if values.mean() > 0.5:
+                print("large")
+        elif is_called:
+            if is_large(values):
+                torch.empty(mib, MIB_OF_FLOATS, device=device)
+        elif values.mean() > 0.5:
+            torch.empty(mib, MIB_OF_FLOATS, device=device)
+
+    return step
+
+
+def branches_to_a_size(device):
+    """48 MiB, as data say, on the one way; none on the other."""
+    model = nn.Linear(16, 16, device=device)
+
+    def step():
+        mask = (torch.arange(64) < 48).to(device)
+        if model(torch.ones(4, 16, device=device)).mean() > 0.5:
+            torch.empty(int(mask.sum()), MIB_OF_FLOATS, device=device)
+
+    return step
+
+
+def branches_and_fails(device, mib=64):
+    """Another matrix where the first has no root, as numbers decide; the program ends where the second has none either."""
+    model = nn.Linear(16, 16, device=device)
+
+    def step():
+        values = model(torch.ones(4, 16, device=device))
+        tried = []
+        for _ in range(3):
+            info = values.mean() > 0.5
+            if not torch.any(info):
+                return
+            tried.append(torch.empty(mib, MIB_OF_FLOATS, device=device))
+        raise RuntimeError("no root")
+
+    return step
+
+
 def saves_its_scaler(device):
     """The state of a scaler has the number of steps without an overflow."""
     model = nn.Linear(16, 16, device=device)

@@ -2,13 +2,14 @@
 Weights that a program loads into modules of its own making: they are not read, and need not be there.
 
 `torch.load` maps a file of PyTorch's instead of reading it, so that only what somebody looks at is read, and `load_state_dict` looks at no
-large weights. A file that is not there is answered with weights that every module and optimizer takes as loaded. timm's models keep the
-weights that they were made with, and adapters of peft those that they begin with.
+large weights. A file that is not there, or that torch.hub would download, is answered with weights that every module and optimizer takes as
+loaded. timm's models keep the weights that they were made with, and adapters of peft those that they begin with.
 """
 
 from __future__ import annotations
 
 import functools
+import inspect
 import os
 import sys
 import zipfile
@@ -16,6 +17,7 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlparse
 
 import torch
 from torch import nn
@@ -57,6 +59,7 @@ def skip_loading() -> None:
     """Change what loads weights."""
     _map_files()
     _look_at_no_weights()
+    _download_no_weights()
     change_when_imported(
         {"safetensors.torch": _have_absent_files, "timm.models._builder": _keep_first_weights, "peft.utils.save_and_load": _keep_adapters}
     )
@@ -85,6 +88,27 @@ def _is_absent(file: Any) -> bool:
     skipped.append(str(path))
     print(f"memplan: {path} is not there; its weights are taken to be loaded", file=sys.stderr)
     return True
+
+
+def _download_no_weights() -> None:
+    """Take weights that torch.hub would download, as torchvision's models have it do, to be loaded; those in its cache are read as ever."""
+    load = torch.hub.load_state_dict_from_url
+    parameters = inspect.signature(load)
+
+    @functools.wraps(load)
+    def loaded(*arguments: Any, **keywords: Any) -> Any:
+        given = parameters.bind(*arguments, **keywords).arguments
+        folder = given.get("model_dir") or Path(torch.hub.get_dir()) / "checkpoints"
+        name = given.get("file_name") or Path(urlparse(given["url"]).path).name
+        if not (Path(folder) / name).exists():
+            skipped.append(name)
+            return AbsentWeights()
+        return load(*arguments, **keywords)
+
+    torch.hub.load_state_dict_from_url = loaded
+    zoo = sys.modules.get("torch.utils.model_zoo")
+    if zoo is not None:
+        vars(zoo)["load_url"] = loaded
 
 
 def _look_at_no_weights() -> None:

@@ -130,3 +130,17 @@ def test_the_steps_take_the_same_however_a_program_loads(torch_build: TorchBuild
     (tmp_path / "a.pt").unlink()
 
     assert read == mapped == peaks(skip_weights=True)
+
+
+def test_weights_that_are_not_downloaded_are_taken_to_be_loaded(tmp_path: Path) -> None:
+    """As those of torchvision's models are, which torch.hub fetches; one that lies in its cache is read."""
+    said = run(
+        "load = torch.hub.load_state_dict_from_url\n"
+        "found = load('https://nowhere.invalid/vgg16-397923af.pth', progress=False)\n"
+        "print(layer.load_state_dict(found), torch.equal(layer.weight, first), skipped)\n"
+        "torch.save({'weight': torch.ones(2)}, 'there.pth')\n"
+        "print(load('https://nowhere.invalid/x.pth?raw=1', '.', file_name='there.pth')['weight'].tolist())\n",
+        tmp_path,
+    )
+
+    assert said.splitlines() == ["<All keys matched successfully> True ['vgg16-397923af.pth']", "[1.0, 1.0]"]

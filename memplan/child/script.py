@@ -22,6 +22,7 @@ import signal
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -63,7 +64,8 @@ class Script:
     """
     The steps of a script are those of its optimizer; of several optimizers, those of the one that steps most.
 
-    A step is over when each of them has stepped, or one begins its next. Without any, each backward begins a step.
+    A step is over when each of them has stepped, or one begins its next. One that steps alone later in the program goes on where the others
+    ended. Without any, each backward begins a step.
     """
 
     def __init__(self, results: Path, most_steps: int, answers: dict[str, tuple[str, str | None]], given: dict[str, str]) -> None:
@@ -71,6 +73,8 @@ class Script:
         self._recorder = Recorder(answers, on_backward=self._backward_begins)
         self._most_steps = most_steps
         self._counts: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()
+        self._last: weakref.ref[Optimizer] | None = None
+        """The optimizer that stepped last."""
         self._num_ended = self._num_backwards = 0
         self._has_optimizer = False
         self._told_at = 0.0
@@ -113,12 +117,19 @@ class Script:
         """End the step that some optimizer did not take part in, where this one begins its next."""
         del arguments, keywords
         self._leave_if_done()
+        if self._counts.get(optimizer, 0) < self._num_ended and self._trains_alone(optimizer):
+            self._counts[optimizer] = self._num_ended + int(optimizer in self._counts)  # its first step has not been told as one
         if self._counts.get(optimizer, 0) > self._num_ended:
             self._end_step()
+
+    def _trains_alone(self, optimizer: Optimizer) -> bool:
+        """Say whether no other optimizer has stepped since the last step of *optimizer*; before its first, whether no other is there."""
+        return self._last is not None and self._last() is optimizer if optimizer in self._counts else not self._counts
 
     def _stepped(self, optimizer: Any, arguments: Any, keywords: Any) -> None:
         del arguments, keywords
         self._counts[optimizer] = number = self._counts.get(optimizer, 0) + 1
+        self._last = weakref.ref(optimizer)
         if number > self._num_ended and not self._is_one_to_come():
             self._end_step()
 

@@ -214,6 +214,30 @@ def test_steps_that_a_thread_runs_end_the_program_too(script: Script, tmp_path: 
     assert len(seen(script(waits, steps=2, timeout_seconds=60)).steps) == 2
 
 
+TWO_TRAININGS = """
+import torch
+def train(is_kept):
+    model = torch.nn.Linear(1024, 1024, bias=False).cuda()
+    update = torch.optim.AdamW(model.parameters())
+    for _ in range(3):
+        model(torch.randn(8, 1024, device="cuda")).sum().backward()
+        update.step()
+        update.zero_grad()
+    return update if is_kept else None
+kept = [train(IS_KEPT) for _ in range(2)]
+"""
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("is_kept", [False, True])
+def test_a_training_that_follows_another_has_steps_too(script: Script, is_kept: bool) -> None:
+    """Three of each, whether the first optimizer is still there or not."""
+    rehearsal = seen(script(TWO_TRAININGS.replace("IS_KEPT", str(is_kept))))
+
+    assert len(rehearsal.steps) == 6
+    assert rehearsal.breakdown.optimizer_state_bytes == (16 if is_kept else 8) * MIB
+
+
 @pytest.mark.parametrize("output_format", ["text", "json"])
 def test_nothing_seen_is_exit_code_3_with_a_reason(torch_build: TorchBuild, tmp_path: Path, output_format: str) -> None:
     """In JSON the verdict is null: neither "fits" nor an empty output that reads as success."""

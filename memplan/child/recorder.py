@@ -203,7 +203,8 @@ class Recorder:
         """Note the peaks so far, and where everything that lasts lies."""
         if not self.is_on:
             return
-        torch.cuda.synchronize()
+        if not torch.cuda.is_current_stream_capturing():  # an optimizer may step within a CUDA graph that is captured
+            torch.cuda.synchronize()
         self._step_seconds.append(time.monotonic() - self._began_at)
         self._checkpoints = 0
         number = len(self.steps) + 1

@@ -214,6 +214,36 @@ def test_steps_that_a_thread_runs_end_the_program_too(script: Script, tmp_path: 
     assert len(seen(script(waits, steps=2, timeout_seconds=60)).steps) == 2
 
 
+CAPTURED = """
+import torch
+model = torch.nn.Linear(1024, 1024, bias=False).cuda()
+update = torch.optim.AdamW(model.parameters(), capturable=True)
+inputs = torch.randn(8, 1024, device="cuda")
+def step():
+    update.zero_grad()
+    model(inputs).sum().backward()
+    update.step()
+side = torch.cuda.Stream()
+with torch.cuda.stream(side):
+    for _ in range(2):
+        step()
+torch.cuda.current_stream().wait_stream(side)
+graph = torch.cuda.CUDAGraph()
+with torch.cuda.graph(graph):
+    step()
+graph.replay()
+"""
+
+
+@pytest.mark.heavy
+def test_an_optimizer_may_step_within_a_graph_that_is_captured(script: Script) -> None:
+    """What is not allowed there, nobody does: the program ends as it would on a GPU."""
+    rehearsal = seen(script(CAPTURED))
+
+    assert (rehearsal.verdict, len(rehearsal.steps)) == ("fits", 3)
+    assert rehearsal.breakdown.optimizer_state_bytes >= 8 * MIB
+
+
 TWO_TRAININGS = """
 import torch
 def train(is_kept):

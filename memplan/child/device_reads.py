@@ -167,8 +167,10 @@ class Reads:
             answer = answer._replace(basis="ordinary")
         answer = answer or default_answer(reading)
         if answer.basis == "zero" and reading.is_yes_or_no:
-            is_scout = self.on_answer is None and self.recorded is None  # the values may be known in another run
-            answer = self._ending(where, (None if is_scout else branch_answer(reading)) or answer)
+            branch, is_scout = branch_answer(reading), self.on_answer is None and self.recorded is None
+            if branch is not None and (branch.basis == "ordinary" or not is_scout):  # the values may be known in another run
+                answer = branch
+            answer = self._ending(where, answer)
         ctypes.memmove(to, answer.content, size)
         if not self.is_counting:
             return

@@ -161,9 +161,11 @@ def compare_with_zeros() -> None:
 
 
 def branch_answer(read: Reading) -> Answer | None:
-    """Return one end of a yes or no that nobody computes, of which both are run; None where nothing hangs on it, or a loop does."""
-    if read.place is None or read.is_only_told or is_loop(read.place) or is_harmless_test(read.place):
+    """Return what a yes or no gets that nobody computes: one end, of which both are run, where something hangs on it. None for a loop's."""
+    if read.place is None or is_loop(read.place):
         return None
+    if read.is_only_told or is_harmless_test(read.place):
+        return Answer(b"\0", "false", "ordinary", "a yes or no by which something is only told, or saved")
     shown = "true" if _numbers.are_zero else "false"
     return Answer(bytes([_numbers.are_zero]), shown, "compared", "nothing is computed, and the program goes one way or the other by it")
 

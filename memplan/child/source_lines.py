@@ -122,10 +122,15 @@ def is_loop(frame: FrameType) -> bool:
 
 
 def is_harmless_test(frame: FrameType) -> bool:
-    """Say whether *frame* reads a yes or no in the condition of an `if` on which nothing hangs but what is kept on disk, or told."""
+    """
+    Say whether *frame* reads a yes or no in the condition of an `if` on which nothing hangs but what is kept on disk, or told.
+
+    What is given a name there may be a size.
+    """
     parsed, lines = _parsed(frame.f_code.co_filename), statement_of(frame)
     tests = [node for node in ast.walk(_around(parsed, frame)) if isinstance(node, ast.If) and node.test.lineno in lines]
-    return bool(tests) and all(map(_is_harmless, tests))
+    gives = any(isinstance(inner, (ast.Assign, ast.AugAssign, ast.AnnAssign)) for node in tests for inner in ast.walk(node))
+    return bool(tests) and not gives and all(map(_is_harmless, tests))
 
 
 def _statements(around: ast.AST) -> Iterator[Any]:
@@ -162,7 +167,9 @@ _KEEPS = _SHOWS | {
 def _is_harmless(node: ast.AST) -> bool:
     """Say whether nothing hangs on a branch but what is kept on disk, told, or given a name."""
     if isinstance(node, ast.IfExp):
-        return all(not isinstance(inner, ast.Call) for branch in (node.body, node.orelse) for inner in ast.walk(branch))
+        return all(
+            not isinstance(inner, ast.Call) and not _is_size(inner) for branch in (node.body, node.orelse) for inner in ast.walk(branch)
+        )
     if isinstance(node, ast.While):
         return False
     statements = [*node.body, *node.orelse] if isinstance(node, ast.If) else []
@@ -181,7 +188,14 @@ def _is_harmless_statement(statement: ast.stmt) -> bool:
     targets = statement.targets if isinstance(statement, ast.Assign) else [getattr(statement, "target", None)]
     if any(isinstance(target, ast.Attribute) and not _is_own(target) for target in targets):
         return False
+    if not isinstance(statement, ast.Expr) and statement.value is not None and any(map(_is_size, ast.walk(statement.value))):
+        return False
     return all(_name(call) in _KEEPS for call in ast.walk(statement) if isinstance(call, ast.Call))
+
+
+def _is_size(node: ast.AST) -> bool:
+    """Say whether *node* is a whole number that may be a size; zero and one count, and say yes or no."""
+    return isinstance(node, ast.Constant) and type(node.value) is int and node.value > 1
 
 
 def _is_own(target: ast.Attribute) -> bool:

@@ -343,8 +343,8 @@ def _comparisons(record: RunRecord, other: RunRecord | None) -> Iterator[Finding
 
 
 def open_comparisons(record: RunRecord, other: RunRecord | None) -> list[RecordedRead]:
-    """Return the reads by which the program may go another way, where it failed there and had taken more than it did in the run told of."""
-    if other is None or other.failure is None or other.peak_reserved_bytes <= record.peak_reserved_bytes:
+    """Return the reads by which the program may branch, where *other* failed there: it is kept only if it had taken more by then."""
+    if other is None or other.failure is None:
         return []
     return [read for read in record.reads if read.basis == "compared"]
 

@@ -172,8 +172,9 @@ def _with_both_numbers(run: Callable[[ValuesFile | None], Run], found: Settled, 
             other = _with_values(run, ValuesFile(folder / "values-numbers", "all", numbers="zero"), other.run)
     except (NothingSeenError, EndlessError):
         return found
-    if _has_failed(other.run.record):  # what it took until then is told where it is more
-        return found._replace(others={**found.others, "numbers": other.run})
+    if _has_failed(other.run.record):
+        takes_more = other.run.record.peak_reserved_bytes > record.peak_reserved_bytes  # until it failed
+        return found._replace(others={**found.others, "numbers": other.run}) if takes_more else found
     settled = found.beside("numbers", other)
     return settled if settled.run is other.run else found._replace(run=_as_ordinary(found.run))
 

@@ -327,12 +327,21 @@ def test_a_yes_or_no_that_a_model_computes_goes_both_ways(run: Run, is_called: i
     assert finding.message.endswith("it was run both ways, and the larger is reported")
 
 
+@pytest.mark.parametrize("is_float", [0, 1])
+def test_a_size_that_a_branch_gives_a_name_is_told_at_its_largest(run: Run, is_float: int) -> None:
+    """Nothing is called within the branch; 64 MiB hang on it all the same."""
+    seen = run("branches_by_a_name", is_float=is_float)
+
+    assert seen.peak_allocated_bytes >= 64 * MIB
+    assert seen.assumed_range is not None
+
+
 def test_what_a_program_only_tells_is_no_branch(run: Run) -> None:
     """A word on the loss takes no memory, and nothing else is run."""
     seen = run("branches", is_told=1)
 
-    assert (seen.verdict, seen.assumed_range) == ("fits", None)
-    assert "compared" not in {read.basis for read in seen.reads}
+    assert (seen.verdict, seen.assumed_range, seen.findings) == ("fits", None, ())
+    assert {read.basis for read in seen.reads} == {"ordinary"}
 
 
 def test_sizes_on_the_other_way_are_found_too(run: Run) -> None:

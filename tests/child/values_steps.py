@@ -697,6 +697,23 @@ def branches(device, mib=64, is_called=0, is_told=0):
     return step
 
 
+def branches_by_a_name(device, is_float=0):
+    """64 MiB where a mean that the model computes is large, and 1 where not: the number is given a name."""
+    model = nn.Linear(16, 16, device=device)
+
+    def step():
+        mean = model(torch.ones(4, 16, device=device)).mean()
+        if is_float:
+            mib = 1 if mean.item() > 0.5 else 64
+        else:
+            mib = 1
+            if mean > 0.5:
+                mib = 64
+        torch.empty(mib, MIB_OF_FLOATS, device=device)
+
+    return step
+
+
 def branches_to_a_size(device):
     """48 MiB, as data say, on the one way; none on the other."""
     model = nn.Linear(16, 16, device=device)

@@ -111,8 +111,6 @@ def ordinary_answer(read: Reading) -> Answer | None:
         return _yes_or_no(read)
     if read.size in (4, 8) and _LBFGS in read.files:
         return _falling("=f" if read.size == 4 else "=d")
-    if _SCALES in read.files:
-        return Answer(bytes(read.size), "0", "ordinary", "no overflow was found")
     if read.dtype is not None and (read.dtype.is_floating_point or read.dtype.is_complex):
         return _ordinary_float(read)
     if _SCALES in read.files:  # its state_dict, in a checkpoint
@@ -123,7 +121,7 @@ def ordinary_answer(read: Reading) -> Answer | None:
 
 
 def _ordinary_float(read: Reading) -> Answer | None:
-    is_scale = re.search(r"found_inf|overflow", read.text)
+    is_scale = _SCALES in read.files or re.search(r"found_inf|overflow", read.text)
     format_ = FORMATS.get(read.dtype)
     if _JOIN in read.files:  # how many ranks still train: it waits until none does
         return Answer(bytes(read.size), "0", "rule", "the ranks that are not there end when this one does")

@@ -358,10 +358,3 @@ def test_a_way_that_fails_and_takes_more_leaves_a_lower_bound(run: Run) -> None:
 
     assert seen.verdict == "unknown"
     assert seen.lower_bound_reasons[0].startswith("it took more where it goes another way at ")
-
-
-def test_the_state_of_a_scaler_is_no_size(run: Run) -> None:
-    """Its count of steps without an overflow is saved."""
-    seen = run("saves_its_scaler")
-
-    assert (seen.verdict, seen.findings, {read.basis for read in seen.reads}) == ("fits", (), {"ordinary"})

@@ -741,18 +741,3 @@ def branches_and_fails(device, mib=64):
         raise RuntimeError("no root")
 
     return step
-
-
-def saves_its_scaler(device):
-    """The state of a scaler has the number of steps without an overflow."""
-    model = nn.Linear(16, 16, device=device)
-    optimizer = torch.optim.SGD(model.parameters())
-    scaler = torch.amp.GradScaler("cuda")
-
-    def step():
-        scaler.scale(model(torch.ones(4, 16, device=device)).mean()).backward()
-        scaler.step(optimizer)
-        scaler.update()
-        torch.save(scaler.state_dict(), io.BytesIO())
-
-    return step

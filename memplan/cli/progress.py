@@ -24,6 +24,8 @@ LINE_EVERY_SECONDS = 10.0
 LOG_LINE_EVERY_SECONDS = 30.0
 """How often a line says how far a plan is where standard error is no terminal."""
 
+_HOW_TO_END = "Ctrl-C ends the program and reports what was seen; `--steps 3` ends it by itself"
+
 
 @contextmanager
 def program_progress() -> Iterator[OnProgress | None]:
@@ -36,11 +38,13 @@ def program_progress() -> Iterator[OnProgress | None]:
     def show(progress: ProgramProgress) -> None:
         nonlocal lines
         seconds = time.monotonic() - begin
-        what = f"{progress.num_steps} steps, {format_bytes(progress.peak_reserved_bytes)} reserved at the peak so far"
+        count = f"{progress.num_steps} step{'s' * (progress.num_steps != 1)}"
+        what = f"{count}, {format_bytes(progress.peak_reserved_bytes)} reserved at the peak so far"
         if progress.num_run == 1:  # the program has the terminal: a whole line, and seldom
             if seconds >= (lines + 1) * LINE_EVERY_SECONDS:
+                advice = "" if lines else f" ({_HOW_TO_END})"
                 lines = int(seconds // LINE_EVERY_SECONDS)
-                sys.stderr.write(f"memplan: {what}\n")
+                sys.stderr.write(f"memplan: {what}{advice}\n")
             return
         rewrite(f"run {progress.num_run}, for the values that decide sizes ({seconds:.0f} s): {what}")
 

@@ -6,12 +6,14 @@ import os
 import pty
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
-from memplan.cli.progress import rehearsal_progress
+from memplan.cli.progress import program_progress, rehearsal_progress
 from memplan.estimators.workload_steps import step_of
+from memplan.execution.program_runs import ProgramProgress
 from memplan.hardware.catalog import find_gpu
 from memplan.hardware.torch_install import TorchBuild
 from memplan.workload.workload import Workload
@@ -86,6 +88,27 @@ def test_a_terminal_shows_how_far_a_program_is_whose_runs_are_not_heard(torch_bu
     assert "MiB reserved at the peak so far" in shown
     assert shown.partition("run 2,")[0].strip().startswith("memplan: running the program again with integers and masks")
     assert shown.rpartition("so far")[2].split("\r")[1].strip() == ""
+
+
+def test_the_first_line_about_a_long_program_says_how_to_end_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Most trainings take days; the lines after it only say how far it is."""
+    ours, theirs = pty.openpty()
+    with os.fdopen(ours, "rb", buffering=0) as terminal, os.fdopen(theirs, "w") as shown:
+        monkeypatch.setattr(sys, "stderr", shown)
+        monkeypatch.setattr("memplan.cli.progress.LINE_EVERY_SECONDS", 0.01)
+        with program_progress() as show:
+            assert show is not None
+            for number in (1, 2):
+                time.sleep(0.02)
+                show(ProgramProgress(1, number, 2**20))
+        shown.flush()
+        lines = terminal.read(100_000).decode().splitlines()
+
+    assert lines == [
+        "memplan: 1 step, 1.0 MiB reserved at the peak so far (Ctrl-C ends the program and reports what was seen; "
+        "`--steps 3` ends it by itself)",
+        "memplan: 2 steps, 1.0 MiB reserved at the peak so far",
+    ]
 
 
 @pytest.mark.heavy

@@ -5,6 +5,8 @@ file of the user is read.
 """
 
 from collections.abc import Iterator
+from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
@@ -333,12 +335,11 @@ def _mistake(template: Path, where: KeyPath, problem: str) -> ConfigError:
 
 def _problems_of(entry: FieldEntry) -> Iterator[tuple[str, str]]:
     """Yield what of *entry* does not go with the workload's models: its key, and the problem."""
-    declared = list(_declarations(entry.field))
-    if not declared:
+    if not _values_of(entry.field):
         yield "field", _no_field(entry.field)
         return
     for spelling, meaning in ((spelling, meaning) for family in entry.values for spelling, meaning in family.items()):
-        if not any(_accepts(field, [meaning] if entry.is_list else meaning) for field in declared):
+        if not _accepts(entry.field, [meaning] if entry.is_list else meaning):
             yield "values", f"`{spelling}` is spelled {meaning!r}, which `{entry.field}` cannot be"
     for spelling in entry.allowed:
         if entry.values and entry.meaning_of(spelling) is None:
@@ -346,17 +347,17 @@ def _problems_of(entry: FieldEntry) -> Iterator[tuple[str, str]]:
     if entry.default is None or (entry.counts and entry.default in ("auto", -1)):
         return
     default = entry.meaning_of(spelled(entry.default)) if entry.values else entry.default
-    if default is None or not any(_accepts(field, default) for field in declared):
+    if default is None or not _accepts(entry.field, default):
         yield "default", f"the default {entry.default!r} is not a value of `{entry.field}`"
 
 
 def _problems_of_rule(rule: Rule) -> Iterator[tuple[str, str]]:
     """Yield what of *rule* does not go with the workload's models: its key, and the problem."""
-    declared = list(_declarations(rule.field))
-    if not declared:
+    is_known = bool(_values_of(rule.field))
+    if not is_known:
         yield "field", _no_field(rule.field)
-    for case in rule.cases if declared else ():
-        if not any(_accepts(field, case.value) for field in declared):
+    for case in rule.cases if is_known else ():
+        if not _accepts(rule.field, case.value):
             yield "cases", f"{case.value!r} is not a value of `{rule.field}`"
 
 
@@ -386,10 +387,17 @@ def _types_in(annotation: Any) -> Iterator[type[BaseModel]]:
         yield from _types_in(inner)
 
 
-def _accepts(declared: FieldInfo, value: Any) -> bool:
-    definition: Any = (declared.annotation, declared)
-    try:
-        create_model("Value", value=definition).model_validate({"value": value})
-    except ValidationError:
-        return False
-    return True
+def _accepts(field: str, value: Any) -> bool:
+    """Say whether *field* can be *value*, in some kind of model that has it."""
+    for kind in _values_of(field):
+        with suppress(ValidationError):
+            kind.model_validate({"value": value})
+            return True
+    return False
+
+
+@cache
+def _values_of(field: str) -> tuple[type[BaseModel], ...]:
+    """Return a model of one value for each declaration of *field*: there are a thousand values in the layouts, and few fields."""
+    definitions: list[Any] = [(declared.annotation, declared) for declared in _declarations(field)]
+    return tuple(create_model("Value", value=definition) for definition in definitions)

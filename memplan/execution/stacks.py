@@ -51,12 +51,12 @@ def where_it_is(results: Path) -> str | None:
 
 
 def _written(file: Path) -> str:
-    """Return what is in *file* as soon as it has a frame."""
+    """Return what is in *file* as soon as it has a frame, and grows no more: a stack is written frame by frame."""
     deadline = time.monotonic() + _MOST_SECONDS
-    text = file.read_text(encoding="utf-8", errors="replace")
-    while not _FRAME.search(text) and time.monotonic() < deadline:
-        time.sleep(0.02)
-        text = file.read_text(encoding="utf-8", errors="replace")
+    before, text = "", file.read_text(encoding="utf-8", errors="replace")
+    while (text != before or not _FRAME.search(text)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+        before, text = text, file.read_text(encoding="utf-8", errors="replace")
     return text
 
 

@@ -41,6 +41,26 @@ def test_the_line_of_the_program_is_told_and_what_it_calls(tmp_path: Path) -> No
     assert where.startswith(f"{tmp_path}/train.py:5, in `wait` of threading.py:")
 
 
+def test_a_stack_is_read_when_it_is_whole(tmp_path: Path) -> None:
+    """It is written frame by frame: here with a moment between the frame of a library and the program's own."""
+    slowly = (
+        "import signal, sys, time\n"
+        "file = open(sys.argv[1], 'a', buffering=1)\n"
+        "def write(*_):\n"
+        "    file.write('  File \"/usr/lib/python3.11/queue.py\", line 171 in get\\n')\n"
+        "    time.sleep(0.03)\n"
+        "    file.write('  File \"train.py\", line 5 in train\\n')\n"
+        "signal.signal(signal.SIGUSR2, write)\n"
+        "print('begun', flush=True)\n"
+        "time.sleep(60)\n"
+    )
+    with started(tmp_path, slowly) as process:
+        where = where_it_is(tmp_path)
+        process.kill()
+
+    assert where == "train.py:5, in `get` of queue.py:171"
+
+
 def test_the_process_that_was_started_last_is_told(tmp_path: Path) -> None:
     """A launcher waits for what it has started."""
     with started(tmp_path) as launcher:

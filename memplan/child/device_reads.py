@@ -108,6 +108,11 @@ class Reads:
         if _device() is not None:
             ctypes.CDLL(None).memplan_keep_last_copy()
 
+    @property
+    def _is_scout(self) -> bool:
+        """Say whether this run has no values and finds none: it shows what is read."""
+        return self.on_answer is None and self.recorded is None
+
     def begin_step(self) -> None:
         """Count anew how often a line asks for what nobody knows."""
         self._unknown.clear()
@@ -167,8 +172,8 @@ class Reads:
             answer = answer._replace(basis="ordinary")
         answer = answer or default_answer(reading)
         if answer.basis == "zero" and reading.is_yes_or_no:
-            branch, is_scout = branch_answer(reading), self.on_answer is None and self.recorded is None
-            if branch is not None and (branch.basis == "ordinary" or not is_scout):  # the values may be known in another run
+            branch = branch_answer(reading)
+            if branch is not None and (branch.basis == "ordinary" or not self._is_scout):  # the values may be known in another run
                 answer = branch
             answer = self._ending(where, answer)
         ctypes.memmove(to, answer.content, size)
@@ -221,8 +226,7 @@ class Reads:
     def _ending(self, where: str, answer: Answer) -> Answer:
         """Answer a line that asks for a yes or no again and again with the other one at last: texts are generated until all have ended."""
         self._unknown[where] += 1
-        is_scout = self.on_answer is None and self.recorded is None
-        if self._unknown[where] % (MOST_SCOUTED if is_scout else MOST_WAITED):
+        if self._unknown[where] % (MOST_SCOUTED if self._is_scout else MOST_WAITED):
             return answer
         other = answer.text != "true"
         return Answer(bytes([other]), str(other).lower(), answer.basis, "it was asked for again and again, and a loop may wait for it")

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from memplan.reports.breakdown_view import count
 from memplan.units import format_bytes
 
 if TYPE_CHECKING:
@@ -38,8 +39,7 @@ def program_progress() -> Iterator[OnProgress | None]:
     def show(progress: ProgramProgress) -> None:
         nonlocal lines
         seconds = time.monotonic() - begin
-        count = f"{progress.num_steps} step{'s' * (progress.num_steps != 1)}"
-        what = f"{count}, {format_bytes(progress.peak_reserved_bytes)} reserved at the peak so far"
+        what = f"{count(progress.num_steps, 'step')}, {format_bytes(progress.peak_reserved_bytes)} reserved at the peak so far"
         if progress.num_run == 1:  # the program has the terminal: a whole line, and seldom
             if seconds >= (lines + 1) * LINE_EVERY_SECONDS:
                 advice = "" if lines else f" ({_HOW_TO_END})"
@@ -62,14 +62,14 @@ def show_next_run(how: str) -> None:
 @contextmanager
 def rehearsal_progress(clock: Callable[[], float] = time.monotonic) -> Iterator[OnRehearsal]:
     """Give what shows which step is rehearsed, while the block lasts: on a terminal each, in a log one from time to time."""
-    begin, count, told_at = clock(), 0, 0.0
+    begin, num_rehearsals, told_at = clock(), 0, 0.0
     is_terminal = sys.stderr.isatty()
 
     def show(step: Step) -> None:
-        nonlocal count, told_at
-        count += 1
+        nonlocal num_rehearsals, told_at
+        num_rehearsals += 1
         seconds = clock() - begin
-        text = f"rehearsal {count} ({seconds:.0f} s): {_described(step)}"
+        text = f"rehearsal {num_rehearsals} ({seconds:.0f} s): {_described(step)}"
         if is_terminal:
             rewrite(text)
         elif seconds >= told_at + LOG_LINE_EVERY_SECONDS:
@@ -89,7 +89,7 @@ def job_progress() -> Iterator[OnJob | None]:
         return
     begin = time.monotonic()
     with _changing_line() as rewrite:
-        yield lambda num_ended, count: rewrite(f"{num_ended} of {count} jobs have ended ({time.monotonic() - begin:.0f} s)")
+        yield lambda num_ended, num_jobs: rewrite(f"{num_ended} of {num_jobs} jobs have ended ({time.monotonic() - begin:.0f} s)")
 
 
 @contextmanager

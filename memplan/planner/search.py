@@ -177,9 +177,9 @@ def largest_fitting(fits: Fits, *, low: int, high: int, guess: Fits | None = Non
             elif bad > high and good - low + 1 < 2 * (good_before - low + 1):
                 tried = max(tried, min(high, good + (good - low) + 1))
         ends.append((good, bad))
-        expected = guess(tried)
+        surprises = is_next and (was_next or not guess(tried))  # what it says before it may learn from the answer
         if fits(tried):
-            good, above, below = tried, above + (was_next or not expected) if is_next else 0, 0
+            good, above, below = tried, above + surprises if is_next else 0, 0
         else:
             bad, above, below = tried, 0, below + is_last
         was_next = is_next

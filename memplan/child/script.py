@@ -33,6 +33,7 @@ import torch
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from memplan.child.collectives import hand_objects_on, seen
+from memplan.child.failures import failure_of
 from memplan.child.held_back import hold_back
 from memplan.child.held_memory import wait_for
 from memplan.child.host_optimizers import skip_host_steps
@@ -40,7 +41,7 @@ from memplan.child.installed_modules import installed_modules
 from memplan.child.not_compiled import not_compiled
 from memplan.child.one_rank import world
 from memplan.child.ordinary_answers import compare_with_zeros
-from memplan.child.recorder import NOT_COMPILED, Recorder, failure_of, objects_of
+from memplan.child.recorder import NOT_COMPILED, Recorder, objects_of
 from memplan.child.skipped_loading import skipped
 from memplan.child.skipped_weights import lacks_weights, skip_weights
 

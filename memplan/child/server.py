@@ -33,11 +33,12 @@ from typing import Any
 
 import torch
 
+from memplan.child.failures import MistakeError, failure_of
 from memplan.child.held_back import hold_back
 from memplan.child.held_memory import wait_for
 from memplan.child.one_rank import World, world
 from memplan.child.ordinary_answers import compare_with_zeros
-from memplan.child.recorder import MistakeError, Recorder, failure_of
+from memplan.child.recorder import Recorder
 from memplan.child.skipped_loading import skipped
 from memplan.child.skipped_weights import lacks_weights, skip_weights
 

@@ -14,7 +14,7 @@ from memplan.execution.device_log import NO_LOG, DeviceLog
 from memplan.execution.rehearsal import DeviceRead, Finding
 from memplan.execution.run_record import Batch, RecordedRead, RunRecord
 from memplan.traces.kept import StepEnd, step_ends
-from memplan.traces.read_basis import ONE_DRAW
+from memplan.traces.read_basis import ONE_DRAW, Basis
 from memplan.traces.trace import ALLOC, Note, allocation_of, allocations_by_address
 from memplan.units import KIB, format_bytes
 
@@ -294,7 +294,7 @@ def _assumptions(record: RunRecord, other: RunRecord | None) -> Iterator[Finding
         return
     ends = (
         "one end was run (everything passes and equal shares), and the program failed at the other (nothing passes and one gets all)"
-        if other is None
+        if other is None or other.failure is not None
         else "two ends were run (everything passes and equal shares; nothing passes and one gets all), and the larger is reported"
     )
     yield Finding(
@@ -340,13 +340,6 @@ def _comparisons(record: RunRecord, other: RunRecord | None) -> Iterator[Finding
         kind="device_values",
         message=f"numbers that the model computes are compared, and the program goes another way by them: {_places(compared)}; {ends}",
     )
-
-
-def open_comparisons(record: RunRecord, other: RunRecord | None) -> list[RecordedRead]:
-    """Return the reads by which the program may branch, where *other* failed there: it is kept only if it had taken more by then."""
-    if other is None or other.failure is None:
-        return []
-    return [read for read in record.reads if read.basis == "compared"]
 
 
 def _choices(record: RunRecord, other: RunRecord | None) -> Iterator[Finding]:
@@ -410,36 +403,42 @@ def _places(reads: Sequence[DeviceRead]) -> str:
 
 
 def lower_bound_reasons(
-    reads: Sequence[DeviceRead],
-    log: DeviceLog,
-    *,
-    values_failure: str | None = None,
-    never_stepped: Sequence[str] = (),
-    drawn: Sequence[DeviceRead] = (),
-    compared: Sequence[DeviceRead] = (),
+    record: RunRecord, log: DeviceLog, *, others: Mapping[Cause, RunRecord], values_failure: str | None = None
 ) -> Iterator[str]:
     """
-    Yield why the step may take more than was seen.
+    Yield why the program may take more than *record* says.
 
-    *values_failure*: why its values were not found, where a run for that failed; *never_stepped*: optimizers that have what to train;
-    *drawn*: random numbers with which it may; *compared*: what it branches by, where it took more on the other way, and failed.
+    *others*: the runs with the other end of an assumption; *values_failure*: why its values were not found, where a run for that failed.
     """
+    reads, drawn = record.reads, open_draws(record, others.get("draws"))
     guessed = guessed_places(reads)
     if values_failure is not None and any(read.basis in ("zero", "rounded") for read in reads):
         yield f"the run that was to find what its data decide failed: {values_failure}"
     if guessed is not None:
         yield f"sizes were guessed as zero at {guessed}"
-    if never_stepped:
-        yield f"{_listed(never_stepped)} never stepped, so its state is not counted, nor what leads to its step"
+    if record.never_stepped:
+        yield f"{_listed(record.never_stepped)} never stepped, so its state is not counted, nor what leads to its step"
     if drawn:
         yield f"numbers that are drawn at random on the GPU decide sizes at {_places(drawn)}"
-    if compared:
-        yield f"it took more where it goes another way at {_places(compared)}, until it failed there"
+    yield from _failed_ends(record, others)
     loops = [read for read in reads if decides(read) and read.answer == "false" and read.text.startswith("while ")]
     if loops:
         yield f"loops were guessed to end at once at {_places(loops)}"
     if log.not_served:
         yield f"the simulated GPU does not serve {', '.join(log.not_served)}, and the program went on without"
+
+
+def _failed_ends(record: RunRecord, others: Mapping[Cause, RunRecord]) -> Iterator[str]:
+    """Yield what came of the other ends that failed, where those leave open what the program takes there; the rest of them are not kept."""
+    ends: tuple[tuple[Cause, Basis, str], ...] = (
+        ("values", "assumed", "at the other end of what is assumed"),
+        ("numbers", "compared", "where it goes another way by a number that the model computes"),
+    )
+    for cause, basis, end in ends:
+        failure = others[cause].failure if cause in others else None
+        if failure is not None:
+            places = _places([read for read in record.reads if read.basis == basis])
+            yield f"it failed {end} ({places}), and what it takes there is not known: {failure.message.strip().splitlines()[0]}"
 
 
 def shown_place(place: str) -> str:

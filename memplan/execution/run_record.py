@@ -32,6 +32,9 @@ class Failure(Description):
     phase: str
     """build, or which step."""
 
+    is_chosen: bool = False
+    """Whether the program ended itself: by a `raise` or an `assert` of its own."""
+
 
 class AllocationFailure(Description):
     """The first allocation that could not be had, whether the program went on or not."""

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from memplan.execution.device_log import NO_LOG, DeviceLog
-from memplan.execution.findings import Cause, find, lower_bound_reasons, open_comparisons, open_draws, takes_as_much, trained_batches
+from memplan.execution.findings import Cause, find, lower_bound_reasons, takes_as_much, trained_batches
 from memplan.execution.ranks import ONE_RANK, Ranks
 from memplan.execution.rehearsal import DeviceRead, OutOfMemory, ProgramFailure, Rehearsal
 from memplan.execution.run_record import RecordedRead, RunRecord
@@ -68,6 +68,7 @@ def rehearsal_of(
     )
     behind = record.was_stopped and sum(recorded.values()) < allocated * (1 - UNSPLIT_SHARE)
     beside_bytes = record.others_bytes + record.shared_bytes
+    ends = {cause: other.record for cause, other in others.items()}
     outside_bytes = context.expected_bytes + nccl.expected_bytes + beside_bytes
     return Rehearsal(
         method="rehearsed",
@@ -86,25 +87,16 @@ def rehearsal_of(
         num_alloc_retries=record.num_alloc_retries,
         steps=record.steps,
         grows=len(record.steps) > 2 and record.steps[-1].peak_allocated_bytes > record.steps[-2].peak_allocated_bytes,
-        findings=find(
-            record, log=run.log, unrecorded_peak=where if behind else None, others={cause: other.record for cause, other in others.items()}
-        ),
+        findings=find(record, log=run.log, unrecorded_peak=where if behind else None, others=ends),
         reads=reads_by_bytes(record.reads, blocks.values()),
         values=dict(record.values),
         exit_code=exit_code,
         failure=_failure(record, exit_code),
         lower_bound_reasons=(
-            *lower_bound_reasons(
-                record.reads,
-                run.log,
-                values_failure=values_failure,
-                never_stepped=record.never_stepped,
-                drawn=open_draws(record, others["draws"].record if "draws" in others else None),
-                compared=open_comparisons(record, others["numbers"].record if "numbers" in others else None),
-            ),
+            *lower_bound_reasons(record, run.log, others=ends, values_failure=values_failure),
             *([_CUT] * is_cut),
         ),
-        assumed_range=_assumed_range([other.record for other in others.values()], record, outside_bytes),
+        assumed_range=_assumed_range(list(ends.values()), record, outside_bytes),
         rank=ranks.rank,
         num_ranks=ranks.size,
         peers=record.peers,
@@ -139,12 +131,14 @@ def reads_by_bytes(reads: Sequence[RecordedRead], blocks: Iterable[Block]) -> tu
 def _assumed_range(lower: Sequence[RunRecord], upper: RunRecord, outside_bytes: int) -> MemoryRange | None:
     """
     Return what the GPU uses from the lowest to the highest end of what was assumed, with what is outside the allocator; None where all take
-    the same. An end that ran out of memory has taken, by then, less than the other perhaps; it is not told as less.
+    the same. An end that ran out of memory has taken, by then, less than the other perhaps; it is not told as less. Nor is one that failed,
+    of which it is told how much more it had taken by then.
     """
-    if all(takes_as_much(upper, end) for end in lower):
+    taken = [end.peak_reserved_bytes for end in lower if end.failure is None or end.peak_reserved_bytes > upper.peak_reserved_bytes]
+    if all(takes_as_much(upper, end) for end in lower) or not taken:
         return None
-    taken = [end.peak_reserved_bytes + outside_bytes for end in lower]
-    low, high = min(taken), max(*taken, upper.peak_reserved_bytes + outside_bytes)
+    taken.append(upper.peak_reserved_bytes)
+    low, high = min(taken) + outside_bytes, max(taken) + outside_bytes
     return MemoryRange(low_bytes=low, expected_bytes=high, high_bytes=high)
 
 

@@ -153,7 +153,14 @@ def _with_data(
             other = _with_values(run, ValuesFile(folder / f"values-{variant}", variant), first)
             if other.values is not None and not _has_failed(other.run.record):
                 found = found.beside(cause, other)
+            elif cause == "values" and _has_failed(other.run.record) and _takes_more(other.run, found.run):
+                found = found._replace(others={**found.others, cause: other.run})
     return found
+
+
+def _takes_more(failed: Run, than: Run) -> bool:
+    """Say whether a run had taken more than the other one takes when it failed."""
+    return failed.record.peak_reserved_bytes > than.record.peak_reserved_bytes
 
 
 def _with_both_numbers(run: Callable[[ValuesFile | None], Run], found: Settled, *, folder: Path) -> Settled:
@@ -172,9 +179,10 @@ def _with_both_numbers(run: Callable[[ValuesFile | None], Run], found: Settled, 
             other = _with_values(run, ValuesFile(folder / "values-numbers", "all", numbers="zero"), other.run)
     except (NothingSeenError, EndlessError):
         return found
-    if _has_failed(other.run.record):
-        takes_more = other.run.record.peak_reserved_bytes > record.peak_reserved_bytes  # until it failed
-        return found._replace(others={**found.others, "numbers": other.run}) if takes_more else found
+    failure = other.run.record.failure
+    if failure is not None and _has_failed(other.run.record):
+        leaves_open = not failure.is_chosen or _takes_more(other.run, found.run)
+        return found._replace(others={**found.others, "numbers": other.run}) if leaves_open else found
     settled = found.beside("numbers", other)
     return settled if settled.run is other.run else found._replace(run=_as_ordinary(found.run))
 

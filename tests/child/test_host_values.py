@@ -357,4 +357,22 @@ def test_a_way_that_fails_and_takes_more_leaves_a_lower_bound(run: Run) -> None:
     seen = run("branches_and_fails")
 
     assert seen.verdict == "unknown"
-    assert seen.lower_bound_reasons[0].startswith("it took more where it goes another way at ")
+    assert seen.lower_bound_reasons[0].startswith("it failed where it goes another way by a number that the model computes (")
+    assert seen.lower_bound_reasons[0].endswith("and what it takes there is not known: RuntimeError: no root")
+    assert seen.assumed_range is not None
+    assert seen.assumed_range.high_bytes - seen.assumed_range.low_bytes >= 128 * MIB
+
+
+def test_a_way_that_breaks_leaves_a_lower_bound(run: Run) -> None:
+    """A product of shapes that do not match: nobody knows what would have come after it."""
+    seen = run("branches_and_breaks")
+
+    assert (seen.verdict, seen.assumed_range) == ("unknown", None)
+    assert "what it takes there is not known: RuntimeError: mat1 and mat2 shapes" in seen.lower_bound_reasons[0]
+
+
+def test_a_way_on_which_the_program_ends_itself_takes_no_more(run: Run) -> None:
+    """It says so: `raise`."""
+    seen = run("branches_and_breaks", is_chosen=1)
+
+    assert (seen.verdict, seen.lower_bound_reasons) == ("fits", ())

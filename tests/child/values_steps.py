@@ -741,3 +741,19 @@ def branches_and_fails(device, mib=64):
         raise RuntimeError("no root")
 
     return step
+
+
+def branches_and_breaks(device, mib=64, is_chosen=0):
+    """Where its numbers are far apart it takes what it was given as an index, or says itself that it cannot go on."""
+    model = nn.Linear(16, 16, device=device)
+
+    def step():
+        values = model(torch.ones(4, 16, device=device))
+        if values.mean() > 0.5:
+            values = model(values)
+            if is_chosen:
+                raise ValueError("diverged")
+            values = values[:, :8] @ values
+        torch.empty(mib, MIB_OF_FLOATS, device=device)
+
+    return step

@@ -124,7 +124,7 @@ def test_a_pass_that_fails_is_told(tmp_path: Path) -> None:
 
     assert [settled.run.record for settled in told] == [FIRST, FIRST]
     assert [settled.failure for settled in told] == ["TypeError: no", "the program was ended by SIGKILL"]
-    (reason, *_) = lower_bound_reasons(FIRST.reads, NO_LOG, values_failure=told[0].failure)
+    (reason, *_) = lower_bound_reasons(FIRST, NO_LOG, others={}, values_failure=told[0].failure)
     assert reason == "the run that was to find what its data decide failed: TypeError: no"
 
 

@@ -1,0 +1,41 @@
+"""What is told of the exception that ended a program, and whether the program itself chose to end."""
+
+from __future__ import annotations
+
+import dis
+import traceback
+from typing import Any
+
+from memplan.child.program_frames import is_own
+from memplan.errors import is_out_of_memory
+
+
+class MistakeError(Exception):
+    """What was asked for does not go with the program: the user's to put right, and nothing of the program's own."""
+
+
+def failure_of(error: BaseException) -> dict[str, Any]:
+    """Return what is told of *error*: the fields of the parent's ``Failure``, but for the phase."""
+    kind = "mistake" if isinstance(error, MistakeError) else "out_of_memory" if is_out_of_memory(error) else "error"
+    said = str(error).split("\nException raised from ")[0]  # and from where in PyTorch's own libraries
+    message = f"{type(error).__name__}: {said}" if kind == "error" else said
+    return {"kind": kind, "message": message, "place": place_of(error), "is_chosen": is_chosen(error)}
+
+
+def is_chosen(error: BaseException) -> bool:
+    """Say whether the program ends by a `raise` or an `assert` outside of PyTorch, which answers to no other error."""
+    trace = error.__traceback__
+    if trace is None or error.__cause__ is not None or error.__context__ is not None:
+        return False
+    while trace.tb_next is not None:
+        trace = trace.tb_next
+    code = trace.tb_frame.f_code
+    return not is_own(code.co_filename) and dis.opname[code.co_code[trace.tb_lasti]] == "RAISE_VARARGS"
+
+
+def place_of(error: BaseException) -> str | None:
+    """Return the last line of the program's own files that *error* came through; None where it came through none (a wrong argument)."""
+    if isinstance(error, SyntaxError) and error.filename is not None:
+        return f"{error.filename}:{error.lineno}"
+    found = [frame for frame in traceback.extract_tb(error.__traceback__) if not is_own(frame.filename)]
+    return f"{found[-1].filename}:{found[-1].lineno}" if found else None

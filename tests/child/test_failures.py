@@ -1,0 +1,44 @@
+"""A failure: what is told of it, and whether the program itself chose to end."""
+
+import pytest
+import torch
+
+from memplan.child.failures import MistakeError, failure_of, is_chosen
+
+
+def raised_by(text: str) -> BaseException:
+    """Return what *text* raises, without this function's own frame below it."""
+    with pytest.raises(BaseException) as caught:  # noqa: PT011
+        exec(compile(text, "program.py", "exec"), {"torch": torch})
+    return caught.value
+
+
+@pytest.mark.parametrize("text", ["raise ValueError('diverged')", "assert 1 > 2, 'diverged'", "def check():\n    raise OSError\ncheck()"])
+def test_a_program_ends_itself_by_raise_and_assert(text: str) -> None:
+    """Whatever the type of the exception."""
+    assert is_chosen(raised_by(text))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[][0]",
+        "torch.ones(2, 3) @ torch.ones(2, 3)",
+        "torch.nn.functional.dropout(torch.ones(2), p=7)",
+        "try:\n    [][0]\nexcept IndexError as error:\n    raise ValueError('no row') from error",
+        "try:\n    [][0]\nexcept IndexError:\n    raise ValueError('no row')",
+        "try:\n    [][0]\nfinally:\n    pass",
+    ],
+)
+def test_what_python_or_pytorch_raises_is_not_the_programs_choice(text: str) -> None:
+    """Nor is an answer to such an error: PyTorch's own functions raise for shapes that nobody chose."""
+    assert not is_chosen(raised_by(text))
+
+
+def test_a_failure_is_told_with_its_type_and_place() -> None:
+    """An out-of-memory and a mistake speak for themselves."""
+    error = raised_by("x = 1\nraise ValueError('diverged')")
+
+    assert failure_of(error) == {"kind": "error", "message": "ValueError: diverged", "place": "program.py:2", "is_chosen": True}
+    assert failure_of(MistakeError("no such function"))["message"] == "no such function"
+    assert failure_of(torch.OutOfMemoryError("out"))["kind"] == "out_of_memory"

@@ -34,11 +34,10 @@ from memplan.child.habits import habits_asked_for
 from memplan.child.host_values import HostValues, Variant
 from memplan.child.not_compiled import not_compiled, not_followed
 from memplan.child.one_rank import world
-from memplan.child.program_frames import is_own, place_in
+from memplan.child.program_frames import place_in
 from memplan.child.recorded_values import RecordedValues, ValueWriter
 from memplan.child.shard_buffers import bucket_buffers, classes_of_shards, whole_gradients
 from memplan.child.tensor_types import TypeRecorder, has_memory
-from memplan.errors import is_out_of_memory
 from memplan.traces.trace import ACTIONS
 
 MOST_EVENTS = 10_000_000
@@ -99,6 +98,9 @@ class Recorder:
         self._has_looked = False
         self._num_scans = self._backwards = 0
         self._gradients_seen: set[int] = set()
+        self._copies: set[tuple[int, int]] = set()  # what lasts as weights do: weights that no module has, or an optimizer's state
+        self._has_accumulated = False  # a gradient, by backward
+        self._has_optimizer = False  # of PyTorch
         self._gradients_missed: set[int] = set()
         self._checkpoints = self._flagged = 0
         self._events: list[dict[str, Any]] = []
@@ -433,7 +435,7 @@ class Recorder:
                 self._hooked.add(id(tensor))
                 tensor.register_post_accumulate_grad_hook(self._note_gradient)
         saved = addresses(_saved_by_checkpointing())
-        weights = addresses(tensor for tensor in tensors if isinstance(tensor, torch.nn.Parameter))  # a flat one is of no module
+        weights = addresses(self._trained_or_of_modules(modules, tensors, count))  # a flat one is of no module
         weights |= addresses(plain) & addresses(tensor for tensor in tensors if _is_view_in_graph(tensor))  # gathered, of FSDP
         self.notes["parameters"] |= {(address, count) for address in weights}
         self.notes["gradients"] |= {(address, count) for address in gradients}
@@ -456,6 +458,7 @@ class Recorder:
             self.checkpointing_off.add(f"{type(module).__name__} is in eval mode")
 
     def _note_gradient(self, parameter: Any) -> None:
+        self._has_accumulated = True
         if self._is_recording and parameter.grad is not None:
             count = self._num_allocs()
             self.notes["gradients"] |= {(address, count) for address in addresses(parts_of(parameter.grad))}
@@ -465,7 +468,7 @@ class Recorder:
         count = self._num_allocs()
         modules, optimizers, tensors = objects_of(torch.nn.Module, torch.optim.Optimizer, torch.Tensor)
         self._note_weights(modules, optimizers, count)
-        loose = [tensor for tensor in tensors if isinstance(tensor, torch.nn.Parameter)]
+        loose = self._trained_or_of_modules(modules, tensors, count)
         self.notes["parameters"] |= {(address, count) for address in addresses([*trained_by(optimizers), *loose])}
         self.notes["optimizer_state"] |= {(address, count) for address in addresses(states_of(optimizers))}
         self._at_end = _possible_weights(modules, tensors)
@@ -480,11 +483,19 @@ class Recorder:
         weights = addresses(tensor for module in modules for tensor in module.parameters(False)) | buffers
         self.notes["parameters"] |= {(address, count) for address in weights}
 
+    def _trained_or_of_modules(self, modules: list[Any], tensors: list[Any], count: int) -> list[Any]:
+        """Return the Parameters among *tensors* that are weights for certain; the others, as which Keras keeps its moments, are copies."""
+        found = [tensor for tensor in tensors if isinstance(tensor, torch.nn.Parameter)]
+        of_modules = {id(parameter) for module in modules for parameter in module.parameters(False)}
+        others = {id(parameter): parameter for parameter in found if not parameter.requires_grad and id(parameter) not in of_modules}
+        self._copies |= {(address, count) for address in addresses(others.values())}
+        return [parameter for parameter in found if id(parameter) not in others]
+
     def _note_copies(
         self, lasting: list[Any], modules: list[Any], optimizers: list[Any], count: int, *, are_of_whole_models: bool = False
     ) -> None:
         """
-        Note those of *lasting* that belong to no module and are weights all the same, as an average or a teacher that is kept in a dict.
+        Note those of *lasting* that belong to no module and last as weights do, as an average or a teacher that is kept in a dict.
 
         They look like weights and were there at the end of the last step, as no batch is. Or, where they *are_of_whole_models*, they
         were there from a step's first backward to its end, and have most of the shapes of the weights: an average that is made anew in each
@@ -493,9 +504,11 @@ class Recorder:
         weights = [weight for module in modules for weight in (*module.parameters(False), *module.buffers(False))]
         gradients = [weight.grad for weight in (*weights, *trained_by(optimizers)) if weight.grad is not None]
         taken = addresses([*weights, *gradients, *states_of(optimizers)])
-        copies = {address: tensor.shape for tensor in lasting for address in addresses([tensor]) if address not in taken}
-        if not are_of_whole_models or len(set(copies.values())) > len(_shapes_of(modules)) / 2:
-            self.notes["parameters"] |= {(address, count) for address in copies}
+        copies = {address: tensor for tensor in lasting for address in addresses([tensor]) if address not in taken}
+        if not are_of_whole_models or len({tensor.shape for tensor in copies.values()}) > len(_shapes_of(modules)) / 2:
+            for address, tensor in copies.items():
+                (self.notes["parameters"] if tensor.requires_grad else self._copies).add((address, count))
+        self._has_optimizer = self._has_optimizer or bool(optimizers)
 
     # the result
 
@@ -517,6 +530,8 @@ class Recorder:
             workspaces = {(address, self._ends_at[0]) for address, _ in given_back}
         workspaces |= self._buckets_in(self._events)
         free, reserved = torch.cuda.mem_get_info(self._device)[0], torch.cuda.memory_reserved(self._device)
+        has_other_optimizer = self._has_accumulated and not self._has_optimizer  # fastai's, Keras's
+        self.notes["optimizer_state" if has_other_optimizer else "parameters"] |= self._copies
         notes = {name: sorted(found) for name, found in self.notes.items()} | {"workspaces": sorted(workspaces | self.notes["workspaces"])}
         return {
             "gpu_name": torch.cuda.get_device_properties(self._device).name,
@@ -710,22 +725,3 @@ def names_of(missed: set[int], modules: list[Any]) -> set[str]:
     inner = {id(child) for module in modules for child in module._modules.values()}
     models = [module for module in modules if id(module) not in inner]
     return {name for model in models for name, parameter in model.named_parameters() if id(parameter) in missed}
-
-
-class MistakeError(Exception):
-    """What was asked for does not go with the program: the user's to put right, and nothing of the program's own."""
-
-
-def failure_of(error: BaseException) -> dict[str, Any]:
-    """Return what is told of *error*."""
-    kind = "mistake" if isinstance(error, MistakeError) else "out_of_memory" if is_out_of_memory(error) else "error"
-    said = str(error).split("\nException raised from ")[0]  # and from where in PyTorch's own libraries
-    return {"kind": kind, "message": f"{type(error).__name__}: {said}" if kind == "error" else said, "place": place_of(error)}
-
-
-def place_of(error: BaseException) -> str | None:
-    """Return the last line of the program's own files that *error* came through; None where it came through none (a wrong argument)."""
-    if isinstance(error, SyntaxError) and error.filename is not None:
-        return f"{error.filename}:{error.lineno}"
-    found = [frame for frame in traceback.extract_tb(error.__traceback__) if not is_own(frame.filename)]
-    return f"{found[-1].filename}:{found[-1].lineno}" if found else None

@@ -333,6 +333,30 @@ def no_module(device, batch, width=512):
     return step
 
 
+def optimizer_of_its_own(device, batch, width=512, are_parameters=False, is_late=False):
+    """Momentum that the program keeps itself, in tensors or in Parameters; made before the first step, or in it."""
+    model = layers(width).to(device)
+    momentum = {}
+
+    def of(weight):
+        kept = torch.zeros_like(weight)
+        return torch.nn.Parameter(kept, requires_grad=False) if are_parameters else kept
+
+    if not is_late:
+        momentum.update({weight: of(weight) for weight in model.parameters()})
+
+    def step():
+        model(torch.randn(batch, width, device=device)).square().mean().backward()
+        with torch.no_grad():
+            for weight in model.parameters():
+                kept = momentum[weight] = momentum[weight] if weight in momentum else of(weight)
+                kept.mul_(0.9).add_(weight.grad)
+                weight.sub_(kept, alpha=0.1)
+                weight.grad = None
+
+    return step
+
+
 class Weight(torch.nn.Parameter):
     """A parameter of a class of the program's own."""
 

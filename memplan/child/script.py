@@ -52,6 +52,9 @@ a program that ends with a backward gets there before it."""
 GRACE_SECONDS = 2.0
 """What other threads get to end in, when one has run the steps that were asked for."""
 
+END_SECONDS = 20.0
+"""What a program gets to end in after the steps that were asked for: a handler at its exit may wait for the network, and for ever."""
+
 _TOLD_EVERY_SECONDS = 1.0
 
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -191,15 +194,20 @@ class Script:
             self._leave(0)
 
     def _leave_soon(self) -> None:
-        """End the process where other threads would not: the end of its steps ends one thread, and others may wait for more of them."""
+        """
+        End the process where it would not: the end of its steps ends one thread, and others may wait for more of them.
+
+        Where no other thread is left, it may still be in what it does at its exit.
+        """
         own = threading.current_thread()
 
         def leave() -> None:
             if own is threading.main_thread():
-                own.join()
+                own.join(END_SECONDS)
             time.sleep(GRACE_SECONDS)
-            if any(not thread.daemon and thread.is_alive() for thread in threading.enumerate()):
-                self._leave_if_done()
+            if not any(not thread.daemon and thread.is_alive() for thread in threading.enumerate()):
+                time.sleep(END_SECONDS)
+            self._leave_if_done()
 
         threading.Thread(target=leave, daemon=True).start()
 

@@ -205,6 +205,17 @@ def test_a_torch_that_only_a_thread_imports_is_recorded(script: Script, tmp_path
     assert capfd.readouterr() == ("joined\n", "")
 
 
+WAITS_AT_ITS_EXIT = f"import atexit, threading\natexit.register(threading.Event().wait)\n{TRAINING}"
+
+
+@pytest.mark.heavy
+def test_a_program_that_waits_at_its_exit_is_ended_after_its_steps(script: Script) -> None:
+    """As one that sends what it counted to a host that does not answer; it took 20 seconds to."""
+    found = script(WAITS_AT_ITS_EXIT, steps=2)
+
+    assert (found.exit_code, len(found.steps), found.verdict) == (0, 2, "fits")
+
+
 @pytest.mark.heavy
 def test_steps_that_a_thread_runs_end_the_program_too(script: Script, tmp_path: Path) -> None:
     """The main thread waits for something that does not come any more."""

@@ -55,7 +55,10 @@ def find_levers(
     """
     found = []
     for candidate in _candidates(program, gpu=gpu, budget=budget, estimator=estimator, fits=fits):
-        lever = _tried(candidate, program, gpu=gpu, budget=budget, estimator=estimator, most=most)
+        try:
+            lever = _tried(candidate, program, gpu=gpu, budget=budget, estimator=estimator, most=most)
+        except NotRehearsedError:  # the user's own program does not run so, and there are no formulas for it
+            continue
         if candidate.is_trade or lever.saving_bytes > LEAST_SHARE * (lever.device_used_bytes + lever.saving_bytes):
             found.append(lever)
     found.sort(key=lambda lever: -lever.saving_bytes)
@@ -63,7 +66,11 @@ def find_levers(
 
 
 def _tried(candidate: Candidate, before: Program, *, gpu: GpuSpec, budget: MemoryBudget, estimator: Estimator, most: int) -> Lever:
-    """Return what *candidate* takes and allows; by formulas where it cannot be rehearsed (a package that it needs is missing)."""
+    """
+    Return what *candidate* takes and allows; of a workload by formulas where it cannot be rehearsed (a package that it needs is missing).
+
+    Raises NotRehearsedError for a program that does not run with it.
+    """
     by = estimator
     if candidate.settings is not None:
         assert isinstance(estimator, ReplayingEstimator)  # only then are settings a candidate
@@ -73,6 +80,8 @@ def _tried(candidate: Candidate, before: Program, *, gpu: GpuSpec, budget: Memor
         lever = _measured(candidate, gpu, budget, by, most=most)
         saving_bytes = usual.expected_bytes - lever.device_used_bytes
     except NotRehearsedError:
+        if not isinstance(candidate.program, Workload):
+            raise
         formulas = AnalyticEstimator()
         lever = _measured(candidate, gpu, budget, formulas, most=most)
         saving_bytes = _heaviest(before, gpu, formulas).device_used.expected_bytes - lever.device_used_bytes

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from memplan.errors import NothingSeenError, NotRehearsedError, SizeRefusedError, UsageError
-from memplan.estimators.read_files import ReadFiles
+from memplan.estimators.read_files import Ran, ReadFiles
 from memplan.estimators.rehearsal_cache import family_of
 from memplan.estimators.rehearse_program import last_lines, rehearse_command, rehearse_function
 from memplan.estimators.steps import Step, StepRunner, with_fewest_micro_batches
@@ -73,7 +73,7 @@ class ProgramSteps(StepRunner):
     def __init__(self, cache: Path | None) -> None:
         self._cache = cache
         self._files: dict[str, ReadFiles] = {}
-        self._digests: dict[str, str] = {}
+        self._states: dict[str, list[str]] = {}  # by family: the digests of what its program reads, as it is now
         self._not_kept: set[tuple[str, int]] = set()
         self._walked: set[tuple[str, ...]] = set()  # commands whose batches differ in shape
         self._decided_by_data: set[tuple[str, ...]] = set()  # commands whose memory hangs on values that they read from the GPU
@@ -125,8 +125,7 @@ class ProgramSteps(StepRunner):
 
     def check(self, step: Step) -> None:
         """Raise SizeRefusedError for a size that the program is known to refuse."""
-        files, family = self._known_of(step)
-        known = files.refusal(family, step.micro_batch_size)
+        known = self._files_of(step.program).refusal(step.family, step.micro_batch_size, self._now(step))
         if known is not None:
             raise SizeRefusedError(known[0], hint=known[1])
         self._check_limit(step)
@@ -146,7 +145,7 @@ class ProgramSteps(StepRunner):
             found = self._rehearsed(program, step)
             self._check_likeness(step, found)
         finally:
-            self._digests.clear()
+            self._states.clear()
             if files.changed_since(self._begin_ns):
                 self._not_kept.add((step.family, step.micro_batch_size))
             files.keep()
@@ -159,6 +158,7 @@ class ProgramSteps(StepRunner):
             try:
                 found = self._run(program, step, said)
                 files.learn(found.read_files, since_ns=self._made_ns)
+                self._states.clear()
                 self._check(step, found, said)
                 _check_stage_is_read(step, found)
             except NothingSeenError as error:
@@ -174,17 +174,22 @@ class ProgramSteps(StepRunner):
 
     def kept_as(self, step: Step) -> str | None:
         """Return the family with what the program reads as it is now; None for a program that nothing is known of, or that has changed."""
-        program = step.program
-        assert isinstance(program, CommandProgram | FunctionProgram)
-        files = self._files_of(program)
+        files = self._files_of(step.program)
         if not files.are_known or (step.family, step.micro_batch_size) in self._not_kept:
             return None
-        if step.family not in self._digests:
-            self._digests[step.family] = family_of({"family": step.family, "files": files.digest(_contents_of(program))})
-        return self._digests[step.family]
+        now = self._now(step)
+        ran = files.runs(step.family, now).get(step.micro_batch_size)
+        return family_of({"family": step.family, "files": now[-1] if ran is None else ran.files})
 
-    def _files_of(self, program: CommandProgram | FunctionProgram) -> ReadFiles:
+    def _now(self, step: Step) -> list[str]:
+        """Return the digests of what the program of *step* reads, as it is now; that of all of it is the last."""
+        if step.family not in self._states:
+            self._states[step.family] = self._files_of(step.program).digests(_contents_of(step.program)) or [""]
+        return self._states[step.family]
+
+    def _files_of(self, program: Program) -> ReadFiles:
         """Return what *program* is known to read, whatever its batch and its negatives."""
+        assert isinstance(program, CommandProgram | FunctionProgram)
         alone = program.with_training(micro_batch_size=1, gradient_accumulation_steps=1, target_effective_batch_size=None)
         if isinstance(alone, CommandProgram):
             alone = _without_negatives(alone)
@@ -256,10 +261,9 @@ class ProgramSteps(StepRunner):
 
     def _refusal(self, step: Step, message: str, *, hint: str | None) -> NotRehearsedError:
         """Return the error for a size with which the program failed: it is refused, or the program never runs."""
-        files, family = self._known_of(step)
         where = _where(step)
         failures = self._failures.setdefault(step.family, {})
-        runs_never = not files.runs(family) and any(each.message == message for each in failures.values())
+        runs_never = not self._runs_of(step) and any(each.message == message for each in failures.values())
         has_variable = isinstance(step.program, UserProgram) and "micro_batch_size" in step.program.variables
         text = f"{where}with a micro-batch of {step.micro_batch_size} {message}" if has_variable else f"{where}{message}"
         failures[step.micro_batch_size] = _Failure(message, text, hint, self._begin_ns)
@@ -271,11 +275,11 @@ class ProgramSteps(StepRunner):
 
     def _keep_failures(self, step: Step) -> None:
         """Take the sizes with which the program failed for refused, once it has run with another."""
-        files, family = self._known_of(step)
-        if files.runs(family):
+        files = self._files_of(step.program)
+        if self._runs_of(step):
             for size, failure in self._failures.pop(step.family, {}).items():
                 if not files.changed_since(failure.begin_ns):
-                    files.refuse(family, size, failure.text, failure.hint)
+                    files.refuse(step.family, size, failure.text, failure.hint, now=self._now(step)[-1])
 
     def _check_likeness(self, step: Step, found: Rehearsal) -> None:
         """
@@ -292,9 +296,8 @@ class ProgramSteps(StepRunner):
 
     def _compare(self, step: Step, name: str, value: int, digest: str) -> None:
         """Raise an error where *digest*, what the run with that *value* of a variable came to, is that of another value."""
-        files, family = self._known_of(step)
-        others = files.runs(family)
-        files.saw(family, value, digest)
+        others = {other: ran.requests for other, ran in self._runs_of(step).items()}
+        self._files_of(step.program).saw(step.family, value, digest, now=self._now(step)[-1])
         self._keep_failures(step)
         same = [other for other, known in others.items() if known == digest and other != value]
         if same and len(set(others.values())) > 1:  # values have differed before
@@ -308,18 +311,16 @@ class ProgramSteps(StepRunner):
 
     def _check_limit(self, step: Step) -> None:
         """Raise SizeRefusedError for a size beyond one from which on every allocation was the same."""
-        files, family = self._known_of(step)
         sizes: dict[str, list[int]] = {}
-        for size, digest in files.runs(family).items():
-            sizes.setdefault(digest, []).append(size)
+        for size, ran in self._runs_of(step).items():
+            sizes.setdefault(ran.requests, []).append(size)
         limit = min((min(alike) for alike in sizes.values() if len(alike) > 1), default=None)
         if limit is not None and step.micro_batch_size > limit and len(sizes) > 1:
             raise _is_limit(step, limit, "samples")
 
-    def _known_of(self, step: Step) -> tuple[ReadFiles, str]:
-        """Return what is known of the program, and the family under which that is."""
-        assert isinstance(step.program, CommandProgram | FunctionProgram)
-        return self._files_of(step.program), self.kept_as(step) or step.family
+    def _runs_of(self, step: Step) -> dict[int, Ran]:
+        """Return the runs of the sizes of *step* that would show the same again."""
+        return self._files_of(step.program).runs(step.family, self._now(step))
 
 
 def files_shown(program: CommandProgram) -> dict[Path, bytes]:
@@ -362,9 +363,9 @@ def _is_limit(step: Step, size: int, of_what: str) -> SizeRefusedError:
     return SizeRefusedError(message, hint="its dataset may have no more", is_limit=True)
 
 
-def _contents_of(program: CommandProgram | FunctionProgram) -> dict[str, bytes]:
+def _contents_of(program: Program) -> dict[str, bytes]:
     """Return what the files with variables have in them but for the values that are planned."""
-    if isinstance(program, FunctionProgram):
+    if not isinstance(program, CommandProgram):
         return {}
     alone = program.with_training(micro_batch_size=1, gradient_accumulation_steps=1)
     files = [file for place in (*program.places, *program.shortened) for _, file in place.files(program.stages)]

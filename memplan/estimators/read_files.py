@@ -3,6 +3,10 @@ What a program read when it was run, as it is now: where none of it has changed,
 
 Small texts count by their content, everything else by size and time, folders by the names in them. Installed packages count by their
 versions; the system's own files do not count.
+
+Each run may read files that none before it did: with a larger batch, more samples. What is known of a run hangs on what had been read by
+then, and not on what others read later. So the paths are kept in the order in which they came to be known, and after each run that added
+some the state of all until then has a digest: a run's digest is that of its time, and holds for as long as it is among those of now.
 """
 
 from __future__ import annotations
@@ -12,9 +16,10 @@ import json
 import os
 import stat
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 from memplan.estimators.rehearsal_cache import write_whole
 
@@ -25,18 +30,28 @@ _OURS = "memplan-"
 _PACKAGE = str(Path(__file__).parents[1])
 
 
+class Ran(NamedTuple):
+    """A run of the program."""
+
+    requests: str
+    """A digest of what it asked of the allocator."""
+    files: str
+    """That of the files that had been read by its end."""
+
+
 class ReadFiles:
     """The files and folders that one program is known to read, kept in *file*; None: nowhere."""
 
     def __init__(self, file: Path | None) -> None:
         self._file = file
-        self._paths: set[str] = set()
+        self._learned: list[list[str]] = []  # what each run added
         self._refused: dict[str, dict[str, list[str | None]]] = {}
-        self._runs: dict[str, dict[str, str]] = {}
+        self._runs: dict[str, dict[str, list[str]]] = {}
         if file is not None:
             with suppress(OSError, ValueError, KeyError, TypeError):  # not there yet, or not what memplan wrote: as if nothing were known
                 kept = json.loads(file.read_bytes())
-                self._paths, self._refused, self._runs = set(kept["paths"]), dict(kept["refused"]), dict(kept["runs"])
+                self._learned, self._refused, self._runs = list(kept["learned"]), dict(kept["refused"]), dict(kept["runs"])
+        self._paths = {path for added in self._learned for path in added}
 
     @property
     def are_known(self) -> bool:
@@ -45,46 +60,59 @@ class ReadFiles:
 
     def learn(self, paths: Iterable[str], *, since_ns: int) -> None:
         """Take in what a run read; what was made for it, or *since_ns* as a temporary file, does not count."""
-        self._paths |= {path for path in map(_source_of, paths) if not _is_fleeting(path, since_ns) and not path.startswith(_PACKAGE)}
+        found = {path for path in map(_source_of, paths) if not _is_fleeting(path, since_ns) and not path.startswith(_PACKAGE)}
+        added = found - self._paths
+        if added:
+            self._learned.append(sorted(added))
+            self._paths |= added
 
     def changed_since(self, time_ns: int) -> bool:
         """Say whether any of them was changed after that time."""
         found = (state for state in map(_stat, self._paths) if state is not None and not stat.S_ISDIR(state.st_mode))
         return any(state.st_mtime_ns > time_ns for state in found)
 
-    def digest(self, besides: Mapping[str, bytes]) -> str:
-        """Return what is equal where all of them are as they were; *besides*: contents that count in place of those of their files."""
-        whole = hashlib.sha256()
-        sources = {os.path.dirname(path) for path in self._paths if path.endswith(".py")}  # noqa: PTH120  (of thousands)
-        for path in sorted(self._paths - besides.keys()):
-            whole.update(f"{path}\0{_state(path, is_of_sources=path in sources)}\0".encode(errors="surrogateescape"))
+    def digests(self, besides: Mapping[str, bytes]) -> list[str]:
+        """
+        Return, for each run that added files, what is equal where all are as they were that had been read by its end; in order.
+
+        *besides*: contents that count in place of those of their files.
+        """
+        whole, found = hashlib.sha256(), []
         for path, content in sorted(besides.items()):
             whole.update(path.encode(errors="surrogateescape") + b"\0" + content + b"\0")
-        return whole.hexdigest()[:24]
+        sources: set[str] = set()
+        for added in self._learned:
+            sources |= {os.path.dirname(path) for path in added if path.endswith(".py")}  # noqa: PTH120  (of thousands)
+            for path in added:
+                if path not in besides:
+                    whole.update(f"{path}\0{_state(path, is_of_sources=path in sources)}\0".encode(errors="surrogateescape"))
+            found.append(whole.hexdigest()[:24])
+        return found
 
-    def refusal(self, family: str, size: int) -> tuple[str, str | None] | None:
-        """Return why that size was refused, and what to do, where it was."""
-        found = self._refused.get(family, {}).get(str(size))
-        return None if found is None else (str(found[0]), found[1])
+    def refusal(self, family: str, size: int, now: Collection[str]) -> tuple[str, str | None] | None:
+        """Return why that size was refused, and what to do, where it was, and the files are as they were; *now*: the digests of now."""
+        message, hint, of_time = self._refused.get(family, {}).get(str(size), (None, None, None))
+        return (str(message), hint) if of_time in now else None
 
-    def refuse(self, family: str, size: int, message: str, hint: str | None) -> None:
-        """Take in that a size is refused."""
-        self._refused.setdefault(family, {})[str(size)] = [message, hint]
+    def refuse(self, family: str, size: int, message: str, hint: str | None, *, now: str) -> None:
+        """Take in that a size is refused, *now* being the last digest."""
+        self._refused.setdefault(family, {})[str(size)] = [message, hint, now]
 
-    def runs(self, family: str) -> dict[int, str]:
-        """Return what every allocation of a run came to, a digest, by size."""
-        return {int(size): digest for size, digest in self._runs.get(family, {}).items()}
+    def runs(self, family: str, now: Collection[str]) -> dict[int, Ran]:
+        """Return what every run came to, by size, that would show the same again; *now*: the digests of now."""
+        kept = {int(size): Ran(*ran) for size, ran in self._runs.get(family, {}).items()}
+        return {size: ran for size, ran in kept.items() if ran.files in now}
 
-    def saw(self, family: str, size: int, digest: str) -> None:
-        """Take in what a run came to."""
-        self._runs.setdefault(family, {})[str(size)] = digest
+    def saw(self, family: str, size: int, digest: str, *, now: str) -> None:
+        """Take in what a run came to, *now* being the last digest."""
+        self._runs.setdefault(family, {})[str(size)] = [digest, now]
 
     def keep(self) -> None:
         """Write what is known, where that can be done."""
         if self._file is not None:
             with suppress(OSError):  # a full disk, a folder of somebody else: the next plan runs the program again
                 self._file.parent.mkdir(parents=True, exist_ok=True)
-                write_whole(self._file, json.dumps({"paths": sorted(self._paths), "refused": self._refused, "runs": self._runs}).encode())
+                write_whole(self._file, json.dumps({"learned": self._learned, "refused": self._refused, "runs": self._runs}).encode())
 
 
 def _source_of(path: str) -> str:

@@ -72,6 +72,8 @@ class Decision(NamedTuple):
     """The program as planned."""
     unit: int = 1
     """It takes multiples of it, as far as was seen."""
+    smallest: int = 1
+    """The smallest micro-batch that it takes, as far as was seen."""
     fills_gpu: bool = False
     """Nobody named a target: it is the largest micro-batch that fits, without accumulation."""
 
@@ -135,10 +137,10 @@ def decide(
         if all_stages_fit(after, gpu, estimator, budget):
             end = search.end_from(max(largest or 0, choice.micro_batch_size))
             if filling is None:
-                return Decision(pinned, budget, target, end, choice, after, search.unit)
+                return Decision(pinned, budget, target, end, choice, after, search.unit, search.smallest)
             rule = "the largest that fits" if choice.micro_batch_size == filling.size else choice.rule
-            return Decision(pinned, budget, target, end, choice._replace(rule=rule), after, filling.unit, fills_gpu=True)
-    return Decision(pinned, budget, target)
+            return Decision(pinned, budget, target, end, choice._replace(rule=rule), after, filling.unit, filling.smallest, fills_gpu=True)
+    return Decision(pinned, budget, target, unit=search.unit, smallest=search.smallest)
 
 
 def _filling(pinned: Program, gpu: GpuSpec, estimator: Estimator, budget: MemoryBudget) -> Largest:
@@ -186,6 +188,8 @@ class BatchSearch:
             self.accumulation = pinned.training.gradient_accumulation_steps
         self.unit = 1
         """The program takes multiples of it, as far as has been seen."""
+        self.smallest = 1
+        """The smallest micro-batch that it takes, as far as has been seen."""
 
     def of_size(self, micro_batch_size: int) -> Program:
         """
@@ -219,7 +223,7 @@ class BatchSearch:
         found = largest_micro_batch(
             self.of_size, self.gpu, self.estimator, self.budget, most=most, guessed_by=self._accumulated if comes_last else None
         )
-        self.unit = found.unit
+        self.unit, self.smallest = found.unit, found.smallest
         if comes_last and found.size != self.most and self._may_fit_at_once(found.size) and self.fits(self.most):
             return self.most
         return found.size
@@ -290,8 +294,8 @@ def _grown(stage: Stage, program: Program, gpu: GpuSpec, estimator: Estimator, b
 
 
 def smallest_try(decision: Decision, pins: Pins) -> Program:
-    """Return the least that is tried where nothing fits: micro-batches of 1, accumulated up to the target, but for what is pinned."""
+    """Return the least that is tried where nothing fits: the smallest micro-batch, accumulated up to the target, but for what is pinned."""
     pinned = decision.pinned
-    smallest = pinned if pins.pins("micro_batch_size") else pinned.with_training(micro_batch_size=1)
+    smallest = pinned if pins.pins("micro_batch_size") else pinned.with_training(micro_batch_size=decision.smallest)
     steps = min(MOST_STEPS, -(-decision.target // (smallest.training.micro_batch_size * smallest.parallelism.data_parallel_size)))
     return smallest if pins.pins("gradient_accumulation_steps") else smallest.with_training(gradient_accumulation_steps=steps)

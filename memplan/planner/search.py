@@ -36,6 +36,8 @@ class Largest(NamedTuple):
     """The largest that fits; None where none does."""
     unit: int = 1
     """The program takes multiples of it."""
+    smallest: int = 1
+    """The smallest that the program takes, as far as was seen; whether it fits or not."""
     is_refused_beyond: bool = False
     """The next larger size was refused, and not too large: a larger one that the program takes may fit."""
 
@@ -61,9 +63,9 @@ def largest_accepted(
     while found is not None and search.is_refused(found + search.unit):
         # Some programs take powers of two, or what divides a number: the double of what fits is worth one question.
         if not search.takes_double(found):
-            return Largest(found, search.unit, is_refused_beyond=True)
+            return Largest(found, search.unit, search.smallest, is_refused_beyond=True)
         found = search.within(2 * found, high, guess)
-    return Largest(found, search.unit)
+    return Largest(found, search.unit, search.smallest)
 
 
 class _RefusedError(Exception):
@@ -76,6 +78,7 @@ class _AcceptedSizes:
     def __init__(self, ask: Callable[[int], Outcome], low: int, high: int, unit: int, known: dict[int, Outcome], *, leaps: bool) -> None:
         self._ask, self._low, self._high, self._known, self._leaps = ask, low, high, known, leaps
         self.unit = unit
+        self.smallest = low
         self._is_settled = Outcome.REFUSED in known.values()
         """Which sizes the program takes has been looked into."""
 
@@ -121,6 +124,7 @@ class _AcceptedSizes:
             least = self._half_of_what_is_taken() or start
         if least > start and least < self._high and self._refuses(least + self.unit):
             self.unit = least
+        self.smallest = least
         return least
 
     def _refuses(self, size: int) -> bool:

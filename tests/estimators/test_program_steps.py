@@ -100,6 +100,55 @@ def test_a_second_plan_runs_nothing_until_something_changes(filled: tuple[Plan, 
 
 
 @pytest.mark.heavy
+def test_sizes_that_read_other_samples_are_kept_too(torch_build: TorchBuild, gpu: GpuSpec, cache: Path, tmp_path: Path) -> None:
+    """A larger batch reads more files than the runs before it; a size that the program refuses is not asked again either."""
+    (tmp_path / "samples").mkdir()
+    for number in range(64):
+        (tmp_path / "samples" / f"{number}.bin").write_bytes(bytes(1024))
+    (tmp_path / "train.py").write_text(READS_ITS_SAMPLES)
+    program = command_program([sys.executable, str(tmp_path / "train.py"), "{micro_batch_size}", "20000"])
+
+    plan, first = planned(program, gpu, cache, target=64)
+    again, told = planned(program, gpu, cache, target=64)
+
+    assert len(first) > 2
+    assert told == []
+    assert again.model_dump_json() == plan.model_dump_json()
+
+
+@pytest.mark.heavy
+def test_where_nothing_fits_the_smallest_size_that_runs_says_by_how_much(torch_build: TorchBuild, gpu: GpuSpec, tmp_path: Path) -> None:
+    """And not that the program refuses a micro-batch of 1."""
+    (tmp_path / "samples").mkdir()
+    for number in range(8):
+        (tmp_path / "samples" / f"{number}.bin").write_bytes(bytes(1024))
+    (tmp_path / "train.py").write_text(READS_ITS_SAMPLES)
+
+    plan, _ = planned(command_program([sys.executable, str(tmp_path / "train.py"), "{micro_batch_size}", "200000"]), gpu, target=8)
+
+    assert (plan.fits, plan.stages[0].planned.micro_batch_size) == (False, 2)
+    assert plan.missing_bytes > 512 * MIB  # weights of 1024 x 200,000 fp32 and their gradients are 1.53 GiB
+
+
+READS_ITS_SAMPLES = '''
+import sys
+from pathlib import Path
+
+import torch
+
+batch = int(sys.argv[1])
+assert batch % 2 == 0, "the batch has to be even"
+model = torch.nn.Linear(1024, int(sys.argv[2])).cuda()
+optimizer = torch.optim.SGD(model.parameters())
+for step in range(100):
+    samples = [(Path(__file__).parent / "samples" / f"{number}.bin").read_bytes() for number in range(batch)]
+    model(torch.tensor([list(sample) for sample in samples], dtype=torch.float32).cuda()).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+'''
+
+
+@pytest.mark.heavy
 def test_a_changed_source_is_run_again(torch_build: TorchBuild, gpu: GpuSpec, cache: Path, tmp_path: Path) -> None:
     """One with a smaller network allows more."""
     copy = tmp_path / "train.py"

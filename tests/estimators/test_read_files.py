@@ -50,10 +50,10 @@ def _touch(path: Path) -> None:
 )
 def test_what_may_change_a_run_changes_the_digest(project: Path, change: Callable[[Path], object]) -> None:
     """A source that was found compiled too; data by size and time; what was not there; a module that hides another."""
-    before = read_by(project).digest({})
+    before = read_by(project).digests({})
     change(project)
 
-    assert read_by(project).digest({}) != before
+    assert read_by(project).digests({}) != before
 
 
 @pytest.mark.parametrize(
@@ -68,20 +68,20 @@ def test_what_may_change_a_run_changes_the_digest(project: Path, change: Callabl
 )
 def test_what_changes_no_run_changes_nothing(project: Path, change: Callable[[Path], object]) -> None:
     """What nobody reads, a text with the same content, what memplan itself leaves behind."""
-    before = read_by(project).digest({})
+    before = read_by(project).digests({})
     change(project)
 
-    assert read_by(project).digest({}) == before
+    assert read_by(project).digests({}) == before
 
 
 def test_contents_may_stand_for_files(project: Path) -> None:
     """A configuration whose planned values were written counts as before."""
     files, conf = read_by(project), str(project / "conf.yaml")
-    before = files.digest({conf: b"a: 1"})
+    before = files.digests({conf: b"a: 1"})
     Path(conf).write_text("a: 64")
 
-    assert files.digest({conf: b"a: 1"}) == before
-    assert files.digest({conf: b"a: 2"}) != before
+    assert files.digests({conf: b"a: 1"}) == before
+    assert files.digests({conf: b"a: 2"}) != before
 
 
 def test_what_was_changed_during_a_run_is_known(project: Path) -> None:
@@ -98,13 +98,14 @@ def test_it_is_found_again(project: Path, tmp_path: Path) -> None:
     kept = tmp_path / "cache" / "one.json"
     first = ReadFiles(kept)
     first.learn([str(project / "train.py")], since_ns=time.time_ns())
-    first.refuse("family", 3, "odd", "take an even one")
+    now = first.digests({})
+    first.refuse("family", 3, "odd", "take an even one", now=now[-1])
     first.keep()
 
     again = ReadFiles(kept)
-    assert (again.are_known, again.digest({})) == (True, first.digest({}))
-    assert again.refusal("family", 3) == ("odd", "take an even one")
-    assert again.refusal("family", 4) is None
+    assert (again.are_known, again.digests({})) == (True, now)
+    assert again.refusal("family", 3, now) == ("odd", "take an even one")
+    assert again.refusal("family", 4, now) is None
     kept.write_text("[]")
     assert not ReadFiles(kept).are_known
 
@@ -119,10 +120,24 @@ def test_a_temporary_file_that_the_program_made_does_not_count(project: Path, tm
     made.write_text("")
     of_project.write_text("")
 
-    def digest_with(*paths: Path) -> str:
+    def digest_with(*paths: Path) -> list[str]:
         files = ReadFiles(None)
         files.learn(map(str, paths), since_ns=begin)
-        return files.digest({})
+        return files.digests({})[-1:]
 
     assert digest_with(made) == digest_with()
-    assert len({digest_with(), digest_with(before), digest_with(of_project)}) == 3
+    assert len({tuple(digests) for digests in (digest_with(), digest_with(before), digest_with(of_project))}) == 3
+
+
+def test_what_a_later_run_reads_besides_leaves_the_earlier_ones_known(project: Path) -> None:
+    """A larger batch reads more samples; when one of those changes, the larger run alone is to be made again."""
+    files = ReadFiles(None)
+    for size, names in ((2, ["train.py", "conf.yaml"]), (4, ["train.py", "data/x.bin"])):
+        files.learn((str(project / name) for name in names), since_ns=time.time_ns())
+        files.saw("family", size, f"run of {size}", now=files.digests({})[-1])
+    assert files.runs("family", files.digests({})).keys() == {2, 4}
+
+    (project / "data/x.bin").write_text("other samples")
+    assert files.runs("family", files.digests({})).keys() == {2}
+    (project / "conf.yaml").write_text("a: 2")
+    assert not files.runs("family", files.digests({}))

@@ -42,3 +42,13 @@ def test_a_failure_is_told_with_its_type_and_place() -> None:
     assert failure_of(error) == {"kind": "error", "message": "ValueError: diverged", "place": "program.py:2", "is_chosen": True}
     assert failure_of(MistakeError("no such function"))["message"] == "no such function"
     assert failure_of(torch.OutOfMemoryError("out"))["kind"] == "out_of_memory"
+
+
+@pytest.mark.parametrize(
+    "answer", ["raise SystemError('gave up')", "raise SystemError('gave up') from None", "raise SystemError from error"]
+)
+def test_what_is_raised_in_answer_to_a_full_gpu_is_told_as_that(answer: str) -> None:
+    """Programs log the error and leave by one of their own (typer's Exit, a worker's)."""
+    failure = failure_of(raised_by(f"try:\n    raise torch.OutOfMemoryError('full')\nexcept Exception as error:\n    {answer}"))
+
+    assert (failure["kind"], failure["message"], failure["place"]) == ("out_of_memory", "full", "program.py:2")

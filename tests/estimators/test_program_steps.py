@@ -130,7 +130,7 @@ def test_where_nothing_fits_the_smallest_size_that_runs_says_by_how_much(torch_b
     assert plan.missing_bytes > 512 * MIB  # weights of 1024 x 200,000 fp32 and their gradients are 1.53 GiB
 
 
-READS_ITS_SAMPLES = '''
+READS_ITS_SAMPLES = """
 import sys
 from pathlib import Path
 
@@ -145,7 +145,7 @@ for step in range(100):
     model(torch.tensor([list(sample) for sample in samples], dtype=torch.float32).cuda()).sum().backward()
     optimizer.step()
     optimizer.zero_grad()
-'''
+"""
 
 
 @pytest.mark.heavy

@@ -11,6 +11,7 @@ import shlex
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from pydantic import ValidationError
@@ -60,6 +61,8 @@ class Configuration(NamedTuple):
     """What was noticed besides."""
     remembered: str = ""
     """Where from, and what of it, is remembered of an earlier plan: `.memplan/plan.yaml: command, gpu`."""
+    located: Located | None = None
+    """Where a layout found it; None for what no layout knows."""
 
     @property
     def is_own_program(self) -> bool:
@@ -217,6 +220,9 @@ def _of_layout(located: Located) -> Configuration:
     Raises ConfigError for what memplan's own model is not true for, with what to type to plan the program itself.
     """
     if not located.can_be_described:
+        program = trainer_of(located)
+        if program is not None:
+            return program
         raise ConfigError(
             f"is {located.layout.title}, which memplan plans through its command", file=located.main, hint=_by_itself(located)
         )
@@ -225,11 +231,53 @@ def _of_layout(located: Located) -> Configuration:
     except ConfigError as error:
         if not located.is_recipe:
             raise
+        program = trainer_of(located)
+        if program is not None:
+            return program.with_note(f"memplan's own model is not true for it: {error.message}")
         raise ConfigError(error.problem, file=error.file, line=error.line, hint=_either(error.hint, _by_itself(located))) from error
     if located.is_recipe:
         said = f"planned with memplan's own model of it; {_by_itself(located)}"
         reading = replace(reading, warnings=(said, *reading.warnings))
-    return Configuration(reading.workload, located.source, reading)
+    return Configuration(reading.workload, located.source, reading, located=located)
+
+
+def trainer_of(located: Located, stages: Mapping[str, Path] = MappingProxyType({})) -> Configuration | None:
+    """
+    Return the program that trains from a configuration, its command run for each of the files of *stages*, by their names; None where no
+    program is known, or it is not installed.
+    """
+    words = located.command
+    if words is None or not is_installed(words, package=located.layout.package):
+        return None
+    files = [str(path) for path in stages.values()]
+    fields = [*located.fields(), *(located.stage_fields() if files else ())]
+    try:
+        found = command_configuration(words, fields=fields, short=located.short(), stages=files)
+    except (UsageError, ConfigError):  # nothing says where its batch is written, for example
+        return None
+    return found.with_note(f"planned by running the program that trains from {located.source}, which is installed here")
+
+
+def is_installed(words: Sequence[str], *, package: str | None = None) -> bool:
+    """
+    Say whether the program of the command *words* is there: on PATH or beside this Python, and the scripts that it is to run.
+
+    *package*: the one that the program imports, as its file says; None: any.
+    """
+    from memplan.execution.command import command_from  # noqa: PLC0415
+
+    try:
+        command = command_from(words)
+    except UsageError:
+        return False
+    if package is not None and f"import {package}" not in (text := _beginning_of(command.words[0])) and f"from {package}" not in text:
+        return False
+    return all(Path(word).is_file() for word in command.words[1:] if word.endswith(".py"))
+
+
+def _beginning_of(program: str) -> str:
+    with Path(program).open("rb") as file:
+        return file.read(4096).decode(errors="replace")
 
 
 def _by_itself(located: Located) -> str:

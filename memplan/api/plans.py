@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from pydantic import Field, InstanceOf
 
@@ -21,15 +21,16 @@ from memplan.api.configuration import (
     is_function,
     read_configuration,
     source_of,
+    trainer_of,
 )
 from memplan.api.gpus import gpus_of_this_machine, named_gpu
 from memplan.api.journals import journal_root
-from memplan.api.methods import Method, by_method
+from memplan.api.methods import Answered, Method, by_method
 from memplan.edits.apply import FileChange, prepare
 from memplan.edits.apply import apply as apply_changes
 from memplan.edits.apply import undo as undo_apply
 from memplan.edits.edit import Edit
-from memplan.errors import DoesNotFitError, UsageError, reason_of
+from memplan.errors import DoesNotFitError, MissingError, NotRehearsedError, UsageError, reason_of
 from memplan.estimators.base import Estimator
 from memplan.estimators.registry import OnRehearsal
 from memplan.hardware.gpu import GpuSpec
@@ -47,6 +48,8 @@ from memplan.workload.workload import Workload
 
 Source: TypeAlias = "str | Path | Workload | Sequence[str] | Callable[..., Any] | None"
 """What can be planned."""
+
+T = TypeVar("T")
 
 
 class Plan(PlainPlan):
@@ -207,8 +210,8 @@ def plan(
         with_levers=with_levers,
     )
     meant = _gpu_of(gpu, None if gpu_memory is None else str(gpu_memory))
-    found = by_method(
-        method, lambda estimator: plan_for(configuration, meant, estimator, request), on_rehearsal, is_slow=configuration.is_own_program
+    found = planned_by(
+        method, configuration, lambda meaning, estimator: plan_for(meaning, meant, estimator, request), request, on_rehearsal
     )
     return found.answer.with_first_warnings(found.notes)
 
@@ -250,6 +253,41 @@ class PlanRequest(NamedTuple):
             "fills_gpu": self.target is None and not configuration.has_batch,
             "grows_negatives": self.grows_negatives,
         }
+
+
+def planned_by(
+    method: Method,
+    configuration: Configuration,
+    ask: Callable[[Configuration, Estimator], T],
+    request: PlanRequest,
+    on_rehearsal: OnRehearsal | None = None,
+) -> Answered[T]:
+    """
+    Return what *ask* says of *configuration* by *method*: with `auto` of the program that trains from it where that is installed and runs,
+    and else of memplan's own model of it. Raises as `by_method`.
+    """
+    trainer = _trainer(configuration, request) if method == "auto" else None
+    if trainer is not None:
+        program = trainer
+        try:
+            return by_method("rehearsed", lambda estimator: ask(program, estimator), on_rehearsal, is_slow=True)
+        except (NotRehearsedError, MissingError, UsageError) as error:
+            configuration = configuration.with_note(f"`{program.source}`, which trains from it, was not planned: {error.message}")
+    return by_method(method, lambda estimator: ask(configuration, estimator), on_rehearsal, is_slow=configuration.is_own_program)
+
+
+def _trainer(configuration: Configuration, request: PlanRequest) -> Configuration | None:
+    """Return the program that trains from *configuration*, where it is installed and *request* asks nothing that it has no variable for."""
+    located, reading = configuration.located, configuration.reading
+    if located is None or reading is None or configuration.program.parallelism.data_parallel_size > 1:
+        return None
+    found = trainer_of(located, reading.stage_files)
+    if found is None:
+        return None
+    needed = {name.rpartition(".")[2] for name in request.pins.values} | ({"n_negatives"} if request.grows_negatives else set())
+    program = found.program
+    assert isinstance(program, CommandProgram)
+    return found.with_target(request.target) if needed <= {*program.variables, *program.stage_variables} else None
 
 
 def plan_for(configuration: Configuration, gpu: GpuSpec, estimator: Estimator, request: PlanRequest) -> Plan:

@@ -285,20 +285,19 @@ def _plan(configuration: Configuration, gpus: Sequence[GpuSpec], asked: _Asked, 
         found = run_profile(made.plans[0])
         assert found is not None
         made = made.profiled(found)
-    show(configuration, made, output)
+    show(made.plans[0].configuration, made, output)
     return 0 if made.plans[0].fits else 1
 
 
 def _make(configuration: Configuration, gpus: Sequence[GpuSpec], asked: _Asked, request: PlanRequest, output: Output) -> Made:
     """Return the plan for each of *gpus*, and what is drawn of the first."""
-    from memplan.api.methods import by_method
-    from memplan.api.plans import plan_for
+    from memplan.api.plans import plan_for, planned_by
     from memplan.cli.plan_output import Made, draw
     from memplan.cli.progress import rehearsal_progress
 
-    def ask(estimator: Estimator) -> Made:
-        plans = [plan_for(configuration, gpu, estimator, request) for gpu in gpus]
-        return Made(plans, draw(configuration, plans[0], estimator, output))
+    def ask(meant: Configuration, estimator: Estimator) -> Made:
+        plans = [plan_for(meant, gpu, estimator, request) for gpu in gpus]
+        return Made(plans, draw(meant, plans[0], estimator, output))
 
     if asked.method == "guide":
         return Made([_by_guide(configuration, gpus[0], asked, output)])
@@ -310,7 +309,9 @@ def _make(configuration: Configuration, gpus: Sequence[GpuSpec], asked: _Asked, 
             return Made(plans, draw(configuration, plans[0], measure, output))
     methods: dict[str, Method] = {"auto": "auto", "analytic": "analytic", "rehearsed": "rehearsed"}
     with rehearsal_progress() as on_rehearsal:
-        found = by_method(methods[asked.method], ask, on_rehearsal, is_slow=configuration.is_own_program)
+        # What runs on this machine's GPU to compare with is memplan's own step.
+        meant = configuration._replace(located=None) if asked.profiles else configuration
+        found = planned_by(methods[asked.method], meant, ask, request, on_rehearsal)
     return found.answer._replace(plans=[plan.with_first_warnings(found.notes) for plan in found.answer.plans])
 
 

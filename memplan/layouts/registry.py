@@ -81,6 +81,11 @@ class Located(NamedTuple):
             if variable is not None and _is_written(files.of(file), entry):
                 yield f"{variable}={file}:{entry.key}"
 
+    def stage_fields(self) -> Iterator[str]:
+        """Yield what each stage's file holds, NAME=STAGE:KEY each."""
+        for name, key in self.layout.stages.fields.items() if self.layout.stages else ():
+            yield f"{name}=STAGE:{key}"
+
     def short(self) -> Iterator[str]:
         """Yield what makes a rehearsal of the command short, FILE:KEY=VALUE each, for the keys that are there."""
         file = YamlFile.load(self.main)

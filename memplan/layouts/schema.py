@@ -286,7 +286,11 @@ class Layout(LayoutPart):
     """The table."""
 
     command: str | None = None
-    """The command that trains from the main file, {file} being its path, as `axolotl train {file}`."""
+    """The command that trains from the main file, {file} being its path, as `axolotl train {file}`; where there are stages, one of them,
+    {stage} being its name."""
+
+    package: str | None = None
+    """The Python package that its program is of, where other packages have programs of the same name, as Ray has `tune`."""
 
     short: dict[DottedKey, Spelling] = Field(default_factory=dict)
     """Values that make a rehearsal of the command short, for keys that stand in the main file: no evaluation, no saving, no upload."""

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from memplan.api.configuration import function_configuration, read_configuration
+from memplan.api.configuration import function_configuration, is_installed, read_configuration, trainer_of
 from memplan.errors import UsageError
+from memplan.layouts.registry import locate
 from memplan.layouts.writer import edits_for, unwritable
+from memplan.programs.command_program import CommandProgram
 from memplan.workload.model import HuggingFaceModel, TransformerModel
 
 BERT: dict[str, Any] = {"model_type": "bert", "architectures": ["BertForMaskedLM"]}
@@ -109,3 +112,78 @@ def test_a_configuration_has_no_weights_to_skip() -> None:
     """memplan's own modules are made without any."""
     with pytest.raises(UsageError, match="skip_weights is for programs"):
         read_configuration(Path("built-in")).skipping_weights()
+
+
+def install(folder: Path, name: str, monkeypatch: pytest.MonkeyPatch, *, package: str = "anything") -> None:
+    """Put a program of that name first on PATH, which imports *package*."""
+    folder.mkdir(exist_ok=True)
+    (folder / name).write_text(f"#!{sys.executable}\nfrom {package}.cli import main\n")
+    (folder / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(folder), prepend=":")
+
+
+def test_a_program_is_installed_where_it_and_its_scripts_are_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A launcher alone trains nothing."""
+    install(tmp_path / "bin", "some-trainer", monkeypatch)
+    (tmp_path / "train.py").write_text("")
+    monkeypatch.chdir(tmp_path)
+
+    assert is_installed(["some-trainer", "run", "--config", "a.yaml"])
+    assert is_installed(["USE_V1=1", "some-trainer", "run"])
+    assert is_installed(["python", "train.py", "a.yaml"])
+    assert not is_installed(["python", "scripts/train.py", "a.yaml"])
+    assert not is_installed(["another-trainer", "run"])
+
+
+def test_the_program_that_trains_from_a_recipe_is_told(recipes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With its variables where they stand in the recipe, and what makes it short; none where it is not installed."""
+    located = locate(recipes / "sft.yaml")
+    assert located is not None
+    monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
+    assert trainer_of(located) is None
+
+    install(tmp_path / "bin", "trl", monkeypatch)
+    found = trainer_of(located)
+
+    assert found is not None
+    program = found.program
+    assert isinstance(program, CommandProgram)
+    assert program.command == ("trl", "sft", "--config", str(recipes / "sft.yaml"))
+    assert program.variables == {"micro_batch_size", "gradient_accumulation_steps", "sequence_length"}
+    assert (program.training.micro_batch_size, program.training.gradient_accumulation_steps) == (2, 4)
+    assert "planned by running the program that trains from" in found.noticed[0]
+
+
+def test_a_recipe_that_only_its_program_knows_is_that_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where it is installed; else what to type is said."""
+    recipe = tmp_path / "tune.yaml"
+    recipe.write_text(
+        "model:\n  _component_: torchtune.models.llama3.lora_llama3_8b\nbatch_size: 2\noptimizer: {_component_: torch.optim.AdamW}\n"
+    )
+    install(tmp_path / "bin", "tune", monkeypatch, package="ray.tune")  # Ray's has the same name
+    with pytest.raises(UsageError, match="through its command"):
+        read_configuration(recipe)
+
+    install(tmp_path / "bin", "tune", monkeypatch, package="torchtune")
+
+    found = read_configuration(recipe)
+    assert isinstance(found.program, CommandProgram)
+    assert found.program.command[:2] == ("tune", "run")
+
+
+def test_the_trainer_of_a_tree_is_run_for_each_stage(tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each file of the curriculum has negatives of its own."""
+    install(tmp_path / "bin", "naics-embedder", monkeypatch)
+    configuration = read_configuration(tree)
+    assert configuration.located is not None
+    assert configuration.reading is not None
+
+    found = trainer_of(configuration.located, configuration.reading.stage_files)
+
+    assert found is not None
+    program = found.program
+    assert isinstance(program, CommandProgram)
+    assert [stage.name for stage in program.stages] == sorted(configuration.reading.stage_files)
+    assert [(stage.n_positives, stage.n_negatives) for stage in sorted(configuration.workload.stages, key=lambda stage: stage.name)] == [
+        (stage.n_positives, stage.n_negatives) for stage in program.stages
+    ]

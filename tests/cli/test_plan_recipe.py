@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -43,6 +45,73 @@ def test_a_recipe_with_adapters_and_quantized_weights_is_rehearsed(recipes: Path
     assert plan["method"] == "rehearsed"
     assert (plan["target_effective_batch_size"], stage["planned"]["effective_batch_size"]) == (8, 8)
     assert 0 < stage["estimate"]["breakdown"]["optimizer_state_bytes"] < stage["estimate"]["breakdown"]["parameters_bytes"] / 10
+
+
+TRAINER = '''#!{python}
+"""Trains from a recipe as `trl sft --config FILE` does, another model than memplan would build of it."""
+import sys
+from pathlib import Path
+
+import torch
+from ruamel.yaml import YAML
+
+recipe = YAML(typ="safe").load(Path(sys.argv[3]))
+{first}
+model = torch.nn.Sequential(torch.nn.Linear(1024, 4096), torch.nn.ReLU(), torch.nn.Linear(4096, 1024)).cuda()
+optimizer = torch.optim.AdamW(model.parameters())
+for _ in range(100):
+    for _ in range(recipe["gradient_accumulation_steps"]):
+        x = torch.randn(recipe["per_device_train_batch_size"], recipe["max_length"], 1024).cuda()
+        model(x).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+'''
+
+
+def installed_trainer(folder: Path, *, first: str = "") -> dict[str, str]:
+    """Install a `trl` of our own into *folder*; return the variables with which it is found."""
+    folder.mkdir()
+    (folder / "trl").write_text(TRAINER.format(python=sys.executable, first=first))
+    (folder / "trl").chmod(0o755)
+    return {"PATH": f"{folder}{os.pathsep}{os.environ['PATH']}", "MEMPLAN_METHOD": "auto"}
+
+
+@pytest.mark.heavy
+def test_the_trainer_of_a_recipe_is_planned_where_it_is_installed(
+    recipes: Path, tmp_path: Path, run_memplan: Run, torch_build: TorchBuild
+) -> None:
+    """The recipe is read with the values that are tried, and written; memplan's own model of it is another."""
+    environment = installed_trainer(tmp_path / "bin")
+    path = recipes / "sft.yaml"
+    before = path.read_text()
+
+    options = ("--gpu", "t4", "--config-path", path, "--target-effective-batch", "64", "--format", "json")
+    result = run_memplan(*options, "--apply", cwd=tmp_path, **environment)
+
+    assert result.returncode == 0, result.stderr
+    plan = json.loads(result.stdout)
+    (stage,) = plan["stages"]
+    assert plan["source"] == "trl"
+    assert any("planned by running the program that trains from" in note for note in plan["notes"])
+    # two layers of 1024 x 4096 with their biases in fp32
+    assert stage["estimate"]["breakdown"]["parameters_bytes"] == 4 * (2 * 1024 * 4096 + 4096 + 1024)
+    assert path.read_text() == before.replace("batch_size: 2 ", "batch_size: 64 ").replace("accumulation_steps: 4", "accumulation_steps: 1")
+
+
+@pytest.mark.heavy
+@pytest.mark.skipif(find_spec("transformers") is None, reason="transformers is not installed")
+def test_a_trainer_that_does_not_run_leaves_memplan_s_own_model(
+    recipes: Path, tmp_path: Path, run_memplan: Run, torch_build: TorchBuild
+) -> None:
+    """The report says why it was not the program."""
+    environment = installed_trainer(tmp_path / "bin", first="import a_package_that_is_missing")
+
+    result = run_memplan("--gpu", "t4", "--config-path", recipes / "sft.yaml", "--format", "json", cwd=tmp_path, **environment)
+
+    assert result.returncode == 0, result.stderr
+    plan = json.loads(result.stdout)
+    assert plan["source"] == f"{recipes / 'sft.yaml'} (trl-sft)"
+    assert any("which trains from it, was not planned" in note and "a_package_that_is_missing" in note for note in plan["notes"])
 
 
 def test_a_recipe_that_is_sharded_is_refused_by_its_line(recipes: Path, run_memplan: Run) -> None:

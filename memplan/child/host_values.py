@@ -33,7 +33,7 @@ from memplan.child.device_reads import A_SEED, ONE_CHOICE, Reads
 from memplan.child.followed_collectives import received
 from memplan.child.program_frames import frames_from
 from memplan.child.recorded_values import ValueWriter
-from memplan.child.shadows import HOST, Shadows, parts_of
+from memplan.child.shadows import HOST, MANY, Shadows, once, parts_of
 from memplan.child.tensor_types import has_memory
 from memplan.traces.read_basis import DRAWN, ONE_DRAW
 
@@ -229,7 +229,7 @@ class HostValues(TorchDispatchMode):
         if func.namespace == "c10d":
             return self._collective(func, name, args, kwargs, run)
         if name in ("_to_copy", "copy_"):
-            return self._copied(run, name, args)
+            return self._copied(run, name, args, kwargs)
         if name == "_local_scalar_dense":
             return self._scalar(run, args[0])
         if name in _MASKED:
@@ -254,17 +254,9 @@ class HostValues(TorchDispatchMode):
         if name == "repeat_interleave":
             self._apply_repeats(args[0])
         values = [self._shadows.value(tensor) for tensor in devices]
-        if any(value is None for value in values) or not self._is_cheap(name, devices):
+        if any(value is None for value in values) or not _is_cheap(name, values):
             return self._unknown(func, name, args, kwargs, run())
         return self._known(func, name, args, kwargs, devices)
-
-    def _is_cheap(self, name: str, devices: list[Any]) -> bool:
-        """Say whether the host should do it: whatever has integers, and of floats what decides or is small."""
-        if name in _HEAVY:
-            return False
-        floats = [tensor for tensor in devices if tensor.is_floating_point() or tensor.is_complex()]
-        limit = MOST_COPIED if name in _COMPARISONS or name in _FINITE else MOST_COMPUTED
-        return all(tensor.numel() <= limit for tensor in floats)
 
     def _can_draw(self, func: Any, args: Any, devices: list[Any]) -> bool:
         """Say whether random numbers are to be drawn here: those of weights are not."""
@@ -275,7 +267,8 @@ class HostValues(TorchDispatchMode):
     def _known(self, func: Any, name: str, args: Any, kwargs: Any, devices: list[Any]) -> Any:
         """Run *func* on the host and on the device, both with all that they need."""
         assumption = self._shadows.assumption_of(devices)
-        host_args, host_kwargs = tree_map(self._on_host, (args, kwargs))
+        on_host = functools.partial(self._on_host, is_written=func._schema.is_mutable)
+        host_args, host_kwargs = tree_map(on_host, (args, kwargs))
         if "device" in host_kwargs:
             host_kwargs["device"] = HOST
         host_kwargs.pop("pin_memory", None)
@@ -285,7 +278,7 @@ class HostValues(TorchDispatchMode):
             with torch.random.fork_rng(devices=[], enabled=name in _RANDOM):
                 if name in _RANDOM:
                     torch.default_generator.manual_seed(int(torch.randint(2**31, (), generator=self._generator, device=HOST)))
-                found = func(*host_args, **host_kwargs)
+                found = _computed(func, host_args, host_kwargs)
             if name in _RANDOM:
                 assumption = self._drawn(name, host_args, found)
         except (RuntimeError, NotImplementedError, TypeError, ValueError):  # no kernel of the host does this
@@ -316,8 +309,8 @@ class HostValues(TorchDispatchMode):
         if shadow is not None:
             shadow.assumption = assumption or shadow.assumption  # as one_hot writes what was assumed into zeros
 
-    def _on_host(self, value: Any) -> Any:
-        return self._shadows.value(value) if has_memory(value) and value.is_cuda else value
+    def _on_host(self, value: Any, *, is_written: bool = False) -> Any:
+        return self._shadows.value(value, is_written=is_written) if has_memory(value) and value.is_cuda else value
 
     def _collective(self, func: Any, name: str, args: Any, kwargs: Any, run: Callable[[], Any]) -> Any:
         """Follow what the ranks hand to each other: each what this one does."""
@@ -337,17 +330,18 @@ class HostValues(TorchDispatchMode):
         """Return what a tensor holds, on the device or on the host, where that is known."""
         return self._shadows.value(tensor) if tensor.is_cuda else tensor
 
-    def _copied(self, run: Callable[[], Any], name: str, args: Any) -> Any:
+    def _copied(self, run: Callable[[], Any], name: str, args: Any, kwargs: Any) -> Any:
         source = args[1] if name == "copy_" else args[0]
         value = self._shadows.value(source) if source.is_cuda else source if _is_followed(source) else None
-        awaited = [] if value is None or not source.is_cuda else [_bytes_of(part) for part in parts_of(value)]
+        is_read = source.is_cuda and not (args[0].is_cuda if name == "copy_" else _is_device(kwargs.get("device", source.device)))
+        awaited = [_bytes_of(part) for part in parts_of(value)] if is_read and value is not None else []
         result = self._run(run, awaited, self._shadows.assumption_of([source] if source.is_cuda else []), dtype=source.dtype)
         if value is None:
             if result.is_cuda:
                 self._shadows.forget(result)
         elif result.is_cuda:
             assumption = self._shadows.assumption_of([source]) if source.is_cuda else None
-            copied = value.detach().to(result.dtype)
+            copied = value.detach().to(result.dtype) if value.is_sparse else once(value.detach()).to(result.dtype).expand(value.shape)
             self._shadows.learn(result, copied if copied.is_sparse else copied.expand(result.shape), assumption)
         elif source.is_cuda and not source.is_sparse:
             result.copy_(value)  # whatever its strides
@@ -418,8 +412,10 @@ class HostValues(TorchDispatchMode):
                 self._shadows.learn(result, values[0].nonzero(), assumption, is_new=True)
             return result
         flat = [value for value in tree_flatten((args, kwargs))[0] if has_memory(value) and value.is_cuda]
-        if all(self._shadows.value(tensor) is not None for tensor in flat) and self._is_cheap(name, flat):
-            host_args, host_kwargs = tree_map(self._on_host, (args, kwargs))
+        known = [self._shadows.value(tensor) for tensor in flat]
+        if all(value is not None for value in known) and _is_cheap(name, known):
+            on_host = functools.partial(self._on_host, is_written=func._schema.is_mutable)
+            host_args, host_kwargs = tree_map(on_host, (args, kwargs))
             try:
                 found = func(*host_args, **host_kwargs)
             except (RuntimeError, NotImplementedError, IndexError):
@@ -513,6 +509,43 @@ class HostValues(TorchDispatchMode):
             rows = torch.arange(places.numel(), device=HOST).view(places.shape)
             value = (first + (rows if self._variant == "all" else torch.zeros_like(rows))) % max(1, num_choices)
         self._shadows.learn(places, value, _SHARES[self._variant])
+
+
+def _is_cheap(name: str, values: Sequence[Any]) -> bool:
+    """Say whether the host should do it: whatever has integers, and of floats what decides or is small."""
+    if name in _HEAVY:
+        return False
+    floats = [value for value in values if value.is_floating_point() or value.is_complex()]
+    limit = MOST_COPIED if name in _COMPARISONS or name in _FINITE else MOST_COMPUTED
+    return all((value if value.is_sparse else once(value)).numel() <= limit for value in floats)
+
+
+def _computed(func: Any, args: Any, kwargs: Any) -> Any:
+    """Return what *func* gives on the host; element by element, of those that are the same for all its tensors one is computed."""
+    tensors = [value for value in tree_flatten((args, kwargs))[0] if isinstance(value, torch.Tensor)]
+    is_by_element = torch.Tag.pointwise in func.tags and torch.Tag.nondeterministic_seeded not in func.tags and not func._schema.is_mutable
+    if not is_by_element or any(tensor.layout is not torch.strided for tensor in tensors):
+        return func(*args, **kwargs)
+    shape = torch.broadcast_shapes(*(tensor.shape for tensor in tensors))
+    repeated = [at for at in range(-len(shape), 0) if shape[at] > 1 and all(_repeats(tensor, at) for tensor in tensors)]
+    if not repeated or math.prod(shape) < MANY:
+        return func(*args, **kwargs)
+
+    def narrowed(value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            for at in repeated:
+                if -at <= value.dim():
+                    value = value.narrow(at, 0, 1)
+        return value
+
+    args, kwargs = tree_map(narrowed, (args, kwargs))
+    found = func(*args, **kwargs)
+    return found.expand(shape) if isinstance(found, torch.Tensor) else tuple(each.expand(shape) for each in found)
+
+
+def _repeats(tensor: torch.Tensor, at: int) -> bool:
+    """Say whether *tensor* is the same along the dimension *at*, counted from its last."""
+    return -at > tensor.dim() or tensor.shape[at] == 1 or tensor.stride(at) == 0
 
 
 def _is_for_ordinary_numbers(name: str, args: Any) -> bool | None:

@@ -2,6 +2,8 @@
 What the storages of the device hold, as far as it is known: for each a *shadow* of the same bytes on the host.
 
 A tensor's values are the same view of the shadow as the tensor is of its storage. So views and changes in place need no rule of their own.
+
+A mask for attention is the same for each query: what repeats along a dimension is kept once for as long as the storage is read whole.
 """
 
 from __future__ import annotations
@@ -21,6 +23,10 @@ HOST = torch.device("cpu")
 """Where the values are: named with every tensor that is made for them, since a program may have made the GPU the default."""
 
 
+MANY = 2**16
+"""Elements from which on what repeats is kept once."""
+
+
 class Shadow:
     """What a storage of the device holds."""
 
@@ -29,13 +35,44 @@ class Shadow:
         self.num_bytes = storage.nbytes()
         self.assumption = assumption
         self._fill = fill
+        self._repeated: tuple[Any, torch.Tensor] | None = None  # a view of the storage, and its values, in place of the bytes
         self._content: torch.UntypedStorage | None = None
 
-    def content(self) -> torch.UntypedStorage:
-        """Return the bytes; one that is the same everywhere takes memory of the host only when somebody looks."""
+    def repeat(self, tensor: Any, values: torch.Tensor) -> None:
+        """Keep that *tensor*, which is all of the storage, holds *values*, of which many are the same."""
+        self._content, self._repeated = None, (_geometry(tensor), once(values).to(tensor.dtype, copy=True).expand(values.shape))
+
+    def view(self, tensor: Any, *, is_written: bool) -> torch.Tensor:
+        """Return the values of *tensor*, which lies in the storage; those that are to be written to each have a place of their own."""
+        if self._repeated is not None and not is_written and self._repeated[0] == _geometry(tensor):
+            return self._repeated[1]
+        return _viewed(self._bytes(), _geometry(tensor))
+
+    def _bytes(self) -> torch.UntypedStorage:
+        """Return the bytes; those that are the same everywhere take memory of the host only when somebody looks."""
         if self._content is None:
             self._content = torch.full((self.num_bytes,), self._fill or 0, dtype=torch.uint8, device=HOST).untyped_storage()
+            if self._repeated is not None:
+                _viewed(self._content, self._repeated[0]).copy_(self._repeated[1])
+                self._repeated = None
         return self._content
+
+
+def _geometry(tensor: Any) -> tuple[torch.dtype, int, tuple[int, ...], tuple[int, ...]]:
+    return tensor.dtype, tensor.storage_offset(), tuple(tensor.shape), tuple(tensor.stride())
+
+
+def _viewed(content: torch.UntypedStorage, geometry: tuple[torch.dtype, int, tuple[int, ...], tuple[int, ...]]) -> torch.Tensor:
+    dtype, offset, shape, strides = geometry
+    return torch.empty(0, dtype=dtype, device=HOST).set_(content, offset, shape, strides)
+
+
+def once(values: torch.Tensor) -> torch.Tensor:
+    """Return *values* with one element of each dimension along which all are one and the same."""
+    for dim, (size, stride) in enumerate(zip(values.shape, values.stride(), strict=True)):
+        if size > 1 and stride == 0:
+            values = values.narrow(dim, 0, 1)
+    return values
 
 
 class Shadows:
@@ -50,8 +87,8 @@ class Shadows:
         parts = parts_of(tensor)
         return self._kept.get(parts[0].untyped_storage()._cdata) if parts else None
 
-    def value(self, tensor: Any) -> torch.Tensor | None:
-        """Return the values of *tensor*, a view of what is kept; None where they are not known."""
+    def value(self, tensor: Any, *, is_written: bool = False) -> torch.Tensor | None:
+        """Return the values of *tensor*, a view of what is kept, which may be *written* to; None where they are not known."""
         if tensor.layout is torch.sparse_coo:
             places, values = map(self.value, parts_of(tensor))
             if places is None or values is None:
@@ -60,9 +97,7 @@ class Shadows:
         shadow = self.of(tensor)
         if shadow is None or shadow.num_bytes != tensor.untyped_storage().nbytes():
             return None
-        view = torch.empty(0, dtype=tensor.dtype, device=HOST).set_(
-            shadow.content(), tensor.storage_offset(), tensor.shape, tensor.stride()
-        )
+        view = shadow.view(tensor, is_written=is_written)
         return torch._neg_view(view) if tensor.is_neg() else view
 
     def learn(self, tensor: Any, value: torch.Tensor, assumption: str | None = None, *, is_new: bool = False) -> None:
@@ -72,18 +107,22 @@ class Shadows:
                 self.learn(part, known, assumption, is_new=is_new)
         if tensor.layout is not torch.strided or tuple(tensor.shape) != tuple(value.shape):
             return
-        known = self.value(tensor)
-        if known is None:
-            storage = tensor.untyped_storage()
+        storage = tensor.untyped_storage()
+        is_whole = tensor.numel() * tensor.element_size() == storage.nbytes() and tensor.is_contiguous() and not tensor.is_neg()
+        repeats = is_whole and value.numel() >= MANY and once(value).numel() < value.numel()
+        if repeats or self.value(tensor, is_written=True) is None:
             if not is_new and tensor.numel() * tensor.element_size() < storage.nbytes():  # a part of something that is not known
                 return
-            self._kept[storage._cdata] = Shadow(storage, 0, assumption)
-            known = self.value(tensor)
+            before = self.of(tensor)
+            self._kept[storage._cdata] = Shadow(storage, 0, assumption or (before.assumption if before is not None else None))
+        shadow = self._kept[storage._cdata]
+        if repeats:
+            shadow.repeat(tensor, value)
+            return
+        known = self.value(tensor, is_written=True)
         assert known is not None
         known.copy_(value)
-        shadow = self.of(tensor)
-        if shadow is not None:
-            shadow.assumption = assumption or shadow.assumption
+        shadow.assumption = assumption or shadow.assumption
 
     def fill(self, tensor: Any, byte: int, assumption: str | None = None) -> None:
         """Keep that every byte of *tensor*, which has a storage of its own, is *byte*."""

@@ -51,6 +51,16 @@ def _in_an_expression(device):
     )  # fmt: skip
 
 
+def _for_attention(device, length=300):
+    """A mask that is the same for every query, in the types that models make of it, and then written to."""
+    mask = (torch.arange(length) < torch.tensor([5, 200, 300, 64])[:, None]).to(device)
+    left_out = 1 - mask[:, None, None, :].expand(4, 1, length, length).to(torch.int64)
+    wide = 1.0 - mask[:, None, None, :].expand(4, 1, length, length).to(torch.float32)
+    allowed = ~(wide.to(torch.bool) | left_out.bool())
+    allowed[0, 0, 7] = False
+    return allowed.nonzero().shape[0] + int(left_out[:, :, 3:5].sum())
+
+
 def _scores(device):
     return nn.Linear(4, 9, device=device)(torch.ones(4, device=device)).detach()
 
@@ -146,6 +156,7 @@ READS = {
     "index by integers": lambda device: host(50).to(device)[host(9, high=50).to(device)].max().item(),
     "arithmetic": lambda device: ((host(9).to(device) * 3 - 7) // 2 % 11).sum().item(),
     "a buffer that is filled in parts": _buffer,
+    "a mask for attention": _for_attention,
     "views": lambda device: host(4, 6).to(device).t().reshape(2, -1)[1].view(-1)[::2].sum().item(),
     "boxes": lambda device: (torch.tensor([[0.0, 0.5], [1.0, 0.2], [1.0, 0.9]]).to(device)[:, 1] > 0.4).sum().item(),
     "factories": lambda device: (torch.arange(10, device=device) + torch.full((10,), 3, device=device)).max().item(),

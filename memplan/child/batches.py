@@ -1,4 +1,4 @@
-"""The batches that a program takes from its DataLoaders: their shapes, by step; and on request the largest of an epoch first."""
+"""The batches that a program takes from its DataLoaders: their shapes, by step; and on request the largest of an epoch among the first."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import functools
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
-from weakref import WeakSet
+from weakref import WeakKeyDictionary
 
 import torch
 from torch.utils.data import DataLoader
@@ -26,7 +26,8 @@ class Batches:
         self.num_walked = 0
         """Batches of all DataLoaders that were looked at to find the largest."""
         self._is_walking = False
-        self._walked: WeakSet[Any] = WeakSet()
+        self._led: WeakKeyDictionary[Any, _Largest] = WeakKeyDictionary()
+        self._last: _Largest | None = None
 
     def attach(self) -> None:
         """Note the batches of every DataLoader from here on."""
@@ -47,24 +48,28 @@ class Batches:
             step, num_backwards = self._now()
             self.seen.append((step, shapes, num_backwards))
 
-    def lead_with_largest(self, most: int) -> None:
+    def lead_with_largest(self, most: int, *, after_one: bool) -> None:
         """
-        Have every DataLoader begin with its largest batches: it is walked through once before, *most* batches of it.
+        Have every DataLoader give its largest batches early: it is walked through once before, *most* batches of it.
 
         They are those with the most elements, all tensors together and each by itself: where the input is longest, and where the target is.
+        *after_one*: the program's own first batch comes before them, as in an epoch, which hardly begins with the largest: what PyTorch has
+        cached for a smaller batch mostly does not serve a larger one. Where a program takes no more than one batch of a DataLoader, the
+        next that it takes of it, or of another, is the largest.
         """
         make = DataLoader.__iter__
 
         @functools.wraps(make)
         def led(loader: Any) -> Any:
-            if loader in self._walked:
-                return make(loader)
-            self._walked.add(loader)
-            return _Led(self._largest(make(loader), most), make(loader), self._note, lambda: self._now()[0] > 1)
+            if loader not in self._led:
+                begins = after_one and (self._last is None or self._last.was_given)
+                self._led[loader] = self._last = _Largest(self._largest(make(loader), most, after_one=begins), begins_with_one=begins)
+            own, largest = make(loader), self._led[loader]
+            return own if largest.is_done else _Led(largest, own, self._note, lambda: self._now()[0] > 1)
 
         setattr(DataLoader, "__iter__", led)  # noqa: B010
 
-    def _largest(self, iterator: Any, most: int) -> list[Any]:
+    def _largest(self, iterator: Any, most: int, *, after_one: bool) -> list[Any]:
         best: dict[int, tuple[int, Any]] = {}
         number = 0
         self._is_walking = True
@@ -80,7 +85,7 @@ class Batches:
             self._is_walking = False
             self.num_walked += number
         largest = sorted({id(batch): (size, batch) for size, batch in best.values()}.values(), key=lambda found: -found[0])
-        print(f"memplan: of {number} batches the largest come first", file=sys.stderr)
+        print(f"memplan: of {number} batches the largest come {'after the first one' if after_one else 'first'}", file=sys.stderr)
         return [batch for _, batch in largest]
 
     @property
@@ -90,30 +95,60 @@ class Batches:
         return next((shape[0] for shape in shapes if shape), None)
 
 
-class _Led:
-    """
-    An iterator of a DataLoader, with some batches in front of it, and again when a step has ended: only then is the optimizer's state there
-    beside them.
-    """
+class _Largest:
+    """The largest batches of a DataLoader that are still to come; again when a step has ended: the optimizer's state is there then."""
 
-    def __init__(self, first: list[Any], rest: Any, note: Callable[[Any], None], has_stepped: Callable[[], bool]) -> None:
-        self._first, self._again, self._rest, self._note, self._has_stepped = list(first), list(first), rest, note, has_stepped
+    def __init__(self, batches: list[Any], *, begins_with_one: bool) -> None:
+        self.begins_with_one = begins_with_one
+        """One of the program's own comes before them."""
+        self.was_given = False
+        self._left, self._again = list(batches), list(batches)
+
+    def next(self, *, has_stepped: bool) -> Any | None:
+        """Return the next of them, None where there is none left; *has_stepped*: the optimizer's state is there."""
+        if has_stepped:
+            self._left, self._again = self._again or self._left, []
+        return self._given()
+
+    def rest(self) -> Any | None:
+        """Return the next where the program's own have ended, whether a step has ended or not."""
+        if not self._left:
+            self._left, self._again = self._again, []
+        return self._given()
+
+    @property
+    def is_done(self) -> bool:
+        """Say whether all were given."""
+        return not (self._left or self._again)
+
+    def _given(self) -> Any | None:
+        self.was_given = self.was_given or bool(self._left)
+        return self._left.pop(0) if self._left else None
+
+
+class _Led:
+    """An iterator of a DataLoader, with its largest batches among the first."""
+
+    def __init__(self, largest: _Largest, rest: Any, note: Callable[[Any], None], has_stepped: Callable[[], bool]) -> None:
+        self._largest, self._rest, self._note, self._has_stepped = largest, rest, note, has_stepped
 
     def __iter__(self) -> _Led:
         return self
 
     def __next__(self) -> Any:
-        if not self._first and self._has_stepped():
-            self._first, self._again = self._again, []
-        if not self._first:
+        if self._largest.begins_with_one:
+            self._largest.begins_with_one = False
+            return next(self._rest)
+        batch = self._largest.next(has_stepped=self._has_stepped())
+        if batch is None:
             try:
                 return next(self._rest)
             except StopIteration:
-                if not self._again:
+                batch = self._largest.rest()
+                if batch is None:
                     raise
-                self._first, self._again = self._again, []
-        self._note(self._first[0])
-        return self._first.pop(0)
+        self._note(batch)
+        return batch
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._rest, name)

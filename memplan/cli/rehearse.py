@@ -73,7 +73,7 @@ class _Output(NamedTuple):
 @click.option(
     "--worst-batch",
     is_flag=True,
-    help="Look through the DataLoaders of the program first, without training, and begin with the largest batches.",
+    help="Look through the DataLoaders of the program first, without training, and take the largest batches after the first.",
 )
 @click.option(
     "--batches",
@@ -301,7 +301,7 @@ def _rehearse_script(
         raise
     notes = _kept(answers, rehearsal, folder)
     if any(finding.kind == "batch_shapes" for finding in rehearsal.findings):
-        notes.append("--worst-batch begins with the largest batches of the program's DataLoaders")
+        notes.append("--worst-batch finds the largest batches of the program's DataLoaders, and takes them after the first")
     _report(rehearsal, gpu, None, notes, output)
     return rehearsal.exit_code if rehearsal.exit_code >= 0 else 128 - rehearsal.exit_code
 

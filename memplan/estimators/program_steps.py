@@ -2,7 +2,7 @@
 The steps of the user's own programs: a command or a function, run with other values on the simulated GPU.
 
 Three optimizer steps of it are run, with no more than two micro-batches each; ten of a function whose third takes more than the second.
-Where the batches of its DataLoaders differ in shape, they are walked through first, and it begins with the largest. A program may refuse a
+Where the batches of its DataLoaders differ in shape, they are walked through first, and the largest come second. A program may refuse a
 size for another reason than memory (batch normalisation with one sample, a batch that has to divide something): that is told apart from a
 program that never runs.
 """

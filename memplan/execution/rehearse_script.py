@@ -57,7 +57,7 @@ def rehearse_script(
     *words* begin with a script, ``-m`` or a program. The program's output goes where this process's does (*output_to_stderr*: all of it
     to standard error). *steps* ends it after that many steps. What it writes is held back, unless *allow_writes*. *skip_weights*:
     pretrained models are built without reading their weights, which need not be there. Of several processes, the one that trains is
-    reported. *most_walked_batches*: look at so many batches of each DataLoader, and begin with the largest; 0: as they come.
+    reported. *most_walked_batches*: look at so many batches of each DataLoader, and take the largest after the first; 0: as they come.
     *walks_where_they_differ*: look at so many where the first run shows batches of several shapes.
     *keep_warm*: leave a process behind that spares the next rehearsal in this folder the imports; a file: for who names that file
     alone. *on_progress* is called from time to time with how far the program is, *on_next_run* with what it runs again, unheard.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -67,6 +68,40 @@ def test_stages_are_planned_written_and_put_back(run_memplan: Run, torch_build: 
     (project / FOLDER / "01_easy_stage.yaml").write_bytes(written[f"{FOLDER}/01_easy_stage.yaml"])
     assert run_memplan("undo", cwd=project).returncode == 0
     assert {path: text for path, text in content(project).items() if path in before} == before
+
+
+@pytest.mark.heavy
+@pytest.mark.skipif(find_spec("hydra") is None or find_spec("lightning") is None, reason="hydra-core or lightning is not installed")
+def test_the_trainer_of_a_tree_and_memplan_s_own_modules_plan_alike(run_memplan: Run, torch_build: TorchBuild, tmp_path: Path) -> None:
+    """
+    Four encoders with LoRA, experts and a curriculum, by Hydra and Lightning: the same plan, written into the same keys.
+
+    What holds weights, gradients, the optimizer's state and the batch is the same to the byte; the whole within 2%.
+    """
+    project = Path(shutil.copytree(TREE.parent / "curriculum", tmp_path / "own", ignore=shutil.ignore_patterns("__pycache__")))
+    before = content(project)
+    wanted = ("--gpu-memory", "24", "--target-effective-batch", "12", "--format", "json")
+    stages = ("--stages", "conf/curriculum/*_stage.yaml", *("--field", "n_negatives=STAGE:n_negatives"))
+
+    by_modules = run_memplan(*wanted, "--config-path", "conf", "--method", "rehearsed", cwd=project)
+    by_program = run_memplan(*wanted, "--apply", *stages, "--", "python", "train.py", "curriculum={stage}", cwd=project)
+
+    assert (by_modules.returncode, by_program.returncode) == (0, 0), by_modules.stderr + by_program.stderr
+    modules, program = json.loads(by_modules.stdout), json.loads(by_program.stdout)
+    assert [stage["name"] for stage in program["stages"]] == ["01_stage", "02_stage"]
+    for planned, own in zip(program["stages"], modules["stages"], strict=True):
+        assert planned["planned"]["micro_batch_size"] == own["planned"]["micro_batch_size"] == 3
+        assert planned["planned"]["gradient_accumulation_steps"] == own["planned"]["gradient_accumulation_steps"] == 4
+        theirs, ours = planned["estimate"], own["estimate"]
+        for category in ("parameters", "gradients", "optimizer_state", "batch_data"):
+            assert theirs["breakdown"][f"{category}_bytes"] == ours["breakdown"][f"{category}_bytes"]
+        assert theirs["peak_reserved_bytes"] == pytest.approx(ours["peak_reserved_bytes"], rel=0.02)
+    after = content(project)
+    config = before["conf/config.yaml"].replace(b"batch_size: 4 ", b"batch_size: 3 ")
+    assert {path: text for path, text in after.items() if path in before} == before | {"conf/config.yaml": config}
+    assert {Path(path).parts[0] for path in after.keys() - before.keys()} <= {".memplan", "conf"}  # the backup, and nothing that it wrote
+    assert run_memplan("undo", cwd=project).returncode == 0
+    assert content(project)["conf/config.yaml"] == before["conf/config.yaml"]
 
 
 @pytest.mark.heavy

@@ -218,6 +218,7 @@ _TOLD_OF_PROGRAMS = (
     "growth",
     "varying_steps",
     "batch_shapes",
+    "cached_shapes",
     "nothing_walked",
     "device_values",
     "chosen_by_time",

@@ -67,6 +67,7 @@ def find(
         *_weights(record),
         *_nothing_walked(record),
         *_batch_shapes(record),
+        *_cached_shapes(record),
         *_workspaces(log),
         *_assumptions(record, others.get("values")),
         *_draws(record, others.get("draws")),
@@ -132,19 +133,37 @@ def _nothing_walked(record: RunRecord) -> Iterator[Finding]:
 
 def _batch_shapes(record: RunRecord) -> Iterator[Finding]:
     """Tell of batches that are not all alike: the largest of an epoch decides, and it may not have been among them."""
-    if record.num_walked_batches:
-        return
-    trained = trained_batches(record)
-    if len({batch.shapes for batch in trained}) > 1 and len({batch.num_elements for batch in trained}) > 1:
-        smallest, largest = (pick(trained, key=lambda batch: batch.num_elements) for pick in (min, max))
-        if len({batch.shapes for batch in trained}) == 2 and trained[0].shapes == largest.shapes and _has_fewer_samples(smallest, largest):
-            return  # the last batch of an epoch has what is left
-        first, last = _differing(smallest, largest)
+    shapes = None if record.num_walked_batches else _shapes_that_differ(record)
+    if shapes is not None:
         yield Finding(
             kind="batch_shapes",
-            message=f"the shapes of the batches differ: {_shape(first)} to {_shape(last)} among the {len(trained)} that were taken; "
+            message=f"the shapes of the batches differ: {shapes} among the {len(trained_batches(record))} that were taken; "
             "the largest batch of an epoch decides, and it may be a later one",
         )
+
+
+def _cached_shapes(record: RunRecord) -> Iterator[Finding]:
+    """Tell of what PyTorch caches of batches that are not all alike, where the largest was among them: more of it over an epoch."""
+    shapes = _shapes_that_differ(record) if record.num_walked_batches else None
+    if shapes is not None:
+        yield Finding(
+            kind="cached_shapes",
+            message=f"the shapes of the batches differ: {shapes}, the largest among them; what PyTorch has cached for one shape mostly does "
+            "not serve a larger one, so that an epoch may reserve more from batch to batch, up to all of the GPU, and then gives cached "
+            "memory back, which takes time: `PYTORCH_ALLOC_CONF=expandable_segments:True` avoids it",
+        )
+
+
+def _shapes_that_differ(record: RunRecord) -> str | None:
+    """Return the smallest and the largest shape of the batches; None where they are alike, or the last of an epoch has what is left."""
+    trained = trained_batches(record)
+    if len({batch.shapes for batch in trained}) < 2 or len({batch.num_elements for batch in trained}) < 2:
+        return None
+    smallest, largest = (pick(trained, key=lambda batch: batch.num_elements) for pick in (min, max))
+    if len({batch.shapes for batch in trained}) == 2 and trained[0].shapes == largest.shapes and _has_fewer_samples(smallest, largest):
+        return None
+    first, last = _differing(smallest, largest)
+    return f"{_shape(first)} to {_shape(last)}"
 
 
 def batches_differ(record: RunRecord) -> bool:

@@ -113,7 +113,7 @@ class Finding(Description):
 
     kind: Literal[
         "checkpointing_without_effect", "parameters_without_gradient", "wide_tensors", "growth", "library_workspaces", "device_values",
-        "guessed_sizes", "unrecorded_peak", "not_served", "batch_shapes",
+        "guessed_sizes", "unrecorded_peak", "not_served", "batch_shapes", "cached_shapes",
         "chosen_by_time", "nothing_walked", "drawn_values", "skipped_weights", "missing_weights", "varying_steps",
     ]  # fmt: skip
     """Which kind of finding."""

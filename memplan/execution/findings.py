@@ -148,9 +148,9 @@ def _cached_shapes(record: RunRecord) -> Iterator[Finding]:
     if shapes is not None:
         yield Finding(
             kind="cached_shapes",
-            message=f"the shapes of the batches differ: {shapes}, the largest among them; what PyTorch has cached for one shape mostly does "
-            "not serve a larger one, so that an epoch may reserve more from batch to batch, up to all of the GPU, and then gives cached "
-            "memory back, which takes time: `PYTORCH_ALLOC_CONF=expandable_segments:True` avoids it",
+            message=f"the shapes of the batches differ: {shapes}, the largest among them; what PyTorch has cached for one shape mostly "
+            "does not serve a larger one, so that an epoch may reserve more from batch to batch, up to all of the GPU, and then gives "
+            "cached memory back, which takes time: `PYTORCH_ALLOC_CONF=expandable_segments:True` avoids it",
         )
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dis
 import traceback
-from collections.abc import Iterator
 from typing import Any
 
 from memplan.child.program_frames import is_own
@@ -16,25 +15,23 @@ class MistakeError(Exception):
 
 
 def failure_of(error: BaseException) -> dict[str, Any]:
-    """
-    Return what is told of *error*: the fields of the parent's ``Failure``, but for the phase.
-
-    What is raised in answer to a GPU that ran out of memory (a program that logs it and leaves) is told as that.
-    """
-    error = next((each for each in _answered(error) if is_out_of_memory(each)), error)
+    """Return what is told of *error*: the fields of the parent's ``Failure``, but for the phase."""
     kind = "mistake" if isinstance(error, MistakeError) else "out_of_memory" if is_out_of_memory(error) else "error"
     said = str(error).split("\nException raised from ")[0]  # and from where in PyTorch's own libraries
     message = f"{type(error).__name__}: {said}" if kind == "error" else said
     return {"kind": kind, "message": message, "place": place_of(error), "is_chosen": is_chosen(error)}
 
 
-def _answered(error: BaseException | None) -> Iterator[BaseException]:
-    """Yield *error* and those in answer to which it was raised, the last first."""
+def answered_by(error: BaseException) -> BaseException:
+    """Return the out-of-memory error in answer to which *error* was raised, as of a program that logs it and leaves; or else *error*."""
+    earlier: BaseException | None = error
     told: set[int] = set()
-    while error is not None and id(error) not in told:
-        told.add(id(error))
-        yield error
-        error = error.__cause__ or error.__context__
+    while earlier is not None and id(earlier) not in told:
+        if is_out_of_memory(earlier):
+            return earlier
+        told.add(id(earlier))
+        earlier = earlier.__cause__ or earlier.__context__
+    return error
 
 
 def is_chosen(error: BaseException) -> bool:

@@ -33,7 +33,7 @@ import torch
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from memplan.child.collectives import hand_objects_on, seen
-from memplan.child.failures import failure_of
+from memplan.child.failures import answered_by, failure_of
 from memplan.child.held_back import hold_back
 from memplan.child.held_memory import wait_for
 from memplan.child.host_optimizers import skip_host_steps
@@ -271,7 +271,7 @@ class Script:
         if max(self._counts.values(), default=self._num_backwards) > self._num_ended:
             self._recorder.end_step()
         error = self._last_error
-        failure = failure_of(error) if error is not None and not isinstance(error, (KeyboardInterrupt, SystemExit)) else None
+        failure = failure_of(answered_by(error)) if error is not None and not isinstance(error, (KeyboardInterrupt, SystemExit)) else None
         record = self._recorder.result(failure) | {
             "pid": self._process,
             "others_bytes": _counted("memplan_most_of_others"),

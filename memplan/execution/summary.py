@@ -137,7 +137,7 @@ def _assumed_range(lower: Sequence[RunRecord], upper: RunRecord, outside_bytes: 
     taken = [end.peak_reserved_bytes for end in lower if end.failure is None or end.peak_reserved_bytes > upper.peak_reserved_bytes]
     if all(takes_as_much(upper, end) for end in lower) or not taken:
         return None
-    taken.append(upper.peak_reserved_bytes)
+    taken.append(upper.peak_reserved_bytes if upper.out_of_memory is None else max(upper.peak_reserved_bytes, *taken))
     low, high = min(taken) + outside_bytes, max(taken) + outside_bytes
     return MemoryRange(low_bytes=low, expected_bytes=high, high_bytes=high)
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from memplan.child.failures import MistakeError, failure_of, is_chosen
+from memplan.child.failures import MistakeError, answered_by, failure_of, is_chosen
 
 
 def raised_by(text: str) -> BaseException:
@@ -49,6 +49,8 @@ def test_a_failure_is_told_with_its_type_and_place() -> None:
 )
 def test_what_is_raised_in_answer_to_a_full_gpu_is_told_as_that(answer: str) -> None:
     """Programs log the error and leave by one of their own (typer's Exit, a worker's)."""
-    failure = failure_of(raised_by(f"try:\n    raise torch.OutOfMemoryError('full')\nexcept Exception as error:\n    {answer}"))
+    failure = failure_of(
+        answered_by(raised_by(f"try:\n    raise torch.OutOfMemoryError('full')\nexcept Exception as error:\n    {answer}"))
+    )
 
     assert (failure["kind"], failure["message"], failure["place"]) == ("out_of_memory", "full", "program.py:2")

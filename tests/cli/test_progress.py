@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pty
+import select
 import subprocess
 import sys
 import time
@@ -102,7 +103,10 @@ def test_the_first_line_about_a_long_program_says_how_to_end_it(monkeypatch: pyt
                 time.sleep(0.02)
                 show(ProgramProgress(1, number, 2**20))
         shown.flush()
-        lines = terminal.read(100_000).decode().splitlines()
+        text = ""
+        while "2 steps" not in text and select.select([terminal], [], [], 10)[0]:  # a terminal hands out line by line, or several at once
+            text += terminal.read(100_000).decode()
+        lines = text.splitlines()
 
     assert lines == [
         "memplan: 1 step, 1.0 MiB reserved at the peak so far (Ctrl-C ends the program and reports what was seen; "

@@ -255,7 +255,8 @@ def trainer_of(located: Located, stages: Mapping[str, Path] = MappingProxyType({
         found = command_configuration(words, fields=fields, short=located.short(), stages=files)
     except (UsageError, ConfigError):  # nothing says where its batch is written, for example
         return None
-    return found.with_note(f"planned by running the program that trains from {located.source}, which is installed here")
+    other = '; `method="rehearsed"` plans memplan\'s own model of it' if located.can_be_described else ""
+    return found.with_note(f"planned by running the program that trains from {located.source}, which is installed here{other}")
 
 
 def is_installed(words: Sequence[str], *, package: str | None = None) -> bool:

@@ -261,19 +261,19 @@ def trainer_of(located: Located, stages: Mapping[str, Path] = MappingProxyType({
 
 def is_installed(words: Sequence[str], *, package: str | None = None) -> bool:
     """
-    Say whether the program of the command *words* is there: on PATH or beside this Python, and the scripts that it is to run.
+    Say whether the command *words* is an installed program's, on PATH or beside this Python: no script, which may be any of that name.
 
     *package*: the one that the program imports, as its file says; None: any.
     """
     from memplan.execution.command import command_from  # noqa: PLC0415
 
+    if any(word.endswith(".py") for word in words):
+        return False
     try:
-        command = command_from(words)
+        program = command_from(words).words[0]
     except UsageError:
         return False
-    if package is not None and f"import {package}" not in (text := _beginning_of(command.words[0])) and f"from {package}" not in text:
-        return False
-    return all(Path(word).is_file() for word in command.words[1:] if word.endswith(".py"))
+    return package is None or any(f"{word} {package}" in _beginning_of(program) for word in ("from", "import"))
 
 
 def _beginning_of(program: str) -> str:

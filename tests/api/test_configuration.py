@@ -122,17 +122,17 @@ def install(folder: Path, name: str, monkeypatch: pytest.MonkeyPatch, *, package
     monkeypatch.setenv("PATH", str(folder), prepend=":")
 
 
-def test_a_program_is_installed_where_it_and_its_scripts_are_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A launcher alone trains nothing."""
-    install(tmp_path / "bin", "some-trainer", monkeypatch)
+def test_a_program_is_installed_where_it_is_there_and_of_its_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A script in this folder may be any of that name, and is run where it is typed."""
+    install(tmp_path / "bin", "some-trainer", monkeypatch, package="some_package")
     (tmp_path / "train.py").write_text("")
     monkeypatch.chdir(tmp_path)
 
     assert is_installed(["some-trainer", "run", "--config", "a.yaml"])
-    assert is_installed(["USE_V1=1", "some-trainer", "run"])
-    assert is_installed(["python", "train.py", "a.yaml"])
-    assert not is_installed(["python", "scripts/train.py", "a.yaml"])
+    assert is_installed(["USE_V1=1", "some-trainer", "run"], package="some_package")
+    assert not is_installed(["some-trainer", "run"], package="another_package")
     assert not is_installed(["another-trainer", "run"])
+    assert not is_installed(["python", "train.py", "a.yaml"])
 
 
 def test_the_program_that_trains_from_a_recipe_is_told(recipes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -85,6 +85,7 @@ class Recorder:
         self.out_of_memory: dict[str, Any] | None = None
         self.checkpointing_off: set[str] = set()
         self.without_gradient: set[str] = set()
+        self.without_gradient_bytes = 0
         self.types: TypeRecorder | None = None
         self.values: dict[str, Any] = {}
         self._step, self._phase = 0, "build"
@@ -476,6 +477,7 @@ class Recorder:
         self._has_looked = False
         missed = self._gradients_missed - self._gradients_seen
         self.without_gradient = (names_of(missed, modules) or {f"{len(missed)} parameters"}) if missed else set()
+        self.without_gradient_bytes = sum(each.numel() * each.element_size() for each in trained_by(optimizers) if id(each) in missed)
 
     def _note_weights(self, modules: list[Any], optimizers: list[Any], count: int) -> None:
         """Note parameters and buffers; of a step that is compiled, the module that it became has the optimizer's state as buffers."""
@@ -557,6 +559,7 @@ class Recorder:
             "num_walked_batches": self.batches.num_walked if self._most_walked else None,
             "checkpointing_off": sorted(self.checkpointing_off),
             "without_gradient": sorted(self.without_gradient),
+            "without_gradient_bytes": self.without_gradient_bytes,
             "out_of_memory": self.out_of_memory,
             "values": self.values,
             "failure": failure,

@@ -61,7 +61,7 @@ def find(
     return (
         *_unrecorded(unrecorded_peak),
         *_checkpointing(record.checkpointing_off),
-        *_without_gradient(record.without_gradient),
+        *_without_gradient(record),
         *_wide_tensors(record),
         *(list(_growth(record)) or _varying_steps(record)),
         *_weights(record),
@@ -96,14 +96,16 @@ def _checkpointing(reasons: Sequence[str]) -> Iterator[Finding]:
     )
 
 
-def _without_gradient(names: Sequence[str]) -> Iterator[Finding]:
+def _without_gradient(record: RunRecord) -> Iterator[Finding]:
+    names = record.without_gradient
     if not names:
         return
     count = f"{len(names)} parameter{'s' if len(names) > 1 else ''} of the optimizer"
     yield Finding(
         kind="parameters_without_gradient",
-        message=f"{count} got no gradient in any step: {_listed(names)}; freeze what is not trained, or look for a part that the loss does "
-        "not reach",
+        message=f"{count} got no gradient in the steps that ran: {_listed(names)}; freeze what is not trained, or look for a part that the "
+        f"loss does not reach; not counted, if they are trained later: {format_bytes(record.without_gradient_bytes)} of gradients, and "
+        "optimizer state",
     )
 
 

@@ -181,6 +181,9 @@ class RunRecord(Description):
     without_gradient: tuple[str, ...] = ()
     """Parameters of an optimizer that got no gradient."""
 
+    without_gradient_bytes: int = 0
+    """What their gradients would take."""
+
     out_of_memory: AllocationFailure | None = None
     """Where memory first ran out."""
 

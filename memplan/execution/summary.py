@@ -61,7 +61,8 @@ def rehearsal_of(
     position, blocks = trace.peak()
     allocated, reserved = record.peak_allocated_bytes, record.peak_reserved_bytes
     low = without.peak_reserved_bytes if without else max(0, reserved - run.log.largest_workspace_bytes)
-    where = _phase(trace, position, len(record.steps))
+    was_cut_short = record.failure is not None or record.out_of_memory is not None or record.was_interrupted
+    where = _phase(trace, position, None if was_cut_short else len(record.steps))
     recorded = bytes_by_category(blocks.values())
     is_cut = (
         len(record.steps) == 1 and bool(record.notes.get("optimizer_state")) and (record.was_cut or is_ended_by_user(record, exit_code))
@@ -142,10 +143,10 @@ def _assumed_range(lower: Sequence[RunRecord], upper: RunRecord, outside_bytes: 
     return MemoryRange(low_bytes=low, expected_bytes=high, high_bytes=high)
 
 
-def _phase(trace: MemoryTrace, position: int, num_steps: int) -> str:
-    """Say in which phase of which step event *position* is."""
+def _phase(trace: MemoryTrace, position: int, num_steps: int | None) -> str:
+    """Say in which phase of which step event *position* is, of *num_steps* that ended; None: the last one may not have come to its end."""
     mark = trace.phase_at(position)
-    if mark.step > num_steps > 0:
+    if num_steps is not None and mark.step > num_steps > 0:
         return f"what came after step {num_steps}"  # an evaluation: no optimizer step followed
     return f"{mark.phase} of step {mark.step}" if mark.step else mark.phase
 

@@ -49,7 +49,7 @@ class ValuesFile(NamedTuple):
         if self.times:
             return "the other choices, where a compiler chooses by what takes less time"
         if self.numbers:
-            return "the other of two answers, where it branches by a number that nothing computes"
+            return "the other way of a branch, where it compares a number whose value is not known"
         if self.variant is None:
             return "the values that were found"
         then = {

@@ -1379,6 +1379,26 @@ def test_what_is_cached_of_a_smaller_batch_counts_beside_the_largest(script: Scr
     assert led.peak_reserved_bytes > 1.2 * largest_alone.peak_reserved_bytes
 
 
+LARGER_IN_ITS_SECOND_STEP = """
+import torch
+weights = torch.nn.Parameter(torch.zeros(1024, 1024, device="cuda"))
+update = torch.optim.SGD([weights])
+for rows in (1, 2_000_000):
+    (torch.ones(rows, 1024, device="cuda") @ weights).sum().backward()
+    update.step()
+"""
+
+
+@pytest.mark.heavy
+def test_the_peak_of_a_step_that_runs_out_of_memory_is_of_that_step(script: Script) -> None:
+    """No optimizer step followed, and yet it is no evaluation: the 7.6 GiB of its input are there, those of its output are not."""
+    rehearsal = script(LARGER_IN_ITS_SECOND_STEP)
+
+    assert rehearsal.verdict == "does_not_fit"
+    assert rehearsal.peak_allocated_bytes >= 2_000_000 * 1024 * 4
+    assert rehearsal.peak_phase == "forward of step 2"
+
+
 ONE_AFTER_THE_OTHER = """
 import subprocess, sys
 if len(sys.argv) > 1:

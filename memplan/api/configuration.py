@@ -273,12 +273,11 @@ def is_installed(words: Sequence[str], *, package: str | None = None) -> bool:
         program = command_from(words).words[0]
     except UsageError:
         return False
-    return package is None or any(f"{word} {package}" in _beginning_of(program) for word in ("from", "import"))
-
-
-def _beginning_of(program: str) -> str:
+    if package is None:
+        return True
     with Path(program).open("rb") as file:
-        return file.read(4096).decode(errors="replace")
+        beginning = file.read(4096).decode(errors="replace")
+    return any(f"{word} {package}" in beginning for word in ("from", "import"))
 
 
 def _by_itself(located: Located) -> str:

@@ -113,7 +113,9 @@ def decide(
     filling = None
     if fills_gpu and not pinned.training.target_effective_batch_size and not pins.pins("micro_batch_size"):
         filling = _filling(pinned, gpu, estimator, budget)
-        target = ranks * (filling.size or 1)
+        if filling.size is None:
+            return Decision(pinned, budget, ranks * filling.smallest, unit=filling.unit, smallest=filling.smallest, fills_gpu=True)
+        target = ranks * filling.size
     target = target or pinned.training.target_effective_batch_size or max(least, _present_batch(program, pinned))
     if target < least:
         raise UsageError(

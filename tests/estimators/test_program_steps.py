@@ -117,14 +117,17 @@ def test_sizes_that_read_other_samples_are_kept_too(torch_build: TorchBuild, gpu
 
 
 @pytest.mark.heavy
-def test_where_nothing_fits_the_smallest_size_that_runs_says_by_how_much(torch_build: TorchBuild, gpu: GpuSpec, tmp_path: Path) -> None:
+@pytest.mark.parametrize("target", [8, None])
+def test_where_nothing_fits_the_smallest_size_that_runs_says_by_how_much(
+    torch_build: TorchBuild, gpu: GpuSpec, tmp_path: Path, target: int | None
+) -> None:
     """And not that the program refuses a micro-batch of 1."""
     (tmp_path / "samples").mkdir()
     for number in range(8):
         (tmp_path / "samples" / f"{number}.bin").write_bytes(bytes(1024))
     (tmp_path / "train.py").write_text(READS_ITS_SAMPLES)
 
-    plan, _ = planned(command_program([sys.executable, str(tmp_path / "train.py"), "{micro_batch_size}", "200000"]), gpu, target=8)
+    plan, _ = planned(command_program([sys.executable, str(tmp_path / "train.py"), "{micro_batch_size}", "200000"]), gpu, target=target)
 
     assert (plan.fits, plan.stages[0].planned.micro_batch_size) == (False, 2)
     assert plan.missing_bytes > 512 * MIB  # weights of 1024 x 200,000 fp32 and their gradients are 1.53 GiB

@@ -143,6 +143,7 @@ def test_a_program_that_takes_nothing_has_no_size() -> None:
     assert largest_accepted(Program(lambda size: size < 0, 100), high=1000).size is None
 
 
+@example(end=26_806, slope=2)
 @given(end=st.integers(1, 60_000), slope=st.integers(1, 400))
 def test_a_guess_that_creeps_costs_few_questions(end: int, slope: int) -> None:
     """Memory rises in steps, and the line through two sizes of one step says that a few more fit: then half of the way is tried."""

@@ -419,7 +419,7 @@ class Recorder:
         self._flagged = 0
         kinds = (torch.nn.Module, torch.optim.Optimizer, torch.Tensor)
         fsdp, zero = classes_of_shards()
-        modules, optimizers, tensors, *found_of_shards = objects_of(*kinds, *fsdp, *zero)
+        modules, optimizers, tensors, checkpointed, *found_of_shards = objects_of(*kinds, _kept_by_checkpointing(), *fsdp, *zero)
         gradients = addresses(whole_gradients(each for found in found_of_shards[: len(fsdp)] for each in found))
         buffers = addresses(bucket_buffers(each for found in found_of_shards[len(fsdp) :] for each in found))
         compiled = _is_compiled()
@@ -435,7 +435,7 @@ class Recorder:
             elif tensor.is_leaf and tensor.requires_grad and id(tensor) not in self._hooked:
                 self._hooked.add(id(tensor))
                 tensor.register_post_accumulate_grad_hook(self._note_gradient)
-        saved = addresses(_saved_by_checkpointing())
+        saved = addresses(kept.val for kept in checkpointed if isinstance(kept.val, torch.Tensor))
         weights = addresses(self._trained_or_of_modules(modules, tensors, count))  # a flat one is of no module
         weights |= addresses(plain) & addresses(tensor for tensor in tensors if _is_view_in_graph(tensor))  # gathered, of FSDP
         self.notes["parameters"] |= {(address, count) for address in weights}
@@ -614,11 +614,14 @@ def subclasses(kind: type) -> set[type]:
     return direct.union(*(subclasses(known) for known in direct))
 
 
-def _saved_by_checkpointing() -> list[Any]:
-    """Return the results that selective activation checkpointing keeps: they have no graph, as a batch has none."""
-    kind = getattr(torch.utils.checkpoint, "_VersionWrapper", None)  # private, from 2.4 on
-    found = objects_of(kind)[0] if kind is not None else []
-    return [wrapper.val for wrapper in found if isinstance(wrapper.val, torch.Tensor)]
+def _kept_by_checkpointing() -> type:
+    """Return the class that keeps a result of selective activation checkpointing as `val`: it has no graph, as a batch has none."""
+    kind: type = getattr(torch.utils.checkpoint, "_VersionWrapper", _NoneBefore)  # private
+    return kind
+
+
+class _NoneBefore:
+    """Nothing is of this class: PyTorch before 2.4 has no selective checkpointing of this kind."""
 
 
 def _is_compiled() -> bool:

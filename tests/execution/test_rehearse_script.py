@@ -1223,7 +1223,7 @@ def test_workers_that_load_data_change_nothing(script: Script) -> None:
 
 
 IN_A_CHILD = """
-import multiprocessing, subprocess, sys
+import multiprocessing, os, subprocess, sys
 import torch
 
 def train():
@@ -1233,6 +1233,9 @@ if __name__ == "__main__":
     how = sys.argv[1]
     if how == "subprocess":
         sys.exit(subprocess.run([sys.executable, "trained.py"]).returncode)
+    if how == "exec":
+        torch.ones(2**20, device="cuda")  # 4 MiB that are gone with this program
+        os.execv(sys.executable, [sys.executable, "trained.py"])
     child = multiprocessing.get_context(how).Process(target=train)
     child.start()
     child.join()
@@ -1241,18 +1244,19 @@ if __name__ == "__main__":
 
 
 @pytest.mark.heavy
-@pytest.mark.parametrize("how", ["spawn", *(pytest.param(how, marks=pytest.mark.heavy) for how in ("fork", "forkserver", "subprocess"))])
+@pytest.mark.parametrize("how", ["spawn", *(pytest.param(how, marks=pytest.mark.heavy) for how in ("fork", "forkserver", "subprocess", "exec"))])
 def test_the_process_that_trains_is_the_one_told_of(script: Script, tmp_path: Path, how: str) -> None:
-    """Launchers start another Python for it, or fork."""
+    """Launchers start another Python for it, fork, or become it."""
     (tmp_path / "trained.py").write_text(TRAINING)
 
     rehearsal = seen(script(IN_A_CHILD, how))
 
     assert len(rehearsal.steps) == 3
-    if how != "subprocess":
+    if how not in ("subprocess", "exec"):
         name = {"spawn": "SpawnProcess-1", "fork": "ForkProcess-1", "forkserver": "ForkServerProcess-1"}[how]
         assert rehearsal.process == f"{name} of train.py {how}"
     assert rehearsal.breakdown.optimizer_state_bytes == 8 * MIB
+    assert rehearsal.breakdown.parameters_bytes == 4 * MIB
 
 
 WAITS_FOR_A_RANK = """

@@ -228,6 +228,12 @@ class Recorder:
         before, last = (after - at for at, after in pairwise(self._allocated_in_all[-3:]))
         return abs(last - before) > VARYING_SHARE * max(last, before)
 
+    def has_settled(self) -> bool:
+        """Say whether each of the last two steps left all as it was, peaks and what is reserved too, and allocated as much as the other."""
+        before, *last = self.steps[-3:]
+        first, second = (after - at for at, after in pairwise(self._allocated_in_all[-3:]))
+        return last == [before, before] and first == second
+
     def record_types(self) -> TypeRecorder:
         """Record the type of every tensor from here on: what is allocated from here on counts for nothing else."""
         self._retries = self._num_retries()

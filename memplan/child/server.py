@@ -169,7 +169,8 @@ def _told(error: Exception) -> dict[str, Any]:
 
 def _steps_to_run(request: dict[str, Any], recorder: Recorder) -> int:
     """
-    Return the steps asked for; more when the memory of the third is still above the second's, or when steps are of several sizes.
+    Return the steps asked for; more when the memory of the third is still above the second's, until it has settled, or when steps are of
+    several sizes.
 
     One that differs may be the last of a beginning (DistributedDataParallel makes its buckets anew in the second): one more is run to see.
     """
@@ -177,7 +178,9 @@ def _steps_to_run(request: dict[str, Any], recorder: Recorder) -> int:
     if number < few:
         return int(request["steps"])
     before, last = recorder.steps[few - 2 : few]
-    if last["peak_allocated_bytes"] > before["peak_allocated_bytes"] or number > few + 1:
+    if last["peak_allocated_bytes"] > before["peak_allocated_bytes"]:
+        return number if number >= few + 2 and recorder.has_settled() else most
+    if number > few + 1:
         return most
     if not recorder.varies():
         return number

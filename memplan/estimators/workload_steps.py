@@ -152,7 +152,10 @@ def check_ranks(workload: Workload) -> None:
 
 def step_of(workload: Workload, gpu: GpuSpec, stage: Stage | None) -> Step:
     """Return what of *workload*, *gpu* and *stage* decides a rehearsal."""
-    anonymous = None if stage is None else stage.model_copy(update={"name": "stage", "max_n_negatives": None})
+    unread: dict[str, object] = {"name": "stage", "max_n_negatives": None}
+    if workload.contrastive is not None and workload.contrastive.sampling == "pair":
+        unread["n_positives"] = 1  # each row has one of them, whatever their number
+    anonymous = None if stage is None else stage.model_copy(update=unread)
     alike = {"name": ""} | ({"parallelism": Parallelism()} if workload.parallelism.data_parallel_size == 1 else {})
     reduced = with_fewest_micro_batches(workload, anonymous).model_copy(update=alike)
     card = of_some_kind(gpu).endless()

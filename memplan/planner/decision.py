@@ -52,6 +52,9 @@ class DecisionOptions(TypedDict, total=False):
 TRIES_BEYOND = 3
 """How many sizes above the first that does not fit are tried, where the rule would prefer them."""
 
+FAR = 2
+"""Formulas are off by less: what they put at more than so many times the budget is not asked about first."""
+
 LARGEST_MICRO_BATCH = 65_536
 """Where trying ends: a model without activations would never fill a GPU."""
 
@@ -214,9 +217,10 @@ class BatchSearch:
         """Return the largest micro-batch with which the heaviest stage fits, or None; what is pinned is the only one tried."""
         if self.micro_batch_size is not None:
             return self.micro_batch_size if self.fits(self.micro_batch_size) else None
-        # The whole target at once is always asked about: without accumulation it can fit where a smaller micro-batch with it does not, and
-        # what the formulas say of it decides nothing. Of the user's own program nothing is known before it has run: there it comes last.
-        comes_last = self.estimator.is_slow and not self._says_anything_of(self.most)
+        # Without accumulation the whole target at once can fit where a smaller micro-batch with it does not: it is asked about, but where
+        # it seems to be far over the budget not before sizes have been run that tell more of it. Of the user's own program nothing is known
+        # before it has run.
+        comes_last = not self._may_be_near(self.most)
         if not comes_last and self.fits(self.most):
             return self.most
         if self.most == 1:
@@ -230,10 +234,11 @@ class BatchSearch:
             return self.most
         return found.size
 
-    def _says_anything_of(self, size: int) -> bool:
-        """Say whether the quick estimate knows of that size."""
+    def _may_be_near(self, size: int) -> bool:
+        """Say whether the quick estimate knows of that size, and of no more than twice the budget."""
         program = self.of_size(size)
-        return self.estimator.quick_estimate(program, self.gpu, heaviest_stage(program, self.gpu, self.estimator)) is not None
+        quick = self.estimator.quick_estimate(program, self.gpu, heaviest_stage(program, self.gpu, self.estimator))
+        return quick is not None and quick.high_bytes <= FAR * self.budget.budget_bytes
 
     def _may_fit_at_once(self, largest: int | None) -> bool:
         """Say whether the whole target may fit without accumulation, by what was seen with it."""

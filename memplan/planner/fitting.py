@@ -157,12 +157,12 @@ def all_stages_seem_to_fit(program: Program, gpu: GpuSpec, estimator: Estimator,
 
 
 class StageQuestions(NamedTuple):
-    """Whether a stage fits: by the estimator, and by its quick estimate."""
+    """What a stage takes at most: by the estimator, and by its quick estimate."""
 
     peak_bytes: Callable[[Stage], int | None]
-    """What it takes at most; None for one that does not run."""
-    seems_to_fit: Callable[[Stage], bool] | None
-    """None: the estimator has no quick estimate of a stage with another number of negatives than one that was run."""
+    """None for one that does not run."""
+    quick_bytes: Callable[[Stage], int | None]
+    """None where nothing is known of one like it: of the user's own program, of any with another number of negatives."""
     budget_bytes: int
 
 
@@ -175,11 +175,11 @@ def questions_of(program: Program, gpu: GpuSpec, estimator: Estimator, budget: M
         except SizeRefusedError:
             return None
 
-    return StageQuestions(
-        peak_bytes,
-        None if estimator.is_slow else lambda stage: _seems_to_fit(program, gpu, stage, estimator, budget),
-        budget.budget_bytes,
-    )
+    def quick_bytes(stage: Stage) -> int | None:
+        quick = estimator.quick_estimate(program, gpu, stage)
+        return None if quick is None else quick.high_bytes
+
+    return StageQuestions(peak_bytes, quick_bytes, budget.budget_bytes)
 
 
 def near_misses(

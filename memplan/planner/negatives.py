@@ -50,12 +50,12 @@ def _most(of_count: Callable[[int], Stage], present: int, limit: int, asked: Sta
         return peak_bytes is not None and peak_bytes <= asked.budget_bytes
 
     def guess(count: int) -> bool:
-        if asked.seems_to_fit is not None:
-            return asked.seems_to_fit(of_count(count))
-        peak_bytes = line.at(count)
+        peak_bytes = line.at(count) or asked.quick_bytes(of_count(count))
         return peak_bytes is not None and peak_bytes <= asked.budget_bytes
 
-    found = largest_fitting(fits, low=present, high=limit, guess=guess, leaps=asked.seems_to_fit is None)
+    if not fits(present):  # which the plan has asked about: it costs nothing
+        return present
+    found = largest_fitting(fits, low=present + 1, high=limit, guess=guess, leaps=True)
     return present if found is None else found
 
 

@@ -10,7 +10,7 @@ from memplan.estimators.analytic.activations import attention_kernel
 from memplan.estimators.base import Estimator
 from memplan.execution.rehearsal import Rehearsal
 from memplan.memory.estimate import MemoryEstimate
-from memplan.planner.decision import Decision, decide
+from memplan.planner.decision import Decision, decide, probable_choice
 from memplan.planner.fitting import heaviest_stage, is_tight, stages_of
 from memplan.planner.pins import Pins
 from memplan.planner.plan import Plan, StagePlan
@@ -262,8 +262,10 @@ def _checkpointing_without_effect(plan: Plan, estimator: Estimator) -> Iterator[
 
 def _would_allow(plan: Plan, repaired: Program, estimator: Estimator) -> str:
     """Say which micro-batch the repaired program would allow, where that is a larger one."""
-    margin = plan.budget.margin
-    choice = decide(repaired, plan.gpu, estimator, target=plan.target_effective_batch_size, margin=margin).choice
+    target = plan.target_effective_batch_size
+    choice = probable_choice(repaired, plan.gpu, estimator, plan.budget, target=target)
+    if choice is None:
+        choice = decide(repaired, plan.gpu, estimator, target=target, margin=plan.budget.margin).choice
     if choice is None or choice.micro_batch_size <= plan.after.training.micro_batch_size:
         return ""
     return f", and micro-batch {choice.micro_batch_size} with accumulation {choice.gradient_accumulation_steps} would fit"

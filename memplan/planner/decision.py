@@ -30,7 +30,7 @@ from memplan.planner.fitting import (
 )
 from memplan.planner.negatives import has_negatives, most_negatives, with_negatives
 from memplan.planner.pins import Pins, pin
-from memplan.planner.search import Largest, Outcome
+from memplan.planner.search import Largest, Outcome, largest_fitting
 from memplan.programs.user_program import UserProgram
 from memplan.workload.program import Program
 from memplan.workload.stage import Stage
@@ -258,17 +258,17 @@ class BatchSearch:
         """
         near = near_misses(self.of_size, self.gpu, self.estimator, self.budget, largest=largest, most=self.most)
         for _ in range(TRIES_BEYOND if near and self.micro_batch_size is None else 0):
-            beyond = self._by_rule(near[-1])
+            beyond = self.by_rule(near[-1])
             if beyond.micro_batch_size not in near:
                 break
             yield beyond
             near = [size for size in near if size < beyond.micro_batch_size]
             if not near:
                 break
-        choice = self._by_rule(largest)
+        choice = self.by_rule(largest)
         yield choice
         while choice.micro_batch_size > 1 and self.micro_batch_size is None:
-            choice = self._by_rule(choice.micro_batch_size - 1)
+            choice = self.by_rule(choice.micro_batch_size - 1)
             yield choice
 
     def end_from(self, size: int) -> int:
@@ -277,7 +277,8 @@ class BatchSearch:
             return size
         return next((after for after in range(size, self.most, self.unit) if not self.fits(after + self.unit)), self.most)
 
-    def _by_rule(self, largest: int) -> BatchChoice:
+    def by_rule(self, largest: int) -> BatchChoice:
+        """Return what the rule of `batch.py` makes of that largest micro-batch."""
         return choose_batch(
             largest=largest,
             target=self.target,
@@ -287,6 +288,18 @@ class BatchSearch:
             pinned_accumulation=self.accumulation,
             is_accumulation_fixed=not self.pinned.varies("gradient_accumulation_steps"),
         )
+
+
+def probable_choice(program: Program, gpu: GpuSpec, estimator: Estimator, budget: MemoryBudget, *, target: int) -> BatchChoice | None:
+    """
+    Return what the rule of `batch.py` makes of the largest micro-batch that seems to fit; None where nothing does, or that does not fit.
+
+    It is run at its values and nowhere else: a search for the largest that fits may find a larger one.
+    """
+    search = BatchSearch(program, gpu, estimator, budget=budget, target=target, tolerance=None, pins=NO_PINS)
+    largest = largest_fitting(lambda size: all_stages_seem_to_fit(search.of_size(size), gpu, estimator, budget), low=1, high=search.most)
+    choice = None if largest is None else search.by_rule(largest)
+    return choice if choice is not None and all_stages_fit(_with_choice(program, choice), gpu, estimator, budget) else None
 
 
 def _with_choice(program: Program, choice: BatchChoice) -> Program:

@@ -15,7 +15,7 @@ from memplan.execution.rehearsal import DeviceRead, Finding
 from memplan.execution.run_record import Batch, RecordedRead, RunRecord
 from memplan.traces.kept import StepEnd, step_ends
 from memplan.traces.read_basis import ONE_DRAW, Basis
-from memplan.traces.trace import ALLOC, Note, allocation_of, allocations_by_address
+from memplan.traces.trace import ALLOC, MemoryTrace, Note, allocation_of, allocations_by_address
 from memplan.units import KIB, format_bytes
 
 WIDE_SHARE = 0.1
@@ -48,22 +48,24 @@ _SHORT = ("float16", "bfloat16")
 
 def find(
     record: RunRecord,
+    trace: MemoryTrace,
     *,
     log: DeviceLog = NO_LOG,
     unrecorded_peak: str | None = None,
     others: Mapping[Cause, RunRecord] = MappingProxyType({}),
 ) -> tuple[Finding, ...]:
     """
-    Return the findings of the run that *record* is of; *unrecorded_peak* is where the recorded events were highest.
+    Return the findings of the run that *record* and its *trace* are of; *unrecorded_peak* is where the recorded events were highest.
 
     *others*: the runs with the other end of an assumption, by what was assumed.
     """
+    ends = step_ends(trace)[: len(record.steps)]
     return (
         *_unrecorded(unrecorded_peak),
         *_checkpointing(record.checkpointing_off),
         *_without_gradient(record),
         *_wide_tensors(record),
-        *(list(_growth(record)) or _varying_steps(record)),
+        *(list(_growth(record, ends)) or _varying_steps(record, ends)),
         *_weights(record),
         *_nothing_walked(record),
         *_batch_shapes(record),
@@ -202,7 +204,7 @@ def _wide_tensors(record: RunRecord) -> Iterator[Finding]:
     if not record.tensor_types:
         return
     trace = record.whole_trace()
-    numbers = allocations_by_address(trace)
+    numbers = allocations_by_address(trace, {seen.address for seen in record.tensor_types})
     types = {
         allocation_of(numbers, Note(seen.address, seen.num_allocations)): (seen.dtype, seen.place)
         for seen in reversed(record.tensor_types)  # the first that returned a tensor made it; the others took views of it
@@ -226,15 +228,12 @@ def _wide_tensors(record: RunRecord) -> Iterator[Finding]:
             )
 
 
-def _growth(record: RunRecord) -> Iterator[Finding]:
+def _growth(record: RunRecord, ends: Sequence[StepEnd]) -> Iterator[Finding]:
     """
     Tell of what is kept from step to step, and of sizes that data decide.
 
     The allocator's own figures rise where blocks are not split; what one step adds may be an evaluation's, and is kept once.
     """
-    if len(record.steps) < LEAST_STEPS:
-        return
-    ends = step_ends(record.trace())[: len(record.steps)]
     if len(ends) < LEAST_STEPS:
         return
     kept = [end.kept_bytes for end in ends]
@@ -261,9 +260,9 @@ def _growth(record: RunRecord) -> Iterator[Finding]:
         )
 
 
-def _varying_steps(record: RunRecord) -> Iterator[Finding]:
+def _varying_steps(record: RunRecord, ends: Sequence[StepEnd]) -> Iterator[Finding]:
     """Tell of steps of a function that are of several sizes: of a whole program, the batches of its DataLoaders tell more."""
-    peaks = [end.peak_bytes for end in step_ends(record.trace())[1 : len(record.steps)]] if not record.command else []
+    peaks = [end.peak_bytes for end in ends[1:]] if not record.command else []
     if len(peaks) > 1 and min(peaks) < max(peaks) * (1 - VARYING_SHARE):
         yield Finding(
             kind="varying_steps",

@@ -88,7 +88,7 @@ def rehearsal_of(
         num_alloc_retries=record.num_alloc_retries,
         steps=record.steps,
         grows=len(record.steps) > 2 and record.steps[-1].peak_allocated_bytes > record.steps[-2].peak_allocated_bytes,
-        findings=find(record, log=run.log, unrecorded_peak=where if behind else None, others=ends),
+        findings=find(record, trace, log=run.log, unrecorded_peak=where if behind else None, others=ends),
         reads=reads_by_bytes(record.reads, blocks.values()),
         values=dict(record.values),
         exit_code=exit_code,

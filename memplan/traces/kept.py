@@ -33,13 +33,14 @@ def step_ends(trace: MemoryTrace) -> list[StepEnd]:
 
 def _ends(trace: MemoryTrace, bounds: Sequence[int]) -> Iterator[StepEnd]:
     """Yield what ends at each of *bounds* but the first: what came before the first step, and each step."""
+    lasting = [category in LASTING for category in CATEGORIES]
     live: dict[int, tuple[int, int]] = {}
     number = current = 0
     for step, (first, end) in enumerate(pairwise(bounds)):
         most = current
         for event in range(first, end):
             if trace.actions[event] == ALLOC:
-                size = 0 if CATEGORIES[trace.purposes[number]] in LASTING else rounded(trace.sizes[event])
+                size = 0 if lasting[trace.purposes[number]] else rounded(trace.sizes[event])
                 live[trace.addresses[event]] = size, step
                 number += 1
                 current += size

@@ -12,6 +12,7 @@ import zlib
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import compress, count, pairwise
 from typing import NamedTuple
 
 from memplan.traces.block_sizes import MIN_BLOCK_BYTES
@@ -253,10 +254,12 @@ class _Positions(NamedTuple):
 
 
 def _positions(actions: str) -> _Positions:
-    return _Positions(
-        [place for place, action in enumerate(actions) if action == ALLOC],
-        [place for place, action in enumerate(actions) if action == FREE],
-    )
+    return _Positions(list(_of_action(ALLOC, actions, count())), list(_of_action(FREE, actions, count())))
+
+
+def _of_action(action: str, actions: str, column: Iterable[int]) -> Iterator[int]:
+    """Yield what *column* has for the events of that kind."""
+    return compress(column, map(action.__eq__, actions))
 
 
 def _position(positions: _Positions, num_allocs: int, num_frees: int) -> int:
@@ -267,12 +270,12 @@ def _position(positions: _Positions, num_allocs: int, num_frees: int) -> int:
     return max(last, default=-1) + 1
 
 
-def allocations_by_address(trace: MemoryTrace) -> dict[int, list[int]]:
-    """Return the numbers of all allocations at each address, in order; the first of the trace is 1."""
-    numbers: dict[int, list[int]] = {}
-    allocated = (address for action, address in zip(trace.actions, trace.addresses, strict=True) if action == ALLOC)
-    for number, address in enumerate(allocated, start=1):
-        numbers.setdefault(address, []).append(number)
+def allocations_by_address(trace: MemoryTrace, addresses: Iterable[int]) -> dict[int, list[int]]:
+    """Return the numbers of all allocations at each of *addresses*, in order; the first of the trace is 1."""
+    numbers: dict[int, list[int]] = {address: [] for address in addresses}
+    for number, address in enumerate(_of_action(ALLOC, trace.actions, trace.addresses), start=1):
+        if address in numbers:
+            numbers[address].append(number)
     return numbers
 
 
@@ -284,10 +287,10 @@ def allocation_of(numbers: Mapping[int, list[int]], note: Note) -> int | None:
 
 
 def _purposes(trace: MemoryTrace, notes: Mapping[str, Iterable[Note]]) -> bytes:
-    numbers = allocations_by_address(trace)
-    purposes = bytearray([_ACTIVATIONS]) * sum(map(len, numbers.values()))
-    for number in _optimizer_allocations(trace):
-        purposes[number - 1] = _WORKSPACES
+    numbers = allocations_by_address(trace, {note.address for found in notes.values() for note in found})
+    purposes = bytearray([_ACTIVATIONS]) * trace.actions.count(ALLOC)
+    for first, end in _optimizer_allocations(trace):
+        purposes[first:end] = bytes([_WORKSPACES]) * (end - first)
     for index in range(len(CATEGORIES) - 1, -1, -1):  # the first category writes last
         for note in notes.get(CATEGORIES[index], ()):
             found = allocation_of(numbers, note)
@@ -296,14 +299,15 @@ def _purposes(trace: MemoryTrace, notes: Mapping[str, Iterable[Note]]) -> bytes:
     return bytes(purposes)
 
 
-def _optimizer_allocations(trace: MemoryTrace) -> Iterator[int]:
-    """Yield the numbers of the allocations made while an optimizer stepped: its temporaries, and its state, which is noted."""
-    number, marks = 0, [*trace.marks, Mark(len(trace.actions), 0, "end")]
-    begin = {mark.position: mark.phase for mark in marks}
-    phase = "build"
-    for position, action in enumerate(trace.actions):
-        phase = begin.get(position, phase)
-        if action == ALLOC:
-            number += 1
-            if phase == "optimizer":
-                yield number
+def _optimizer_allocations(trace: MemoryTrace) -> Iterator[tuple[int, int]]:
+    """
+    Yield how many allocations there had been when an optimizer began to step, and when it ended.
+
+    Those between are its temporaries, and its state, which is noted.
+    """
+    marks = [Mark(0, 0, "build"), *trace.marks, Mark(len(trace.actions), 0, "end")]
+    number = 0
+    for mark, after in pairwise(marks):
+        first, number = number, number + trace.actions.count(ALLOC, mark.position, after.position)
+        if mark.phase == "optimizer":
+            yield first, number

@@ -242,15 +242,29 @@ def _balanced_experts(plan: Plan) -> Iterator[str]:
         )
 
 
-def _checkpointing_without_effect(plan: Plan, estimator: Estimator) -> Iterator[str]:
+def expect_for_warnings(plan: Plan, estimator: Estimator) -> None:
+    """Have begun what `warn` will ask about."""
+    repaired = _with_effective_checkpointing(plan)
+    if repaired is not None:
+        estimator.expect(repaired, plan.gpu, [_stage_of(plan.after, _tightest(plan))])
+
+
+def _with_effective_checkpointing(plan: Plan) -> Workload | None:
+    """Return what is planned with activation checkpointing that has an effect; None where it has one, or is not asked for."""
     if not isinstance(plan.after, Workload):
-        return
+        return None
     encoder = encoder_of(plan.after.model)
     if encoder is None or not encoder.is_in_eval_mode or not plan.after.training.activation_checkpointing:
+        return None
+    return in_training_mode(plan.after.with_training(micro_batch_size=_tightest(plan).planned.micro_batch_size))
+
+
+def _checkpointing_without_effect(plan: Plan, estimator: Estimator) -> Iterator[str]:
+    repaired = _with_effective_checkpointing(plan)
+    if repaired is None:
         return
     worst = _tightest(plan)
     stage = _stage_of(plan.after, worst)
-    repaired = in_training_mode(plan.after.with_training(micro_batch_size=worst.planned.micro_batch_size))
     with_effect: MemoryEstimate = estimator(repaired, plan.gpu, stage)
     yield (
         "activation checkpointing has no effect while the encoder is in eval mode, as from_pretrained returns it: after `.train()` this "

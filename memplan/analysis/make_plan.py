@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing_extensions import Unpack
 
-from memplan.analysis.explain import explain_guide, explain_misfit, explain_plan, warn
+from memplan.analysis.explain import expect_for_warnings, explain_guide, explain_misfit, explain_plan, warn
 from memplan.analysis.levers import find_levers
 from memplan.estimators.base import Estimator
 from memplan.hardware.gpu import GpuSpec
 from memplan.planner.decision import NO_PINS, DecisionOptions, most_useful
 from memplan.planner.pins import Pins
 from memplan.planner.plan import Lever, Plan
-from memplan.planner.planning import plan_by_guide, plan_program
+from memplan.planner.planning import plan_by_guide, plan_program, with_room
 from memplan.workload.program import Program
 from memplan.workload.workload import Workload
 
@@ -23,15 +23,19 @@ def make_plan(
     *,
     pins: Pins = NO_PINS,
     with_levers: bool = False,
-    with_room: bool = True,
+    finds_room: bool = True,
     **options: Unpack[DecisionOptions],
 ) -> Plan:
     """
     Return the plan of *program* for *gpu*, with its reasons and warnings, and with what would help where nothing fits.
 
-    *with_levers*: also of a plan that fits, what changes would do. The rest is as for `plan_program`.
+    *with_levers*: also of a plan that fits, what changes would do. *finds_room*: how many negatives and positives each stage could have.
+    The rest is as for `plan_program`.
     """
-    plan, decision = plan_program(program, gpu, estimator, pins=pins, with_room=with_room, **options)
+    plan, decision = plan_program(program, gpu, estimator, pins=pins, **options)
+    expect_for_warnings(plan, estimator)
+    if finds_room and plan.fits:
+        plan = with_room(plan, estimator)
     reasons = explain_plan(plan, decision, pins, estimator) if plan.fits else explain_misfit(plan)
     warnings = warn(plan.model_copy(update={"after": plan.tried}), estimator)
     levers: tuple[Lever, ...] = ()

@@ -298,7 +298,7 @@ def plan_for(configuration: Configuration, gpu: GpuSpec, estimator: Estimator, r
         estimator,
         pins=request.pins,
         with_levers=request.with_levers,
-        with_room=not estimator.is_slow,
+        finds_room=not estimator.is_slow,
         **request.options(configuration),
     )
     others = warn_of_other_stages(made, configuration.other_stages, estimator=estimator)

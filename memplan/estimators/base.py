@@ -37,6 +37,14 @@ class Estimator(ABC):
         """
         return self(program, gpu, stage).device_used
 
+    def expect(self, program: Program, gpu: GpuSpec, stages: Sequence[Stage | None]) -> None:
+        """
+        Take note that the memory of *program* in each of *stages* will probably be asked for soon.
+
+        What runs steps may begin with them, beside the one that is asked for next.
+        """
+        del program, gpu, stages
+
 
 StepOfValue: TypeAlias = Callable[[int], tuple[Program, Stage | None]]
 """From a value of what is varied to the step with it."""

@@ -1,7 +1,7 @@
 """
 The steps of the user's own programs: a command or a function, run with other values on the simulated GPU.
 
-Three optimizer steps of it are run, with no more than two micro-batches each; ten of a function whose third takes more than the second.
+Three optimizer steps of it are run, with no more than two micro-batches each; up to ten of a function whose third takes more.
 Where the batches of its DataLoaders differ in shape, they are walked through first, and the largest come second. A program may refuse a
 size for another reason than memory (batch normalisation with one sample, a batch that has to divide something): that is told apart from a
 program that never runs.
@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from memplan.errors import NothingSeenError, NotRehearsedError, SizeRefusedError, UsageError
+from memplan.estimators.beside import Job
 from memplan.estimators.read_files import Ran, ReadFiles
 from memplan.estimators.rehearsal_cache import family_of
 from memplan.estimators.rehearse_program import last_lines, rehearse_command, rehearse_function
@@ -71,6 +72,7 @@ class ProgramSteps(StepRunner):
     """Runs steps of the user's own programs."""
 
     def __init__(self, cache: Path | None) -> None:
+        super().__init__()
         self._cache = cache
         self._files: dict[str, ReadFiles] = {}
         self._states: dict[str, list[str]] = {}  # by family: the digests of what its program reads, as it is now
@@ -87,6 +89,7 @@ class ProgramSteps(StepRunner):
 
     def _end(self) -> None:
         """End what was started for more than one run."""
+        self.end()
         for rehearser in self._functions.values():
             rehearser.close()
         if self._folder is not None:
@@ -205,36 +208,47 @@ class ProgramSteps(StepRunner):
 
     # one run
 
-    def _run(self, program: UserProgram, step: Step, said: Path) -> Rehearsal:
+    def job_of(self, step: Step) -> Job | None:
+        """Return its run; None of a program that is on several GPUs, each of whose ranks is a process already."""
+        program = step.program
         if isinstance(program, FunctionProgram):
-            return self._run_function(program, step)
+            return Job(run_function, (program, step.gpu))
         assert isinstance(program, CommandProgram)
-        found = rehearse_command(
-            program,
-            gpu=step.gpu,
-            shown=files_shown(program),
-            said=said,
-            steps=NUM_STEPS,
-            most_walked_batches=MOST_WALKED_BATCHES if program.command in self._walked else 0,
-            walks_where_they_differ=MOST_WALKED_BATCHES,
-            of_one_rank={
-                "keep_warm": self._warm_file(program) or False,
-                "prepared": self._prepared_data(),
-                "expects_values": program.command in self._decided_by_data,
-            },
-        )
+        if program.parallelism.data_parallel_size > 1:
+            return None
+        known = self._known_of(program)
+        if known.warm_file is not None and not known.warm_file.exists():  # a first run is there, which leaves such a process
+            known = known._replace(warm_file=None)
+        return Job(run_command, (program, step.gpu, known))
+
+    def _run(self, program: UserProgram, step: Step, said: Path) -> Rehearsal:
+        begun = self.begun(step)
+        if begun is not None:
+            self._begin_ns = begun.begin_ns
+        if isinstance(program, FunctionProgram):
+            return self._run_function(program, step) if begun is None else begun.rehearsal
+        assert isinstance(program, CommandProgram)
+        if begun is None:
+            found = self.run_apart(lambda: run_command(program, step.gpu, self._known_of(program), said=said))
+        else:
+            found = begun.rehearsal
         if found.num_walked_batches:
             self._walked.add(program.command)
         if any(read.basis == "data" and read.following_bytes for read in found.reads):
             self._decided_by_data.add(program.command)
         return found
 
+    def _known_of(self, program: CommandProgram) -> Known:
+        return Known(
+            has_several_shapes=program.command in self._walked,
+            is_decided_by_data=program.command in self._decided_by_data,
+            warm_file=self._warm_file(program),
+            prepared=self._prepared_data(),
+        )
+
     def _run_function(self, program: FunctionProgram, step: Step) -> Rehearsal:
-        key = f"{program.source} {program.skips_weights}"
-        if key not in self._functions:
-            self._functions[key] = Rehearser(step_source_from(program.source), skip_weights=program.skips_weights)
         try:
-            return rehearse_function(self._functions[key], program, gpu=step.gpu)
+            return self.run_apart(lambda: run_function(program, step.gpu, self._functions))
         except UsageError as error:
             raise self._refusal(step, error.message, hint=error.hint) from error
 
@@ -321,6 +335,55 @@ class ProgramSteps(StepRunner):
     def _runs_of(self, step: Step) -> dict[int, Ran]:
         """Return the runs of the sizes of *step* that would show the same again."""
         return self._files_of(step.program).runs(step.family, self._now(step))
+
+
+class Known(NamedTuple):
+    """What is known of a command when it is run once more."""
+
+    has_several_shapes: bool
+    """Its batches have."""
+    is_decided_by_data: bool
+    """Its memory hangs on values that it reads from the GPU."""
+    warm_file: Path | None
+    """Says where a process is that has made its imports."""
+    prepared: PreparedData
+    """Data that its runs have prepared."""
+
+
+def run_command(program: CommandProgram, gpu: GpuSpec, known: Known, *, said: Path | None = None) -> Rehearsal:
+    """Return what the command does with its present values; what it says goes to the file *said*. Raises as `rehearse_script`."""
+    with tempfile.TemporaryDirectory(prefix="memplan-plan-") as folder:
+        return rehearse_command(
+            program,
+            gpu=gpu,
+            shown=files_shown(program),
+            said=said or Path(folder, "said"),
+            steps=NUM_STEPS,
+            most_walked_batches=MOST_WALKED_BATCHES if known.has_several_shapes else 0,
+            walks_where_they_differ=MOST_WALKED_BATCHES,
+            of_one_rank={
+                "keep_warm": known.warm_file or False,
+                "prepared": known.prepared,
+                "expects_values": known.is_decided_by_data,
+            },
+        )
+
+
+_run_here: dict[str, Rehearser] = {}
+"""What runs functions in this process for another one."""
+
+
+def run_function(program: FunctionProgram, gpu: GpuSpec, rehearsers: dict[str, Rehearser] = _run_here) -> Rehearsal:
+    """
+    Return what the function does with its present arguments. Raises as `Rehearser.rehearse`.
+
+    *rehearsers*: those that have loaded a program already; what is added lives as long as this process.
+    """
+    key = f"{program.source} {program.skips_weights}"
+    if key not in rehearsers:
+        rehearsers[key] = Rehearser(step_source_from(program.source), skip_weights=program.skips_weights)
+        atexit.register(rehearsers[key].close)
+    return rehearse_function(rehearsers[key], program, gpu=gpu)
 
 
 def files_shown(program: CommandProgram) -> dict[Path, bytes]:

@@ -11,10 +11,12 @@ a step that fits only so is *tight*. Whether it does, the simulated allocator sa
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from memplan.errors import NotRehearsedError
 from memplan.estimators.base import Estimator, Interpolated, ReplayingEstimator, StepOfValue
 from memplan.estimators.interpolation import PeakLine, extrapolated_peak
 from memplan.estimators.rehearsal_cache import RehearsalCache
@@ -55,6 +57,7 @@ class RehearsedEstimator(ReplayingEstimator):
         self._traces: dict[tuple[str, int], MemoryTrace] = {}
         self._answers: dict[tuple[str, int], dict[str, dict[str, Any]]] = {}
         self._runners: dict[type[Program], StepRunner] = {}
+        self._runs_beside = True
 
     def _runner(self, program: Program) -> StepRunner:
         """Return what runs steps of *program*, the same for all that are asked for here."""
@@ -82,6 +85,20 @@ class RehearsedEstimator(ReplayingEstimator):
             self._estimates[key] = found or self._rehearsed(step).model_copy(update={"trace": None})
             self._kinds.setdefault(step.likeness, {})[step.family] = step.gpu
         return self._estimates[key].model_copy(update={"gpu_name": step.gpu.name})
+
+    def expect(self, program: Program, gpu: GpuSpec, stages: Sequence[Stage | None]) -> None:
+        """Begin to run the steps that nobody has run, as far as there is room for them beside the one that is asked for next."""
+        if not self._runs_beside:
+            return
+        runner = self._runner(program)
+        for stage in stages:
+            step = self._step(program, gpu, stage)
+            place = self._place(step)
+            if (step.family, step.micro_batch_size) in self._estimates or (self._cache and place and self._cache.get(*place)):
+                continue
+            with suppress(NotRehearsedError):  # it is known not to run
+                runner.check(step)
+                runner.begin(step)
 
     def _place(self, step: Step) -> tuple[str, int] | None:
         """Return where the cache has *step*, as things are now; None where it cannot have it."""
@@ -243,8 +260,13 @@ class RehearsedEstimator(ReplayingEstimator):
         return found
 
     def another(self) -> RehearsedEstimator | None:
-        """Return one with processes of its own, and the same cache."""
-        return RehearsedEstimator(self._cache, self._on_rehearsal, is_slow=self.is_slow) if self._cache else None
+        """Return one with processes of its own, and the same cache; both are busy then, and begin nothing else."""
+        if self._cache is None:
+            return None
+        self._runs_beside = False
+        other = RehearsedEstimator(self._cache, self._on_rehearsal, is_slow=self.is_slow)
+        other._runs_beside = False
+        return other
 
     def asks_alike(self, program: Program, gpu: GpuSpec, other: GpuSpec, stage: Stage | None) -> bool:
         """

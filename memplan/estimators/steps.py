@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
 
+from memplan.errors import MemplanError
 from memplan.execution.rehearsal import Rehearsal
 from memplan.hardware.gpu import GpuSpec
 from memplan.memory.estimate import MemoryRange
 from memplan.workload.program import Program
 from memplan.workload.stage import Stage
+
+if TYPE_CHECKING:
+    from memplan.estimators.beside import Begun, Beside, Job
 
 MOST_MICRO_BATCHES = 2
 """Micro-batches of a step that are run: with the second the gradients are there, and each that follows is like it."""
@@ -32,6 +37,9 @@ class Step(NamedTuple):
 class StepRunner(ABC):
     """Makes steps of one kind of program, and runs them."""
 
+    def __init__(self) -> None:
+        self._beside: Beside | None = None
+
     @abstractmethod
     def step_of(self, program: Program, gpu: GpuSpec, stage: Stage | None) -> Step:
         """Return what of *program*, *gpu* and *stage* decides a rehearsal."""
@@ -43,6 +51,45 @@ class StepRunner(ABC):
     @abstractmethod
     def rehearse(self, step: Step) -> Rehearsal:
         """Return what *step* does, with its trace. Raises NotRehearsedError where it cannot be run, or its memory cannot be known."""
+
+    def begin(self, step: Step) -> None:
+        """Run *step* beside what is asked for meanwhile, where there is room for that; `rehearse` has it then."""
+        job = self.job_of(step)
+        if job is None:
+            return
+        if self._beside is None:
+            from memplan.estimators.beside import Beside  # noqa: PLC0415  (a plan whose rehearsals are kept runs nothing)
+
+            self._beside = Beside()
+        self._beside.begin((step.family, step.micro_batch_size), job)
+
+    def begun(self, step: Step) -> Begun | None:
+        """Return what came of *step*, where it was begun, when that is done; None where it has to be run."""
+        return None if self._beside is None else self._beside.take((step.family, step.micro_batch_size))
+
+    def run_apart(self, run: Callable[[], Rehearsal]) -> Rehearsal:
+        """Return what *run* returns; where it fails while another is run beside it, what it does alone: both may want the same port."""
+        is_beside = self._beside is not None and self._beside.is_busy
+        try:
+            found = run()
+        except MemplanError:
+            if not is_beside:
+                raise
+        else:
+            if found.failure is None or not is_beside:
+                return found
+        self.end()
+        return run()
+
+    def end(self) -> None:
+        """End what was begun."""
+        if self._beside is not None:
+            self._beside.end()
+
+    def job_of(self, step: Step) -> Job | None:
+        """Return what another process does to run *step*; None where it is to be run in its turn."""
+        del step
+        return None
 
     def rehearse_beginning(self, step: Step) -> Rehearsal | None:
         """Return what the first two optimizer steps of *step* do; None where all of it is run as soon. Raises as `rehearse`."""

@@ -28,6 +28,7 @@ from memplan.workload.stage import Stage
 from memplan.workload.workload import Workload, workload_of
 
 if TYPE_CHECKING:
+    from memplan.estimators.beside import Job
     from memplan.execution.rehearse import Rehearser
 
 
@@ -51,24 +52,18 @@ class WorkloadSteps(StepRunner):
 
     def rehearse(self, step: Step) -> Rehearsal:
         """Return what *step* does. Raises NotRehearsedError where it cannot be built or run."""
-        return self._run(step, None)
+        begun = self.begun(step)
+        return run_step(step, None) if begun is None else begun.rehearsal
+
+    def job_of(self, step: Step) -> Job:
+        """Return its run."""
+        from memplan.estimators.beside import Job  # noqa: PLC0415
+
+        return Job(run_step, (step, None))
 
     def rehearse_beginning(self, step: Step) -> Rehearsal:
         """Return what its first two optimizer steps do: each that follows is like the second."""
-        return self._run(step, 2)
-
-    def _run(self, step: Step, steps: int | None) -> Rehearsal:
-        settings = allocator_environment(step.program.training.allocator_settings)
-        try:
-            rehearsal = _rehearser().rehearse(
-                gpu=step.gpu, values=values_of(step), steps=steps, environment=settings, has_padding=True, ranks=ranks_of(step.program)
-            )
-        except UsageError as error:
-            from memplan.execution.runner import not_run  # noqa: PLC0415
-
-            raise not_run(error, instead=instead_of_running(step)) from error
-        refuse_guesses(rehearsal)
-        return rehearsal.model_copy(update={"values": {}})
+        return run_step(step, 2)
 
     def kept_as(self, step: Step) -> str:
         """Return the step's own family: all that decides it is in that."""
@@ -80,6 +75,21 @@ class WorkloadSteps(StepRunner):
             return estimate(workload_of(program), gpu, stage).device_used
         except NotEstimatedError:
             return None
+
+
+def run_step(step: Step, steps: int | None) -> Rehearsal:
+    """Return what so many optimizer steps of *step* do; None: as many as tell of all. Raises NotRehearsedError."""
+    settings = allocator_environment(step.program.training.allocator_settings)
+    try:
+        rehearsal = _rehearser().rehearse(
+            gpu=step.gpu, values=values_of(step), steps=steps, environment=settings, has_padding=True, ranks=ranks_of(step.program)
+        )
+    except UsageError as error:
+        from memplan.execution.runner import not_run  # noqa: PLC0415
+
+        raise not_run(error, instead=instead_of_running(step)) from error
+    refuse_guesses(rehearsal)
+    return rehearsal.model_copy(update={"values": {}})
 
 
 def ranks_of(program: Program) -> Ranks:

@@ -55,6 +55,7 @@ class OverBudget(NamedTuple):
 def stage_over_budget(program: Program, gpu: GpuSpec, estimator: Estimator, budget: MemoryBudget) -> OverBudget | None:
     """Return a stage that is not within the budget, the heaviest asked first where asking is slow; None where all are."""
     stages = _by_weight(program, gpu, estimator) if estimator.is_slow else stages_of(program)
+    estimator.expect(program, gpu, stages[1:])
     over = (stage for stage in stages if outcome_of(program, gpu, stage, estimator, budget) is not Outcome.FITS)
     return next(map(OverBudget, over), None)
 
@@ -126,6 +127,11 @@ def _largest_of_stage(
 
     def ask(size: int) -> Outcome:
         nonlocal runs
+        is_first = estimator.is_slow and not runs and not refusals
+        if size < most and (
+            is_first or (seems_to_fit(size) and not seems_to_fit(size + 1))
+        ):  # the end, as it seems: the next has to be too large
+            estimator.expect(of_size(size + 1), gpu, [stage])
         try:
             used = estimator(of_size(size), gpu, stage).device_used
         except SizeRefusedError as error:
@@ -134,10 +140,13 @@ def _largest_of_stage(
         runs = True
         return Outcome.FITS if budget.fits(used) else Outcome.TOO_LARGE
 
+    def seems_to_fit(size: int) -> bool:
+        return _seems_to_fit((guessed_by or of_size)(size), gpu, stage, estimator, budget)
+
     found = largest_accepted(
         ask,
         high=most,
-        guess=lambda size: _seems_to_fit((guessed_by or of_size)(size), gpu, stage, estimator, budget),
+        guess=seems_to_fit,
         leaps=estimator.is_slow,
     )
     if refusals and not runs:
@@ -163,6 +172,8 @@ class StageQuestions(NamedTuple):
     """None for one that does not run."""
     quick_bytes: Callable[[Stage], int | None]
     """None where nothing is known of one like it: of the user's own program, of any with another number of negatives."""
+    expect: Callable[[Stage], None]
+    """Say that it will probably be asked for soon."""
     budget_bytes: int
 
 
@@ -179,7 +190,7 @@ def questions_of(program: Program, gpu: GpuSpec, estimator: Estimator, budget: M
         quick = estimator.quick_estimate(program, gpu, stage)
         return None if quick is None else quick.high_bytes
 
-    return StageQuestions(peak_bytes, quick_bytes, budget.budget_bytes)
+    return StageQuestions(peak_bytes, quick_bytes, lambda stage: estimator.expect(program, gpu, [stage]), budget.budget_bytes)
 
 
 def near_misses(

@@ -44,6 +44,8 @@ def _most(of_count: Callable[[int], Stage], present: int, limit: int, asked: Sta
     line = PeakLine()
 
     def fits(count: int) -> bool:
+        if present < count < limit and guess(count) and not guess(count + 1):  # the end, as it seems
+            asked.expect(of_count(count + 1))
         peak_bytes = asked.peak_bytes(of_count(count))
         if peak_bytes is not None:
             line.learn(count, peak_bytes)

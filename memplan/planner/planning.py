@@ -35,26 +35,21 @@ def plan_program(
     estimator: Estimator,
     *,
     pins: Pins = NO_PINS,
-    with_room: bool = True,
     **options: Unpack[DecisionOptions],
 ) -> Planned:
     """
     Return the plan of *program* for *gpu*: what `decide` decides with the same *options*, and what it takes.
 
-    *with_room*: find how many negatives and positives each stage could have. A plan that does not fit is returned too: it says so, and how
-    many bytes it is short of.
+    A plan that does not fit is returned too: it says so, and how many bytes it is short of.
     """
+    if program.has_present_batch:
+        estimator.expect(program, gpu, stages_of(program))
     decision = decide(program, gpu, estimator, pins=pins, **options)
     if decision.after is None or decision.choice is None:
         return Planned(_misfit(program, decision, gpu, estimator, pins), decision)
     after, budget = decision.after, decision.budget
     before = program if program.has_present_batch else after
     stages = tuple(_stage_plan(before, after, number, gpu, estimator, budget) for number in range(len(stages_of(after))))
-    if with_room:
-        stages = tuple(
-            planned.model_copy(update={"room": _room(stage, after, gpu, estimator, budget)})
-            for planned, stage in zip(stages, stages_of(after), strict=True)
-        )
     plan = Plan(
         fits=True,
         method=estimator.method,
@@ -70,6 +65,15 @@ def plan_program(
         after=after,
     )
     return Planned(plan, decision)
+
+
+def with_room(plan: Plan, estimator: Estimator) -> Plan:
+    """Return *plan*, which fits, with how many negatives and positives each of its stages could have at the planned micro-batch."""
+    stages = tuple(
+        planned.model_copy(update={"room": _room(stage, plan.after, plan.gpu, estimator, plan.budget)})
+        for planned, stage in zip(plan.stages, stages_of(plan.after), strict=True)
+    )
+    return plan.model_copy(update={"stages": stages})
 
 
 def _alternative_of(choice: BatchChoice) -> BatchAlternative | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import socket
 import sys
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 import memplan
 from memplan.analysis.make_plan import make_plan
 from memplan.errors import NotRehearsedError, UsageError
+from memplan.estimators import beside
 from memplan.estimators.rehearsal_cache import RehearsalCache
 from memplan.estimators.rehearsed import RehearsedEstimator
 from memplan.execution.rehearse_script import rehearse_script
@@ -51,7 +53,7 @@ def planned(program: CommandProgram, gpu: GpuSpec, cache: Path | None = None, *,
         is_slow=True,
     )
     fills = target is None and not program.has_present_batch
-    return make_plan(program, gpu, rehearsals, target=target, fills_gpu=fills, with_room=False), told
+    return make_plan(program, gpu, rehearsals, target=target, fills_gpu=fills, finds_room=False), told
 
 
 def command(*words: str | int, **options: object) -> CommandProgram:
@@ -196,6 +198,30 @@ def test_a_file_is_read_with_the_values_that_are_tried(torch_build: TorchBuild, 
     assert plan.stages[0].present.micro_batch_size == 8
     assert plan.stages[0].estimate.peak_allocated_bytes > plan.stages[0].present_estimate.peak_allocated_bytes + MIB
     assert plan.effective_batch_size == 64
+
+
+TAKES_A_PORT = """
+import runpy, socket, sys
+taken = socket.create_server(("127.0.0.1", int(sys.argv.pop(1))))
+runpy.run_path(sys.argv.pop(1), run_name="__main__")
+"""
+
+
+@pytest.mark.heavy
+def test_runs_that_are_in_each_others_way_are_run_again_alone(
+    filled: tuple[Plan, Told], gpu: GpuSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two at once one finds its port taken: that is no size that the program refuses."""
+    monkeypatch.setattr(beside, "num_processors", lambda: 2)
+    (tmp_path / "train.py").write_text(TAKES_A_PORT)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    words = [sys.executable, str(tmp_path / "train.py"), port, PROGRAM, "{micro_batch_size}", 1, 100_000, 1024]
+
+    plan, told = planned(command_program(list(map(str, words))), gpu)
+
+    assert plan.after.training.micro_batch_size == filled[0].after.training.micro_batch_size
+    assert told == filled[1]
 
 
 @pytest.mark.heavy

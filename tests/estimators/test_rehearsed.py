@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 
 from memplan.analysis.make_plan import make_plan
 from memplan.errors import NotRehearsedError
-from memplan.estimators import workload_steps
+from memplan.estimators import beside, workload_steps
 from memplan.estimators.analytic.estimate import estimate
 from memplan.estimators.base import Estimator
 from memplan.estimators.rehearsal_cache import RehearsalCache
@@ -340,3 +341,29 @@ def test_the_command_says_how_it_found_out(run_memplan: Run, torch_build: TorchB
     plan = json.loads(answer.stdout)
     assert (plan["method"], plan["fits"], plan["effective_batch_size"]) == ("rehearsed", True, 64)
     assert wrong.returncode == 2
+
+
+def test_what_is_expected_is_run_beside_and_is_what_it_is_in_its_turn(
+    rehearsals: RehearsedEstimator, gpu_in_no_use: GpuSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In another process, to the byte; its trace is there too."""
+    monkeypatch.setattr(beside, "num_processors", lambda: 2)
+    program, expecting = workload(micro_batch_size=3), RehearsedEstimator()
+    in_its_turn, trace = rehearsals(program, gpu_in_no_use, None), rehearsals.trace(program, gpu_in_no_use, None)
+    expecting.expect(program, gpu_in_no_use, [None])
+    time.sleep(0.5)  # it is begun
+    monkeypatch.setattr(workload_steps, "_rehearser", not_here)
+
+    assert expecting(program, gpu_in_no_use, None) == in_its_turn
+    assert sorted(expecting.trace(program, gpu_in_no_use, None).sizes) == sorted(trace.sizes)
+
+
+def not_here() -> None:
+    """Stand in for the process that rehearses, where nothing is to be run by this one."""
+    raise AssertionError("it is run in this process")
+
+
+@pytest.fixture
+def gpu_in_no_use() -> GpuSpec:
+    """A kind of GPU that no other test here asks about."""
+    return find_gpu("a100-40")

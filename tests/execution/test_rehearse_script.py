@@ -1244,7 +1244,9 @@ if __name__ == "__main__":
 
 
 @pytest.mark.heavy
-@pytest.mark.parametrize("how", ["spawn", *(pytest.param(how, marks=pytest.mark.heavy) for how in ("fork", "forkserver", "subprocess", "exec"))])
+@pytest.mark.parametrize(
+    "how", ["spawn", *(pytest.param(how, marks=pytest.mark.heavy) for how in ("fork", "forkserver", "subprocess", "exec"))]
+)
 def test_the_process_that_trains_is_the_one_told_of(script: Script, tmp_path: Path, how: str) -> None:
     """Launchers start another Python for it, fork, or become it."""
     (tmp_path / "trained.py").write_text(TRAINING)

@@ -1,0 +1,278 @@
+"""
+Steps that are run beside those that are asked for: in processes of their own, as many as processors and memory of the host allow.
+
+What will probably be asked for next is begun early. A process takes one job after the other, and ends with this one or when it has had
+none for a while. A job that fails tells nothing: two copies of a program may have been in each other's way. It is run again alone.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import pickle
+import resource
+import select
+import signal
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Hashable
+from contextlib import suppress
+from typing import IO, NamedTuple
+
+from memplan.execution.program_process import wait_for
+from memplan.execution.rehearsal import Rehearsal
+from memplan.hardware.host import available_bytes, num_processors
+from memplan.standin.launch import command_for
+
+MOST_PROCESSES = 3
+"""A search seldom knows more that it will ask."""
+
+LEAST_BYTES = 4 * 2**30
+"""Memory of the host that has to be free for another run: PyTorch's CUDA build and a small model take 2 GiB."""
+
+IDLE_SECONDS = 60.0
+"""After so long without a job a process ends."""
+
+_LENGTH = struct.Struct("<Q")
+
+
+class Job(NamedTuple):
+    """What a process is to do: a function of a module, and its arguments."""
+
+    function: Callable[..., Rehearsal]
+    arguments: tuple[object, ...]
+
+
+class Begun(NamedTuple):
+    """A job that is done."""
+
+    rehearsal: Rehearsal
+    begin_ns: int
+    """When it began, by `time.time_ns`."""
+
+
+class Beside:
+    """The jobs that are to be done beside, each under a key; the last that was given is begun first: it will be asked for soonest."""
+
+    def __init__(self) -> None:
+        self._jobs = _Jobs()
+        self._processes: list[_Process] = []
+
+    def begin(self, key: Hashable, job: Job) -> None:
+        """Begin *job* as soon as there is room for it, if nobody takes it before."""
+        for process in [process for process in self._processes if not process.is_of_use]:
+            process.end()
+            self._processes.remove(process)
+        self._jobs.add(key, job)
+        if not any(process.is_idle for process in self._processes) and has_room(len(self._processes)):
+            self._processes.append(_Process(self._jobs))
+
+    @property
+    def is_busy(self) -> bool:
+        """Say whether a job is being done."""
+        return any(not process.is_idle for process in self._processes)
+
+    def take(self, key: Hashable) -> Begun | None:
+        """
+        Return what came of the job that was begun under *key*, when it is done; None where it was not begun, or failed.
+
+        Raises KeyboardInterrupt where it is ended by a signal.
+        """
+        if self._jobs.is_begun(key):
+            process = next((process for process in self._processes if process.key == key), self._processes[-1])  # that which has just begun
+            if wait_for(process.until_done(key), None) is not None:
+                raise KeyboardInterrupt
+        begun = self._jobs.take(key)
+        if begun is not None and begun.rehearsal.was_interrupted:
+            raise KeyboardInterrupt
+        return begun
+
+    def end(self) -> None:
+        """End all processes; what they were at comes to nothing."""
+        for process in self._processes:
+            process.end()
+        self._processes.clear()
+        self._jobs = _Jobs()
+
+
+def has_room(num_beside: int) -> bool:
+    """Say whether one more can run beside *num_beside* others and what this process runs: twice as large as the largest that it has run."""
+    largest = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
+    return num_beside < min(MOST_PROCESSES, num_processors() - 1) and available_bytes() >= max(LEAST_BYTES, 2 * largest)
+
+
+class _Jobs:
+    """Jobs that wait, that are done, and that were done; for the threads of several processes."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._waiting: dict[Hashable, Job] = {}
+        self._begun: set[Hashable] = set()
+        self._done: dict[Hashable, Begun | None] = {}
+
+    def add(self, key: Hashable, job: Job) -> None:
+        """Let *job* wait, where it is not begun already; before the others."""
+        with self._changed:
+            if key not in self._begun and key not in self._done:
+                self._waiting.pop(key, None)
+                self._waiting[key] = job
+                self._changed.notify()
+
+    def next(self, is_over: Callable[[], bool]) -> tuple[Hashable, Job] | None:
+        """Return the job that is to be begun now, when there is one; None when *is_over* says so, which it is asked after `wake`."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting or is_over())
+            if is_over():
+                return None
+            key, job = self._waiting.popitem()
+            self._begun.add(key)
+            return key, job
+
+    def wake(self) -> None:
+        """Have those that wait for a job see whether all is over."""
+        with self._changed:
+            self._changed.notify_all()
+
+    def is_begun(self, key: Hashable) -> bool:
+        """Say whether the job of *key* is being done."""
+        with self._changed:
+            return key in self._begun
+
+    def done(self, key: Hashable, begun: Begun | None) -> None:
+        """Keep what came of the job of *key*."""
+        with self._changed:
+            self._begun.discard(key)
+            self._done[key] = begun
+
+    def take(self, key: Hashable) -> Begun | None:
+        """Return what came of the job of *key*, once; one that still waits is not begun any more."""
+        with self._changed:
+            self._waiting.pop(key, None)
+            return self._done.pop(key, None)
+
+
+class _Process:
+    """A process that does one job after the other, and a thread that gives it those."""
+
+    def __init__(self, jobs: _Jobs) -> None:
+        self._surroundings = _surroundings()
+        boot = f"import sys; sys.path[:] = {sys.path!r}; from memplan.estimators.beside import work; work()"
+        self._process = subprocess.Popen(command_for([sys.executable, "-c", boot]), stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        atexit.register(self.end)
+        self.key: Hashable | None = None
+        """Of the job that it does."""
+        self._jobs = jobs
+        self._is_over = False
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+        self._thread.start()
+
+    @property
+    def is_idle(self) -> bool:
+        """Say whether it has nothing to do."""
+        return self.key is None
+
+    @property
+    def is_of_use(self) -> bool:
+        """Say whether it can do another job: it has not ended, and has the working folder and the environment that there are now."""
+        return self._process.poll() is None and (not self.is_idle or self._surroundings == _surroundings())
+
+    def _serve(self) -> None:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        while (begun := self._jobs.next(lambda: self._is_over)) is not None:
+            self.key, job = begun
+            begin_ns = time.time_ns()
+            try:
+                _send(self._process.stdin, pickle.dumps(tuple(job)))
+                answer = _received(self._process.stdout)
+            except (OSError, ValueError):
+                answer = None
+            self._is_over = self._is_over or answer is None  # it has ended
+            rehearsal: Rehearsal | None = pickle.loads(answer) if answer is not None else None
+            self._jobs.done(self.key, None if rehearsal is None else Begun(rehearsal, begin_ns))
+            self.key = None
+
+    def until_done(self, key: Hashable) -> _Doing:
+        """Return the job of *key* as a process that can be waited for."""
+        return _Doing(self._process, lambda: not self._jobs.is_begun(key))
+
+    def end(self) -> None:
+        """End it, and what it runs."""
+        atexit.unregister(self.end)
+        self._is_over = True
+        self._jobs.wake()
+        self._process.send_signal(signal.SIGTERM)
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        with suppress(OSError):  # of what was not sent
+            self._process.stdin.close()  # a signal that came while a job was done has ended that alone
+        self._process.wait()
+        self._thread.join()
+        self._process.stdout.close()
+
+
+class _Doing:
+    """A job as a process that is waited for; signals go to the process that does it, which passes them on to what it runs."""
+
+    def __init__(self, process: subprocess.Popen[bytes], is_done: Callable[[], bool]) -> None:
+        self.pid = process.pid
+        self._process, self._is_done = process, is_done
+
+    def poll(self) -> int | None:
+        """Return 0 when the job is done."""
+        return 0 if self._is_done() else None
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for the end of the job. Raises subprocess.TimeoutExpired."""
+        until = None if timeout is None else time.monotonic() + timeout
+        while not self._is_done():
+            if until is not None and time.monotonic() >= until:
+                raise subprocess.TimeoutExpired("a job", timeout or 0)
+            time.sleep(0.01)
+        return 0
+
+    def send_signal(self, number: int, /) -> None:
+        """Send it to the process."""
+        self._process.send_signal(number)
+
+
+def _surroundings() -> tuple[str, dict[str, str]]:
+    return os.getcwd(), dict(os.environ)  # noqa: PTH109  (Path.cwd is the same)
+
+
+# in the process
+
+
+def work() -> None:
+    """Do what comes by standard input, one job after the other, and answer by standard output."""
+    jobs, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for stream in range(3):  # what a job prints is nobody's, and nobody answers it
+        os.dup2(nowhere, stream)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # leaves no file behind
+    with suppress(KeyboardInterrupt, BrokenPipeError):
+        while select.select([jobs], [], [], IDLE_SECONDS)[0] and (content := _received(jobs)) is not None:
+            _send(answers, pickle.dumps(_done(Job(*pickle.loads(content)))))
+
+
+def _done(job: Job) -> Rehearsal | None:
+    """Return what came of *job*; None where it failed, which whoever asked for it finds out alone."""
+    try:
+        return job.function(*job.arguments)
+    except Exception:
+        return None
+
+
+def _send(stream: IO[bytes], content: bytes) -> None:
+    stream.write(_LENGTH.pack(len(content)) + content)
+    stream.flush()
+
+
+def _received(stream: IO[bytes]) -> bytes | None:
+    """Return what was sent; None at the end."""
+    length = stream.read(_LENGTH.size)
+    content = stream.read(*_LENGTH.unpack(length)) if len(length) == _LENGTH.size else None
+    return content if content is not None and len(content) == _LENGTH.unpack(length)[0] else None

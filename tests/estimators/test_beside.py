@@ -1,0 +1,221 @@
+"""Steps that are run beside others: in processes of their own, begun before they are asked for."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from memplan.estimators import beside
+from memplan.estimators.beside import Begun, Beside, Job
+from memplan.execution.program_process import wait_for
+from memplan.execution.rehearsal import Rehearsal
+from memplan.memory.breakdown import MemoryBreakdown
+from memplan.memory.estimate import MemoryRange
+
+ENOUGH_SECONDS = 30
+
+
+def rehearsal_of(num_bytes: int) -> Rehearsal:
+    """Return a rehearsal that took so many bytes."""
+    return Rehearsal(
+        method="rehearsed",
+        breakdown=MemoryBreakdown(activations_bytes=num_bytes),
+        peak_allocated_bytes=num_bytes,
+        peak_reserved_bytes=num_bytes,
+        device_used=MemoryRange(low_bytes=num_bytes, expected_bytes=num_bytes, high_bytes=num_bytes),
+        peak_phase="forward of step 1",
+        gpu_name="gpu",
+        torch="2.13.0",
+        num_alloc_retries=0,
+        steps=(),
+    )
+
+
+def takes(num_bytes: int, folder: Path) -> Rehearsal:
+    """Do a job that writes down when it began; it prints, and asks for input, as programs do."""
+    (folder / f"{num_bytes}.began").write_text(str(os.getpid()))
+    print(num_bytes)
+    os.write(1, b"more")
+    assert os.read(0, 10) == b""
+    return rehearsal_of(num_bytes)
+
+
+def waits(num_bytes: int, folder: Path) -> Rehearsal:
+    """Do a job that ends when it is told to."""
+    (folder / f"{num_bytes}.began").write_text(str(os.getpid()))
+    eventually((folder / f"{num_bytes}.may_end").exists)
+    return rehearsal_of(num_bytes)
+
+
+def fails(num_bytes: int, folder: Path) -> Rehearsal:
+    """Do a job that fails, or ends its process."""
+    (folder / f"{num_bytes}.began").write_text(str(os.getpid()))
+    if num_bytes > 1:
+        os._exit(1)
+    raise RuntimeError("the port is taken")
+
+
+def eventually(happens: Callable[[], bool]) -> None:
+    """Wait until it *happens*."""
+    until = time.monotonic() + ENOUGH_SECONDS
+    while not happens():
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+@pytest.fixture
+def jobs(monkeypatch: pytest.MonkeyPatch) -> Iterator[Beside]:
+    """Jobs with room for one process beside this one, however few processors there are."""
+    monkeypatch.setattr(beside, "num_processors", lambda: 2)
+    started = Beside()
+    yield started
+    started.end()
+
+
+def test_a_job_that_was_begun_is_there_when_it_is_asked_for_and_once(jobs: Beside, tmp_path: Path) -> None:
+    """What it prints goes nowhere, and what it reads has ended."""
+    before_ns = time.time_ns()
+    jobs.begin("one", Job(takes, (1, tmp_path)))
+    eventually((tmp_path / "1.began").exists)
+
+    begun = jobs.take("one")
+
+    assert begun is not None
+    assert begun.rehearsal == rehearsal_of(1)
+    assert before_ns <= begun.begin_ns <= time.time_ns()
+    assert int((tmp_path / "1.began").read_text()) != os.getpid()
+    assert jobs.take("one") is None
+
+
+def test_one_process_does_one_job_after_the_other_the_last_first(jobs: Beside, tmp_path: Path) -> None:
+    """What was said last is asked for soonest. One that is asked for before it has begun is not begun any more."""
+    jobs.begin("one", Job(waits, (1, tmp_path)))
+    eventually((tmp_path / "1.began").exists)
+    for number, name in enumerate(["two", "three", "four"], start=2):
+        jobs.begin(name, Job(takes, (number, tmp_path)))
+
+    taken_early = jobs.take("four")
+    (tmp_path / "1.may_end").touch()
+    eventually((tmp_path / "2.began").exists)
+
+    assert taken_early is None
+    assert (tmp_path / "3.began").stat().st_mtime_ns < (tmp_path / "2.began").stat().st_mtime_ns
+    assert not (tmp_path / "4.began").exists()
+    assert len({(tmp_path / f"{number}.began").read_text() for number in (1, 2, 3)}) == 1
+    assert [begun and begun.rehearsal for begun in map(jobs.take, ["one", "two", "three"])] == [*map(rehearsal_of, (1, 2, 3))]
+
+
+def test_a_job_is_not_done_twice(jobs: Beside, tmp_path: Path) -> None:
+    """Whoever says again that it will be asked for, while it is done or after."""
+    for _ in range(3):
+        jobs.begin("one", Job(takes, (1, tmp_path)))
+        eventually((tmp_path / "1.began").exists)
+    (tmp_path / "1.began").unlink()
+    jobs.begin("two", Job(takes, (2, tmp_path)))
+    eventually((tmp_path / "2.began").exists)
+
+    assert jobs.take("one") is not None
+    assert not (tmp_path / "1.began").exists()
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_job_that_fails_tells_nothing_and_the_next_is_done(jobs: Beside, tmp_path: Path, number: int) -> None:
+    """An error, or the end of its process: it may have been in another's way, and is run again alone."""
+    jobs.begin("failing", Job(fails, (number, tmp_path)))
+    eventually((tmp_path / f"{number}.began").exists)
+
+    assert jobs.take("failing") is None
+
+    jobs.begin("next", Job(takes, (5, tmp_path)))
+    eventually((tmp_path / "5.began").exists)
+    assert isinstance(jobs.take("next"), Begun)
+
+
+def test_a_job_is_done_where_the_caller_is_now(jobs: Beside, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that has another working folder serves no more."""
+    jobs.begin("one", Job(takes, (1, tmp_path)))
+    eventually((tmp_path / "1.began").exists)
+    jobs.take("one")
+    monkeypatch.chdir(tmp_path)
+
+    jobs.begin("two", Job(takes, (2, Path())))
+
+    eventually((tmp_path / "2.began").exists)
+
+
+def test_without_room_nothing_is_begun(jobs: Beside, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With one processor, or too little memory: then each is run in its turn."""
+    monkeypatch.setattr(beside, "num_processors", lambda: 1)
+    jobs.begin("one", Job(takes, (1, tmp_path)))
+    monkeypatch.setattr(beside, "num_processors", lambda: 2)
+    monkeypatch.setattr(beside, "available_bytes", lambda: 2**30)
+    jobs.begin("two", Job(takes, (2, tmp_path)))
+
+    assert jobs.take("one") is None
+    assert jobs.take("two") is None
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_signal_ends_a_job_that_is_waited_for(jobs: Beside, tmp_path: Path) -> None:
+    """Ctrl-C is not for the job alone: whoever waits for it ends too, and no process is left."""
+    jobs.begin("one", Job(waits, (1, tmp_path)))
+    eventually((tmp_path / "1.began").exists)
+    threading.Timer(0.2, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+
+    with pytest.raises(KeyboardInterrupt):
+        jobs.take("one")
+
+    process = int((tmp_path / "1.began").read_text())
+    eventually(lambda: has_ended(process))
+
+
+def test_what_was_begun_comes_to_nothing_where_all_is_ended(jobs: Beside, tmp_path: Path) -> None:
+    """Also what was done already. What is begun then is done by another process."""
+    jobs.begin("done", Job(takes, (1, tmp_path)))
+    jobs.begin("waiting", Job(waits, (2, tmp_path)))
+    eventually((tmp_path / "2.began").exists)
+
+    jobs.end()
+
+    assert [jobs.take(name) for name in ("done", "waiting")] == [None, None]
+    jobs.begin("next", Job(takes, (3, tmp_path)))
+    eventually((tmp_path / "3.began").exists)
+    assert jobs.take("next") is not None
+
+
+def runs_a_program(num_bytes: int, folder: Path) -> Rehearsal:
+    """Do a job that waits for a program, as rehearsals do: signals are passed on to that."""
+    program = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    (folder / f"{num_bytes}.began").write_text(str(program.pid))
+    wait_for(program, None)
+    return rehearsal_of(num_bytes)
+
+
+def test_the_end_comes_at_once_while_a_program_runs(jobs: Beside, tmp_path: Path) -> None:
+    """The program is ended, and so is the process that waited for it."""
+    jobs.begin("one", Job(runs_a_program, (1, tmp_path)))
+    eventually((tmp_path / "1.began").exists)
+    eventually(lambda: (tmp_path / "1.began").read_text() != "")
+    time.sleep(0.2)  # it waits
+    begin = time.monotonic()
+
+    jobs.end()
+
+    assert time.monotonic() - begin < beside.IDLE_SECONDS / 6
+    assert has_ended(int((tmp_path / "1.began").read_text()))
+
+
+def has_ended(process: int) -> bool:
+    """Say whether *process* runs no more; nobody may have asked how it ended."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True

@@ -11,7 +11,7 @@ import itertools
 import re
 import struct
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import NamedTuple
@@ -168,6 +168,16 @@ def branch_answer(read: Reading) -> Answer | None:
     return Answer(bytes([_numbers.are_zero]), shown, "compared", "nothing is computed, and the program goes one way or the other by it")
 
 
+def _texts(read: Reading) -> Iterator[str]:
+    """Yield the statement of the program that reads, and those that it returns what it reads to, as it is."""
+    program = [frame for frame in read.frames if not is_own(frame.f_code.co_filename)]
+    for frame in program[program.index(read.place) :] if read.place in program else ():
+        text = statement_text(frame)
+        yield text
+        if not re.match(r"\s*return\b(?!\s+not\b)", text):
+            break
+
+
 def _falling(format_: str) -> Answer:
     return Answer(struct.pack(format_, 1 / next(_losses)), "less each time", "rule", "the loss falls, so that L-BFGS goes on")
 
@@ -193,9 +203,10 @@ def check_that_passes(read: Reading) -> Answer | None:
         return Answer(bytes([goes_on]), str(goes_on).lower(), "rule", "the first step of a line search is taken, and L-BFGS goes on")
     if any(file.startswith(_DISTRIBUTIONS) for file in called):
         return Answer(b"\1", "true", "rule", "a distribution's check of its arguments passes")
-    for pattern, value, reason in _RULES:
-        if re.search(pattern, read.text):
-            return Answer(bytes([value]), str(value).lower(), "rule", reason)
+    for text in _texts(read):
+        for pattern, value, reason in _RULES:
+            if re.search(pattern, text):
+                return Answer(bytes([value]), str(value).lower(), "rule", reason)
     if read.place is not None and read.place.f_code.co_filename.endswith(_MONITORS):
         improves = "threshold" not in read.text
         return Answer(bytes([improves]), str(improves).lower(), "rule", "what is monitored improves, and reaches no threshold")

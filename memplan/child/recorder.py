@@ -42,6 +42,7 @@ from memplan.traces.trace import ACTIONS
 
 MOST_EVENTS = 10_000_000
 MOST_RECORDED = 600_000
+MOST_IN_A_STEP = 2_000_000  # L-BFGS may have a closure called 50,000 times in one: PyTorch makes a dict of each event
 """Allocations and frees of which the events are kept; what comes behind them, in a long program, still counts for the peaks."""
 
 SCANNED_STEPS = 10
@@ -375,15 +376,33 @@ class Recorder:
             self.notes["parameters"] |= {(address, count) for address in found}
 
     def _backward_begins(self) -> None:
+        if self._is_recording and sum(self._counts()) > MOST_IN_A_STEP:
+            self._note_what_lasts()
+            self._events, _, self._ends_at = self._stop_history()
         if self._is_recording and self._num_scans < MOST_SCANS:
             self._num_scans += 1
             self._scan()
         self.mark("backward")
 
-    def _optimizer_begins(self, optimizer: Any, arguments: Any, keywords: Any) -> None:
-        del arguments, keywords
+    def _optimizer_begins(self, optimizer: Any, arguments: Any, keywords: Any) -> Any:
         self._look_for_gradients(optimizer)
         self.mark("optimizer")
+        closure, *rest = arguments[1:] or (keywords.get("closure"),)
+        if not callable(closure):
+            return None
+        whole = self._as_forward(closure)  # Lightning's optimizers step so, and L-BFGS
+        return ((arguments[0], whole, *rest), keywords) if arguments[1:] else (arguments, {**keywords, "closure": whole})
+
+    def _as_forward(self, closure: Any) -> Any:
+        """Return *closure*, by which an optimizer has the loss and its gradients computed: that is no work of the optimizer's own."""
+
+        def called() -> Any:
+            self.mark("forward")
+            loss = closure()
+            self.mark("optimizer")
+            return loss
+
+        return not_compiled(called)
 
     def _optimizer_ends(self, optimizer: Any, arguments: Any, keywords: Any) -> None:
         del arguments, keywords
@@ -483,7 +502,11 @@ class Recorder:
         self._has_looked = False
         missed = self._gradients_missed - self._gradients_seen
         self.without_gradient = (names_of(missed, modules) or {f"{len(missed)} parameters"}) if missed else set()
-        self.without_gradient_bytes = sum(each.numel() * each.element_size() for each in trained_by(optimizers) if id(each) in missed)
+        self.without_gradient_bytes = sum(
+            each.numel() * each.element_size()
+            for each in {id(each): each for each in trained_by(optimizers)}.values()
+            if id(each) in missed
+        )
 
     def _note_weights(self, modules: list[Any], optimizers: list[Any], count: int) -> None:
         """Note parameters and buffers; of a step that is compiled, the module that it became has the optimizer's state as buffers."""

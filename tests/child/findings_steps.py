@@ -31,6 +31,58 @@ def layers(width, depth=4):
     return torch.nn.Sequential(*[torch.nn.Linear(width, width, bias=False) for _ in range(depth)])
 
 
+# what an optimizer does
+
+
+def steps_with_a_closure(device, batch, width=256, how="none"):
+    """The optimizer has the loss and its gradients computed, as Lightning's do; *how* it is given the function that does."""
+    model = layers(width).to(device)
+    update = torch.optim.Adam(model.parameters())
+
+    def compute():
+        update.zero_grad()
+        loss = torch.nn.functional.gelu(model(torch.randn(batch, width, device=device))).square().mean()
+        loss.backward()
+        return loss
+
+    def step():
+        if how == "none":
+            compute()
+        update.step(*([compute] if how == "first" else []), **({"closure": compute} if how == "named" else {}))
+
+    return step
+
+
+def precision_after_a_check(device, batch, width=1024):
+    """A program that trains in mixed precision where that gives about the same, which one function compares and another asserts."""
+    model = layers(width).to(device)
+
+    def is_close(rows):
+        with torch.autocast(device):
+            mixed = model(rows)
+        return mixed.shape == rows.shape and torch.allclose(model(rows), mixed.float(), atol=0.1)
+
+    def can_be_mixed():
+        return is_close(torch.randn(4, width, device=device))
+
+    try:
+        assert can_be_mixed()
+        is_mixed = True
+    except AssertionError:
+        is_mixed = False
+    update = torch.optim.SGD(model.parameters(), lr=1e-3)
+
+    def step():
+        with torch.autocast(device, enabled=is_mixed):
+            loss = model(torch.randn(batch, width, device=device)).float().mean()
+        loss.backward()
+        update.step()
+        update.zero_grad()
+        assert is_mixed
+
+    return step
+
+
 # activation checkpointing
 
 
@@ -103,10 +155,12 @@ class TwoHeads(torch.nn.Module):
 
 
 def head_without_gradient(device, batch, width=64, frozen=False):
-    """The unused head is in the optimizer all the same; *frozen*: it was told not to learn."""
+    """The unused head is in the optimizer all the same, and in another that wraps it; *frozen*: it was told not to learn."""
     model = TwoHeads(width).to(device)
     model.unused.requires_grad_(not frozen)
-    return training(model, batch=batch, width=width, update=torch.optim.SGD(model.parameters(), lr=1e-3))
+    update = torch.optim.SGD(model.parameters(), lr=1e-3)
+    update.wrapper = torch.optim.SGD(model.parameters(), lr=1e-3)
+    return training(model, batch=batch, width=width, update=update)
 
 
 def heads_in_turn(device, batch, width=64, accumulation=2):

@@ -63,8 +63,25 @@ def test_a_switch_without_effect_is_told(run: Run, name: str, reason: str) -> No
     assert reason in finding.message
 
 
+@pytest.mark.parametrize("how", ["first", "named"])
+def test_what_an_optimizer_has_computed_is_no_work_of_its_own(run: Run, how: str) -> None:
+    """Activations are activations, whoever calls for them, and the peak is in the backward."""
+    plain, found = run("steps_with_a_closure", batch=8192), run("steps_with_a_closure", batch=8192, how=how)
+
+    assert found.peak_phase == plain.peak_phase == "backward of step 2"
+    assert found.breakdown == plain.breakdown
+
+
+def test_a_check_that_a_function_makes_passes_where_its_result_is_asserted(run: Run) -> None:
+    """As YOLOv5 asks whether mixed precision gives about the same: the step itself asserts that it went on with it."""
+    rehearsal = run("precision_after_a_check")
+
+    assert rehearsal.failure is None
+    assert [read.reason for read in rehearsal.reads] == ["an assertion holds"]
+
+
 def test_parameters_without_gradient_are_named(run: Run) -> None:
-    """Those in the optimizer that learn nothing."""
+    """Those in the optimizer that learn nothing; another one that has them too does not count them again."""
     (finding,) = run("head_without_gradient").findings
 
     assert finding.kind == "parameters_without_gradient"

@@ -1222,6 +1222,38 @@ def test_workers_that_load_data_change_nothing(script: Script) -> None:
     assert rehearsal.breakdown.parameters_bytes == 4 * MIB
 
 
+LONG_STEP = """
+import torch
+weight = torch.nn.Parameter(torch.ones(1024, device="cuda"))
+update = torch.optim.SGD([weight], lr=0.1)
+
+def compute():
+    for _ in range(1000):
+        torch.empty(1, device="cuda")
+    loss = weight.sum()
+    loss.backward()
+    return loss
+
+for number in range(2):
+    for _ in range(1200):
+        compute()
+    kept = torch.empty(64 * 2**20, dtype=torch.uint8, device="cuda")
+    update.step()
+    update.zero_grad()
+    del kept
+"""
+
+
+@pytest.mark.heavy
+def test_a_step_of_millions_of_events_ends_with_a_report(script: Script) -> None:
+    """The first two million are recorded; the peak behind them is known all the same, and where it was not."""
+    rehearsal = seen(script(LONG_STEP))
+
+    assert (rehearsal.verdict, len(rehearsal.steps)) == ("fits", 2)
+    assert rehearsal.peak_allocated_bytes >= 64 * MIB
+    assert rehearsal.peak_phase == "a step behind those recorded"
+
+
 IN_A_CHILD = """
 import multiprocessing, os, subprocess, sys
 import torch

@@ -155,7 +155,8 @@ def command_from(words: Sequence[str]) -> Command:
     path = environment.get("PATH", os.environ.get("PATH", os.defpath))
     program = shutil.which(rest[0], path=path) or _beside_python(rest[0])
     if program is None:
-        raise UsageError(f"{rest[0]} does not exist", hint=_WHAT)
+        hint = "install it, or activate the environment that has it; a script is given by its path, and a module by `-m`"
+        raise UsageError(f"{rest[0]} does not exist", hint=hint)
     python = _python_of(program, rest[1:], path)
     return Command((program, *rest[1:]), python or _first_on(path), environment, is_guess=python is None)
 

@@ -174,6 +174,7 @@ class ProgramRuns(Closing):
         self.folder = Path(self._temporary.name).resolve()
         """For files of the runs; it goes when this is closed."""
         self._others: list[Path] = []
+        self._has_told_failure = False
         self._first: RunRecord | None = None
         self._beside: _Begun | None = None
         self._program = program_of(asked.command)
@@ -241,7 +242,9 @@ class ProgramRuns(Closing):
         """
         is_first = self._first is None
         if values_file is not None and not is_first and self._stopped_by is None and self._asked.on_next_run is not None:
-            self._asked.on_next_run(str(values_file))
+            is_of_first = self._first is not None and self._first.failure is not None and not self._has_told_failure
+            self._has_told_failure = True
+            self._asked.on_next_run(f"{values_file}{'; the error above is of the run without them' if is_of_first else ''}")
         found = self._run_somehow(values_file)
         if self._stopped_by is not None and not is_first:
             raise StoppedError(f"{self._stopped_by.name} ended it")

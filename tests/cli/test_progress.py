@@ -128,3 +128,29 @@ def test_each_further_run_of_a_program_is_told(torch_build: TorchBuild, tmp_path
         "memplan: running the program again with integers and masks computed on the host, and everything passing where the model decides",
         "memplan: running the program again with the values that were found",
     ]
+
+
+FAILS_ON_ZEROS = """
+import torch
+lengths = torch.tensor([3, 5]).cuda()
+layer = torch.nn.LSTM(4, 4, batch_first=True).cuda()
+update = torch.optim.SGD(layer.parameters(), lr=0.1)
+for _ in range(2):
+    rows = torch.randn(2, int(lengths.max()), 4, device="cuda")
+    layer(rows)[0].mean().backward()
+    update.step()
+"""
+
+
+@pytest.mark.heavy
+def test_an_error_of_the_run_without_values_is_told_as_that(torch_build: TorchBuild, tmp_path: Path) -> None:
+    """A person sees its traceback, and nothing has failed."""
+    (tmp_path / "train.py").write_text(FAILS_ON_ZEROS)
+    command = [sys.executable, "-m", "memplan", "rehearse", "--gpu", "t4", "--", "train.py"]
+
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120)
+
+    told = [line for line in result.stderr.splitlines() if line.startswith("memplan: running")]
+    assert (result.returncode, result.stdout.splitlines()[0][:16]) == (0, "Fits on Tesla T4")
+    assert "Traceback" in result.stderr
+    assert [line.endswith("; the error above is of the run without them") for line in told] == [True, False]

@@ -271,13 +271,15 @@ def _rehearse_script(
     from memplan.cli.progress import program_progress, show_next_run
     from memplan.execution.read_answers import read_answers
     from memplan.execution.rehearse_ranks import rehearse_ranks
-    from memplan.execution.rehearse_script import rehearse_script
+    from memplan.execution.rehearse_script import rehearse_in_both_orders, rehearse_script
 
     folder = next((Path(word).parent for word in program if word.endswith(".py")), Path())
     answers = read_answers(reads, folder)
     try:
         with program_progress() as on_progress:
-            run = functools.partial(rehearse_ranks, which=which) if ranks.size > 1 else rehearse_script
+            run = rehearse_in_both_orders if most_walked_batches else rehearse_script
+            if ranks.size > 1:
+                run = functools.partial(rehearse_ranks, which=which)
             rehearsal = run(
                 program,
                 gpu=gpu,

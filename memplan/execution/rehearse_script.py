@@ -116,6 +116,28 @@ def rehearse_script(
         return how.writes.told_in(rehearsal).model_copy(update=more)
 
 
+def rehearse_in_both_orders(
+    words: Sequence[str], *, most_walked_batches: int, on_next_run: OnNextRun | None = None, **options: Any
+) -> Rehearsal:
+    """
+    Return the rehearsal that takes more: with the largest batches after the first one, or with all in the program's own order.
+
+    What PyTorch has cached for one shape may serve another or not, so that smaller batches before a large one can reserve more than that
+    alone. *options* are those of `rehearse_script`; the program is heard in the first of both. Raises as that.
+    """
+    walked = rehearse_script(words, most_walked_batches=most_walked_batches, on_next_run=on_next_run, **options)
+    shapes = [finding for finding in walked.findings if finding.kind == "cached_shapes"]
+    if not shapes or walked.verdict != "fits" or walked.was_interrupted:
+        return walked
+    if on_next_run is not None:
+        on_next_run("the batches in their own order")
+    in_order = rehearse_script(words, on_next_run=on_next_run, **options, is_heard=False)
+    if in_order.failure is not None or (in_order.verdict == "fits" and in_order.device_used.high_bytes <= walked.device_used.high_bytes):
+        return walked
+    findings = (*(finding for finding in in_order.findings if finding.kind != "batch_shapes"), *shapes)
+    return in_order.model_copy(update={"findings": findings, "num_walked_batches": walked.num_walked_batches})
+
+
 def _nccl_buffers(communicators: Iterable[Communicator], asked: Asked) -> MemoryRange:
     return nccl_buffers(
         communicators, gpu=asked.gpu, num_gpus=asked.ranks.num_gpus, version=asked.torch.nccl_version, settings=asked.inherited

@@ -19,7 +19,7 @@ import memplan as memplan_package
 from memplan.api.rehearsals import rehearse
 from memplan.errors import MissingError, NothingSeenError, UsageError
 from memplan.execution.rehearsal import Rehearsal
-from memplan.execution.rehearse_script import rehearse_script
+from memplan.execution.rehearse_script import rehearse_in_both_orders, rehearse_script
 from memplan.hardware.catalog import find_gpu
 from memplan.hardware.torch_install import TorchBuild
 from memplan.reports.rehearsal_view import view_rehearsal
@@ -1415,6 +1415,25 @@ def test_what_is_cached_of_a_smaller_batch_counts_beside_the_largest(script: Scr
     assert led.peak_reserved_bytes == as_it_comes.peak_reserved_bytes
     # of 15 activations of 4000 x 512 fp32, the blocks that those of 6000 rows do not fit into: a fifth more in all
     assert led.peak_reserved_bytes > 1.2 * largest_alone.peak_reserved_bytes
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize(("lengths", "is_more"), [("[8000, 4000, 6000]", False), ("[2500, 3500, 4500, 6000]", True)])
+def test_where_batches_in_their_own_order_reserve_more_that_is_told(script: Script, lengths: str, is_more: bool) -> None:
+    """Each a little larger than the one before: nothing that is cached serves the next one. Those that get smaller are served."""
+    (Path.cwd() / "train.py").write_text(LED_WITH_STATE.replace("[8, 16, 1024, 8, 8, 8, 8, 8]", lengths))
+    told: list[str] = []
+    options: dict[str, Any] = {"gpu": find_gpu("a100-40"), "steps": 4, "timeout_seconds": 100}
+    led = seen(rehearse_script(["train.py"], most_walked_batches=100, **options))
+    in_order = seen(rehearse_script(["train.py"], **options))
+
+    rehearsal = seen(rehearse_in_both_orders(["train.py"], most_walked_batches=100, on_next_run=told.append, **options))
+
+    assert (in_order.peak_reserved_bytes > led.peak_reserved_bytes) is is_more
+    assert rehearsal.peak_reserved_bytes == max(in_order.peak_reserved_bytes, led.peak_reserved_bytes)
+    assert [finding.kind for finding in rehearsal.findings] == ["cached_shapes"]
+    assert rehearsal.num_walked_batches
+    assert told == ["the batches in their own order"]
 
 
 LARGER_IN_ITS_SECOND_STEP = """

@@ -35,6 +35,7 @@ from memplan.execution.recorded_run import checked, deciding_record, nothing_see
 from memplan.execution.run_record import RunRecord
 from memplan.execution.runner import SKIP_WEIGHTS, Closing
 from memplan.execution.stacks import where_it_is
+from memplan.execution.standard_input import StandardInput
 from memplan.execution.summary import Run
 from memplan.execution.values_pass import (
     NO_VALUES,
@@ -175,6 +176,7 @@ class ProgramRuns(Closing):
         """For files of the runs; it goes when this is closed."""
         self._others: list[Path] = []
         self._has_told_failure = False
+        self._standard_input = StandardInput() if asked.is_heard and asked.said is None else None
         self._first: RunRecord | None = None
         self._beside: _Begun | None = None
         self._program = program_of(asked.command)
@@ -445,7 +447,8 @@ class ProgramRuns(Closing):
 
     def _start(self, environment: Mapping[str, str], warm: WarmProcess | None, *, is_heard: bool) -> ProgramProcess | None:
         asked = self._asked
-        with streams(is_heard=is_heard, output_to_stderr=asked.output_to_stderr, said=asked.said) as (standard_input, output, errors):
+        told = streams(is_heard=is_heard, output_to_stderr=asked.output_to_stderr, said=asked.said, found=self._standard_input)
+        with told as (standard_input, output, errors):
             if warm is not None and self._program is not None and not self._is_launched:
                 return warm.start(self._program, environment, streams=(standard_input, output, errors))
             if warm is not None:

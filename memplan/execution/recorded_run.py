@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -18,6 +18,7 @@ from memplan.errors import NothingSeenError, UsageError
 from memplan.execution.findings import MISSING_WEIGHTS
 from memplan.execution.run_record import RunRecord, read_record
 from memplan.execution.runner import REHEARSING, ended
+from memplan.execution.standard_input import StandardInput
 from memplan.execution.values_pass import NO_VALUES, ValuesFile
 from memplan.hardware.torch_install import TorchBuild
 from memplan.standin.compiled_libraries import path_for_variables
@@ -49,8 +50,14 @@ def recorder_variables(
 
 
 @contextmanager
-def streams(*, is_heard: bool, output_to_stderr: bool, said: Path | None) -> Iterator[tuple[int, int, int]]:
-    """Give the descriptors that a program gets as its standard input, output and error; one that is not heard has nothing to say."""
+def streams(
+    *, is_heard: bool, output_to_stderr: bool, said: Path | None, found: StandardInput | None = None
+) -> Iterator[tuple[int, int, int]]:
+    """
+    Give the descriptors that a program gets as its standard input, output and error; one that is not heard has nothing to say.
+
+    *found*: what its first run has found on standard input.
+    """
     if is_heard and said is not None:
         with said.open("ab") as file, Path(os.devnull).open("rb") as unheard:
             yield unheard.fileno(), file.fileno(), file.fileno()
@@ -58,11 +65,8 @@ def streams(*, is_heard: bool, output_to_stderr: bool, said: Path | None) -> Ite
     if is_heard:
         yield 0, (2 if output_to_stderr else 1), 2
         return
-    nothing = os.open(os.devnull, os.O_RDWR)
-    try:
-        yield nothing, nothing, nothing
-    finally:
-        os.close(nothing)
+    with Path(os.devnull).open("r+b", buffering=0) as nowhere, found.again() if found else nullcontext(nowhere.fileno()) as standard_input:
+        yield standard_input, nowhere.fileno(), nowhere.fileno()
 
 
 def deciding_record(folder: Path) -> RunRecord | None:

@@ -154,3 +154,17 @@ def test_an_error_of_the_run_without_values_is_told_as_that(torch_build: TorchBu
     assert (result.returncode, result.stdout.splitlines()[0][:16]) == (0, "Fits on Tesla T4")
     assert "Traceback" in result.stderr
     assert [line.endswith("; the error above is of the run without them") for line in told] == [True, False]
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("how", ["pipe", "file"])
+def test_each_run_of_a_program_finds_the_same_standard_input(torch_build: TorchBuild, tmp_path: Path, how: str) -> None:
+    """It asks which model is trained, and is not asked by a person again."""
+    (tmp_path / "train.py").write_text(f"assert input('which? ') == '1'\n{FAILS_ON_ZEROS}")
+    (tmp_path / "answers.txt").write_text("1\n")
+    words = f"{sys.executable} -m memplan rehearse --gpu t4 -- train.py"
+    command = f"echo 1 | {words}" if how == "pipe" else f"{words} < answers.txt"
+
+    result = subprocess.run(command, shell=True, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120)
+
+    assert (result.returncode, "Fits on Tesla T4" in result.stdout) == (0, True)

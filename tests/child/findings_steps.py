@@ -31,6 +31,21 @@ def layers(width, depth=4):
     return torch.nn.Sequential(*[torch.nn.Linear(width, width, bias=False) for _ in range(depth)])
 
 
+# steps that differ
+
+
+def grows_until(device, batch, width=64, last=3):
+    """What is kept grows up to the step *last*, and is the same from then on."""
+    step, numbers, kept = training(layers(width).to(device), batch=batch, width=width), itertools.count(1), []
+
+    def grow():
+        step()
+        if next(numbers) <= last:
+            kept.append(torch.empty(2**22, device=device))
+
+    return grow
+
+
 # what an optimizer does
 
 
@@ -53,20 +68,32 @@ def steps_with_a_closure(device, batch, width=256, how="none"):
     return step
 
 
-def precision_after_a_check(device, batch, width=1024):
-    """A program that trains in mixed precision where that gives about the same, which one function compares and another asserts."""
+def precision_after_a_check(device, batch, width=1024, is_opposite=False):
+    """
+    A program that trains in mixed precision where that gives about the same, which one function compares and another asserts.
+
+    *is_opposite*: it compares whether they differ.
+    """
     model = layers(width).to(device)
 
-    def is_close(rows):
+    def mixed(rows):
         with torch.autocast(device):
-            mixed = model(rows)
-        return mixed.shape == rows.shape and torch.allclose(model(rows), mixed.float(), atol=0.1)
+            return model(rows)
+
+    def is_close(rows):
+        return mixed(rows).shape == rows.shape and torch.allclose(model(rows), mixed(rows).float(), atol=0.1)
+
+    def differs(rows):
+        return not torch.allclose(model(rows), mixed(rows).float(), atol=0.1)
 
     def can_be_mixed():
         return is_close(torch.randn(4, width, device=device))
 
     try:
-        assert can_be_mixed()
+        if is_opposite:
+            assert not differs(torch.randn(4, width, device=device))
+        else:
+            assert can_be_mixed()
         is_mixed = True
     except AssertionError:
         is_mixed = False
@@ -78,7 +105,7 @@ def precision_after_a_check(device, batch, width=1024):
         loss.backward()
         update.step()
         update.zero_grad()
-        assert is_mixed
+        assert is_mixed or is_opposite
 
     return step
 

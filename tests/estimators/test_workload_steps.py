@@ -11,6 +11,8 @@ from memplan.estimators.workload_steps import check_packages, step_of
 from memplan.hardware.catalog import find_gpu
 from memplan.hardware.gpu import GpuSpec
 from memplan.hardware.torch_install import TorchBuild
+from memplan.workload.contrastive import Contrastive
+from memplan.workload.stage import Stage
 from memplan.workload.workload import Workload
 from tests.child.models.test_together import HAS_DEEPSPEED
 from tests.standin.conftest import torch_build
@@ -61,3 +63,12 @@ def test_a_machine_of_more_gpus_than_are_simulated_is_refused(torch_build: Torch
     """Formulas go on."""
     with pytest.raises(NotRehearsedError, match="a machine has at most 64 GPUs here"):
         check_packages(step_of(shared(devices=65), a100, None))
+
+
+@pytest.mark.parametrize(("sampling", "is_one"), [("pair", True), ("group", False), ("per_positive", False)])
+def test_positives_that_no_step_encodes_make_no_other_step(a100: GpuSpec, sampling: str, *, is_one: bool) -> None:
+    """Of pairs each row has one positive, however many an anchor has in an epoch."""
+    workload = shared().model_copy(update={"contrastive": Contrastive(sampling=sampling)})
+    few, many = (step_of(workload, a100, Stage(name="01", n_positives=count, n_negatives=4)) for count in (1, 8))
+
+    assert (few.family == many.family) is is_one

@@ -63,6 +63,12 @@ def test_a_switch_without_effect_is_told(run: Run, name: str, reason: str) -> No
     assert reason in finding.message
 
 
+@pytest.mark.parametrize(("last", "expected"), [(1, 3), (3, 6), (5, 8), (100, 10)])
+def test_a_function_that_takes_more_is_run_until_two_steps_change_nothing(run: Run, last: int, expected: int) -> None:
+    """Three where the third takes no more, and ten at most; what a step keeps at its end the next one adds to its peak."""
+    assert len(run("grows_until", last=last).steps) == expected
+
+
 @pytest.mark.parametrize("how", ["first", "named"])
 def test_what_an_optimizer_has_computed_is_no_work_of_its_own(run: Run, how: str) -> None:
     """Activations are activations, whoever calls for them, and the peak is in the backward."""
@@ -78,6 +84,14 @@ def test_a_check_that_a_function_makes_passes_where_its_result_is_asserted(run: 
 
     assert rehearsal.failure is None
     assert [read.reason for read in rehearsal.reads] == ["an assertion holds"]
+
+
+def test_a_check_whose_opposite_is_returned_is_no_assertion(run: Run) -> None:
+    """`return not close(...)`, and `assert not differs(...)`: the answer that is right for the one is wrong for the other."""
+    reads = run("precision_after_a_check", is_opposite=True).reads
+
+    assert reads
+    assert all(read.reason != "an assertion holds" for read in reads)
 
 
 def test_parameters_without_gradient_are_named(run: Run) -> None:

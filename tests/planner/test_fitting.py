@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
 from memplan.errors import SizeRefusedError
@@ -28,6 +30,7 @@ class Runs(Estimator):
 
     def __init__(self, *, most_negatives: int = 10_000) -> None:
         self.asked: dict[tuple[str, int, int], MemoryEstimate] = {}
+        self.expected: list[tuple[str, int, int]] = []
         self._most_negatives = most_negatives
 
     def __call__(self, program: Program, gpu: GpuSpec, stage: Stage | None) -> MemoryEstimate:
@@ -47,6 +50,10 @@ class Runs(Estimator):
         )
         return self.asked[stage.name, size, negatives]
 
+    def expect(self, program: Program, gpu: GpuSpec, stages: Sequence[Stage | None]) -> None:
+        steps = [(stage.name, program.training.micro_batch_size, stage.n_negatives) for stage in stages if stage is not None]
+        self.expected += [step for step in steps if step not in self.asked]
+
     def quick_estimate(self, program: Program, gpu: GpuSpec, stage: Stage | None) -> MemoryRange | None:
         assert stage is not None
         known = self.asked.get((stage.name, program.training.micro_batch_size, stage.n_negatives))
@@ -64,6 +71,32 @@ def test_every_stage_fits_with_the_largest() -> None:
     assert found.size == 50
     assert {("many", 100, 9), ("many", 101, 9), ("long", 50, 1), ("long", 51, 1), ("short", 50, 0), ("many", 50, 9)} <= runs.asked.keys()
     assert [size for name, size, _ in runs.asked if name == "short"] == [50]
+
+
+def test_what_will_be_asked_next_is_said_before(runs_that_know: Runs) -> None:
+    """The size behind the one that seems to be the end, and the other stages with the size that is found: most of it is asked for."""
+    runs = runs_that_know
+
+    found = largest_micro_batch(
+        lambda size: PROGRAM.with_training(micro_batch_size=size), GPU, runs, MemoryBudget(total_bytes=10_000, margin=0), most=1000
+    )
+
+    assert found.size == 50
+    assert runs.expected == [("long", 51, 1), ("many", 50, 9), ("short", 50, 0)]
+    assert set(runs.expected) <= runs.asked.keys()
+
+
+@pytest.fixture
+def runs_that_know() -> Runs:
+    """Runs of which a good guess is there before any is made."""
+
+    class Known(Runs):
+        def quick_estimate(self, program: Program, gpu: GpuSpec, stage: Stage | None) -> MemoryRange | None:
+            assert stage is not None
+            total = SAMPLE_BYTES[stage.name] * program.training.micro_batch_size * (1 + stage.n_negatives)
+            return MemoryRange(low_bytes=total, expected_bytes=total, high_bytes=total)
+
+    return Known()
 
 
 def test_where_one_stage_does_not_fit_at_all_nothing_fits() -> None:

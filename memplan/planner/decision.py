@@ -227,7 +227,13 @@ class BatchSearch:
             return 1 if comes_last and self.fits(1) else None
         most = self.most if comes_last else self.most - 1
         found = largest_micro_batch(
-            self.of_size, self.gpu, self.estimator, self.budget, most=most, guessed_by=self._accumulated if comes_last else None
+            self.of_size,
+            self.gpu,
+            self.estimator,
+            self.budget,
+            most=most,
+            guessed_by=self._accumulated if comes_last else None,
+            chosen=lambda size: _with_choice(self.pinned, self.by_rule(size)),
         )
         self.unit, self.smallest = found.unit, found.smallest
         if comes_last and found.size != self.most and self._may_fit_at_once(found.size) and self.fits(self.most):

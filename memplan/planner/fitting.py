@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from memplan.allocator.config import read_settings
@@ -18,6 +18,9 @@ NEAR = 1.1
 FARTHEST = 1.25
 """Memory is not strictly monotone in the batch: sizes up to so many times the largest that fits may fit too, if they seem to be over the
 budget by less than a tenth."""
+
+NEIGHBOURHOOD = 1 / 4
+"""Of a size: from one that was run so near, a guess of the end is mostly right, and the next size is asked for."""
 
 
 def budget_of(gpu: GpuSpec, margin: float, allocator_settings: str = "") -> MemoryBudget:
@@ -92,23 +95,25 @@ def largest_micro_batch(
     *,
     most: int,
     guessed_by: Callable[[int], Program] | None = None,
+    chosen: Callable[[int], Program] | None = None,
 ) -> Largest:
     """
     Return the largest size up to *most* with which the heaviest stage of *of_size* fits, of those that the program takes.
 
-    *guessed_by*: whose memory at a size says about what *of_size* takes there; None: its own. Whether the other stages fit is for the plan
-    to see, at the size that it chooses; but of the user's own program nobody knows which stage is the heaviest before all have run: there
-    every stage fits. Raises SizeRefusedError where it takes none of those tried.
+    *guessed_by*: whose memory at a size says about what *of_size* takes there; None: its own. *chosen*: what would be planned if that size
+    were the largest; it may be run meanwhile. Whether the other stages fit is for the plan to see, at the size that it chooses; but of the
+    user's own program nobody knows which stage is the heaviest before all have run: there every stage fits. Raises SizeRefusedError where
+    it takes none of those tried.
     """
     stage = heaviest_stage(of_size(1), gpu, estimator)
-    found = _largest_of_stage(stage, of_size, gpu, estimator, budget, most=most, guessed_by=guessed_by)
+    found = _largest_of_stage(stage, of_size, gpu, estimator, budget, most=most, guessed_by=guessed_by, chosen=chosen)
     while estimator.is_slow and found.size is not None:
         over = stage_over_budget(of_size(found.size), gpu, estimator, budget)
         if over is None:
             break
         if found.size == 1:
             return found._replace(size=None)
-        found = _largest_of_stage(over.stage, of_size, gpu, estimator, budget, most=found.size - 1, guessed_by=guessed_by)
+        found = _largest_of_stage(over.stage, of_size, gpu, estimator, budget, most=found.size - 1, guessed_by=guessed_by, chosen=chosen)
     return found
 
 
@@ -121,35 +126,37 @@ def _largest_of_stage(
     *,
     most: int,
     guessed_by: Callable[[int], Program] | None,
+    chosen: Callable[[int], Program] | None,
 ) -> Largest:
     refusals: list[SizeRefusedError] = []
-    runs = False
+    ran: list[int] = []
 
     def ask(size: int) -> Outcome:
-        nonlocal runs
-        is_first = estimator.is_slow and not runs and not refusals
-        if size < most and (
-            is_first or (seems_to_fit(size) and not seems_to_fit(size + 1))
-        ):  # the end, as it seems: the next has to be too large
-            estimator.expect(of_size(size + 1), gpu, [stage])
+        for program in likely_after(size):
+            estimator.expect(program, gpu, [stage])
         try:
             used = estimator(of_size(size), gpu, stage).device_used
         except SizeRefusedError as error:
             refusals.append(error)
             return Outcome.TOO_LARGE if error.is_limit else Outcome.REFUSED
-        runs = True
+        ran.append(size)
         return Outcome.FITS if budget.fits(used) else Outcome.TOO_LARGE
+
+    def likely_after(size: int) -> Iterator[Program]:
+        """Yield what will probably be run after *size*, the soonest last."""
+        if not ran and not refusals and estimator.is_slow:
+            yield of_size(min(size + 1, most))  # two small sizes tell of the others
+        elif seems_to_fit(size) and not (size < most and seems_to_fit(size + 1)):  # the end, as it seems
+            if chosen is not None and (choice := chosen(size)).training.micro_batch_size != size:
+                yield choice
+            if size < most and (not estimator.is_slow or any(abs(size - known) <= NEIGHBOURHOOD * size for known in ran)):
+                yield of_size(size + 1)
 
     def seems_to_fit(size: int) -> bool:
         return _seems_to_fit((guessed_by or of_size)(size), gpu, stage, estimator, budget)
 
-    found = largest_accepted(
-        ask,
-        high=most,
-        guess=seems_to_fit,
-        leaps=estimator.is_slow,
-    )
-    if refusals and not runs:
+    found = largest_accepted(ask, high=most, guess=seems_to_fit, leaps=estimator.is_slow)
+    if refusals and not ran:
         raise refusals[0]
     return found
 

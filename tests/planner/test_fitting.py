@@ -86,6 +86,43 @@ def test_what_will_be_asked_next_is_said_before(runs_that_know: Runs) -> None:
     assert set(runs.expected) <= runs.asked.keys()
 
 
+def test_what_would_be_planned_is_said_before_the_end_is_sure() -> None:
+    """Two small sizes say where the end is. From there nothing was run near by: the next size is said when something was."""
+    runs = Runs()
+    program = PROGRAM.model_copy(update={"stages": PROGRAM.stages[1:2]})
+
+    largest_micro_batch(
+        lambda size: program.with_training(micro_batch_size=size),
+        GPU,
+        LineOf(runs),
+        MemoryBudget(total_bytes=10_050, margin=0),
+        most=1000,
+        chosen=lambda size: program.with_training(micro_batch_size=64 if size >= 64 else size),
+    )
+
+    assert list(runs.asked) == [("many", size, 9) for size in (1, 2, 100, 101)]
+    assert runs.expected == [("many", 2, 9), ("many", 64, 9)]
+
+
+class LineOf(Runs):
+    """Runs from two of which the others are guessed."""
+
+    def __init__(self, runs: Runs) -> None:
+        super().__init__()
+        self._runs = runs
+
+    def __call__(self, program: Program, gpu: GpuSpec, stage: Stage | None) -> MemoryEstimate:
+        return self._runs(program, gpu, stage)
+
+    def expect(self, program: Program, gpu: GpuSpec, stages: Sequence[Stage | None]) -> None:
+        self._runs.expect(program, gpu, stages)
+
+    def quick_estimate(self, program: Program, gpu: GpuSpec, stage: Stage | None) -> MemoryRange | None:
+        assert stage is not None
+        total = SAMPLE_BYTES[stage.name] * program.training.micro_batch_size * (1 + stage.n_negatives)
+        return MemoryRange(low_bytes=total, expected_bytes=total, high_bytes=total) if len(self._runs.asked) > 1 else None
+
+
 @pytest.fixture
 def runs_that_know() -> Runs:
     """Runs of which a good guess is there before any is made."""

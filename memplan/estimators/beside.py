@@ -18,7 +18,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
 from typing import IO, NamedTuple
 
@@ -71,9 +71,15 @@ class Beside:
             self._processes.append(_Process(self._jobs))
 
     @property
-    def is_busy(self) -> bool:
-        """Say whether a job is being done."""
-        return any(not process.is_idle for process in self._processes)
+    def doing(self) -> list[Hashable]:
+        """Return the keys of the jobs that are being done."""
+        return [process.key for process in self._processes if process.key is not None]
+
+    def all_fail(self, keys: Sequence[Hashable]) -> bool:
+        """Say whether the jobs of *keys*, which were begun, fail, when they are done. Raises KeyboardInterrupt as `take`."""
+        for key in keys:
+            self._wait_for(key)
+        return all(map(self._jobs.has_failed, keys))
 
     def take(self, key: Hashable) -> Begun | None:
         """
@@ -81,14 +87,18 @@ class Beside:
 
         Raises KeyboardInterrupt where it is ended by a signal.
         """
-        if self._jobs.is_begun(key):
-            process = next((process for process in self._processes if process.key == key), self._processes[-1])  # that which has just begun
-            if wait_for(process.until_done(key), None) is not None:
-                raise KeyboardInterrupt
+        self._wait_for(key)
         begun = self._jobs.take(key)
         if begun is not None and begun.rehearsal.was_interrupted:
             raise KeyboardInterrupt
         return begun
+
+    def _wait_for(self, key: Hashable) -> None:
+        """Wait until the job of *key* is done, where it was begun. Raises KeyboardInterrupt where a signal ends it."""
+        if self._jobs.is_begun(key):
+            process = next((process for process in self._processes if process.key == key), self._processes[-1])  # that which has just begun
+            if wait_for(process.until_done(key), None) is not None:
+                raise KeyboardInterrupt
 
     def end(self) -> None:
         """End all processes; what they were at comes to nothing."""
@@ -140,6 +150,11 @@ class _Jobs:
         """Say whether the job of *key* is being done."""
         with self._changed:
             return key in self._begun
+
+    def has_failed(self, key: Hashable) -> bool:
+        """Say whether the job of *key* is done, and nothing came of it."""
+        with self._changed:
+            return key in self._done and self._done[key] is None
 
     def done(self, key: Hashable, begun: Begun | None) -> None:
         """Keep what came of the job of *key*."""

@@ -68,15 +68,19 @@ class StepRunner(ABC):
         return None if self._beside is None else self._beside.take((step.family, step.micro_batch_size))
 
     def run_apart(self, run: Callable[[], Rehearsal]) -> Rehearsal:
-        """Return what *run* returns; where it fails while another is run beside it, what it does alone: both may want the same port."""
-        is_beside = self._beside is not None and self._beside.is_busy
+        """
+        Return what *run* returns, or raise what it raises.
+
+        Where it fails while another is run beside it that does not, it is run again alone: both may want the same port.
+        """
+        doing = self._beside.doing if self._beside is not None else []
         try:
             found = run()
         except MemplanError:
-            if not is_beside:
+            if self._beside is None or self._beside.all_fail(doing):
                 raise
         else:
-            if found.failure is None or not is_beside:
+            if found.failure is None or self._beside is None or self._beside.all_fail(doing):
                 return found
         self.end()
         return run()

@@ -139,6 +139,21 @@ def test_a_job_that_fails_tells_nothing_and_the_next_is_done(jobs: Beside, tmp_p
     assert isinstance(jobs.take("next"), Begun)
 
 
+@pytest.mark.parametrize(("second", "expected"), [(fails, True), (takes, False)])
+def test_whether_all_that_was_beside_fails_is_known_when_it_has_ended(
+    jobs: Beside, tmp_path: Path, second: Callable[[int, Path], Rehearsal], *, expected: bool
+) -> None:
+    """A program that fails each time is broken; one that fails beside another that runs may have been in its way."""
+    jobs.begin("one", Job(fails, (1, tmp_path)))
+    eventually(lambda: not jobs.doing and (tmp_path / "1.began").exists())
+    (tmp_path / "1.began").unlink()
+    jobs.begin("two", Job(second, (1, tmp_path)))
+    eventually(lambda: bool(jobs.doing) or (tmp_path / "1.began").exists())
+
+    assert jobs.all_fail(["one", "two"]) is expected
+    assert jobs.all_fail([])
+
+
 def test_a_job_is_done_where_the_caller_is_now(jobs: Beside, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A process that has another working folder serves no more."""
     jobs.begin("one", Job(takes, (1, tmp_path)))

@@ -165,8 +165,6 @@ class ProgramSteps(StepRunner):
                 self._check(step, found, said)
                 _check_stage_is_read(step, found)
             except NothingSeenError as error:
-                if error.program_exit_code in _ENDED_BY_USER:
-                    raise KeyboardInterrupt from error
                 if error.program_exit_code == 0:
                     raise NotRehearsedError(f"{_where(step)}{error.message}", hint=error.hint) from error
                 lines = last_lines(said).splitlines() or [""]
@@ -229,7 +227,7 @@ class ProgramSteps(StepRunner):
             return self._run_function(program, step) if begun is None else begun.rehearsal
         assert isinstance(program, CommandProgram)
         if begun is None:
-            found = self.run_apart(lambda: run_command(program, step.gpu, self._known_of(program), said=said))
+            found = self.run_apart(lambda: _run_unless_stopped(program, step.gpu, self._known_of(program), said=said))
         else:
             found = begun.rehearsal
         if found.num_walked_batches:
@@ -256,8 +254,6 @@ class ProgramSteps(StepRunner):
 
     def _check(self, step: Step, found: Rehearsal, said: Path) -> None:
         """Raise an error where a plan cannot rest on what was *found*."""
-        if found.was_interrupted:
-            raise KeyboardInterrupt
         if found.failure is not None:
             where = f" at {found.failure.place}" if found.failure.place else ""
             message = f"the program failed in its {found.failure.phase}{where}: {found.failure.message}"
@@ -367,6 +363,19 @@ def run_command(program: CommandProgram, gpu: GpuSpec, known: Known, *, said: Pa
                 "expects_values": known.is_decided_by_data,
             },
         )
+
+
+def _run_unless_stopped(program: CommandProgram, gpu: GpuSpec, known: Known, *, said: Path) -> Rehearsal:
+    """Return what `run_command` does. Raises KeyboardInterrupt where a person ended the program: what it did until then is no answer."""
+    try:
+        found = run_command(program, gpu, known, said=said)
+    except NothingSeenError as error:
+        if error.program_exit_code in _ENDED_BY_USER:
+            raise KeyboardInterrupt from error
+        raise
+    if found.was_interrupted:
+        raise KeyboardInterrupt
+    return found
 
 
 _run_here: dict[str, Rehearser] = {}

@@ -115,4 +115,5 @@ def _described(step: Step) -> str:
     stages = step.program.stages
     negatives = f", {stages[0].n_negatives} negatives" if stages and step.program.contrastive else ""
     name = f"{stages[0].name}, " if stages and not step.program.contrastive else ""
-    return f"{name}micro-batch {step.micro_batch_size}{negatives} on {step.gpu.name}"
+    more = f", {step.num_likely} more likely" if step.num_likely else ""
+    return f"{name}micro-batch {step.micro_batch_size}{negatives} on {step.gpu.name}{more}"

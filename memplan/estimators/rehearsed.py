@@ -32,6 +32,9 @@ from memplan.workload.program import Program
 from memplan.workload.stage import Stage
 from memplan.workload.workload import Workload
 
+FORGOTTEN_AFTER = 4
+"""Rehearsals after which what was likely to be asked for, and was not, is likely no more: the search has gone another way."""
+
 # A plan whose rehearsals are kept is there at once: what runs and simulates them is loaded where it is needed.
 
 
@@ -58,6 +61,8 @@ class RehearsedEstimator(ReplayingEstimator):
         self._answers: dict[tuple[str, int], dict[str, dict[str, Any]]] = {}
         self._runners: dict[type[Program], StepRunner] = {}
         self._runs_beside = True
+        self._num_rehearsals = 0
+        self._expected: dict[tuple[str, int], int] = {}  # what is likely to be asked for, and before which rehearsal that was said
 
     def _runner(self, program: Program) -> StepRunner:
         """Return what runs steps of *program*, the same for all that are asked for here."""
@@ -88,17 +93,17 @@ class RehearsedEstimator(ReplayingEstimator):
 
     def expect(self, program: Program, gpu: GpuSpec, stages: Sequence[Stage | None]) -> None:
         """Begin to run the steps that nobody has run, as far as there is room for them beside the one that is asked for next."""
-        if not self._runs_beside:
-            return
         runner = self._runner(program)
         for stage in stages:
             step = self._step(program, gpu, stage)
-            place = self._place(step)
-            if (step.family, step.micro_batch_size) in self._estimates or (self._cache and place and self._cache.get(*place)):
+            key, place = (step.family, step.micro_batch_size), self._place(step)
+            if key in self._estimates or (self._cache and place and self._cache.get(*place)):
                 continue
             with suppress(NotRehearsedError):  # it is known not to run
                 runner.check(step)
-                runner.begin(step)
+                self._expected[key] = self._num_rehearsals
+                if self._runs_beside:
+                    runner.begin(step)
 
     def _place(self, step: Step) -> tuple[str, int] | None:
         """Return where the cache has *step*, as things are now; None where it cannot have it."""
@@ -109,8 +114,11 @@ class RehearsedEstimator(ReplayingEstimator):
         """Run *step*, and keep what was seen."""
         runner = self._runner(step.program)
         runner.check(step)
+        self._expected.pop((step.family, step.micro_batch_size), None)
         if self._on_rehearsal is not None:
-            self._on_rehearsal(step)
+            likely = [begun for begun in self._expected.values() if begun > self._num_rehearsals - FORGOTTEN_AFTER]
+            self._on_rehearsal(step._replace(num_likely=len(likely)))
+        self._num_rehearsals += 1
         rehearsal = runner.rehearse(step)
         assert rehearsal.trace is not None
         place = self._place(step)

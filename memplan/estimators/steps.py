@@ -32,6 +32,8 @@ class Step(NamedTuple):
     """Of one stage, with at most `MOST_MICRO_BATCHES`."""
     gpu: GpuSpec
     """With unlimited memory."""
+    num_likely: int = 0
+    """How many others will probably be asked for, as far as that is known when this one begins."""
 
 
 class StepRunner(ABC):

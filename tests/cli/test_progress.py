@@ -54,11 +54,11 @@ def test_a_log_has_a_line_from_time_to_time(built_in: Workload, capsys: pytest.C
 
     with rehearsal_progress(lambda: seconds) as show:
         for seconds in range(0, 70, 5):  # noqa: B007  (the clock)
-            show(step)
+            show(step if seconds < 60 else step._replace(num_likely=2))
 
     assert capsys.readouterr().err.splitlines() == [
         "memplan: rehearsal 7 (30 s): micro-batch 4 on Tesla T4",
-        "memplan: rehearsal 13 (60 s): micro-batch 4 on Tesla T4",
+        "memplan: rehearsal 13 (60 s): micro-batch 4 on Tesla T4, 2 more likely",
     ]
 
 

@@ -348,13 +348,16 @@ def test_what_is_expected_is_run_beside_and_is_what_it_is_in_its_turn(
 ) -> None:
     """In another process, to the byte; its trace is there too."""
     monkeypatch.setattr(beside, "num_processors", lambda: 2)
-    program, expecting = workload(micro_batch_size=3), RehearsedEstimator()
+    program = workload(micro_batch_size=3)
     in_its_turn, trace = rehearsals(program, gpu_in_no_use, None), rehearsals.trace(program, gpu_in_no_use, None)
+    told = Told()
+    expecting = RehearsedEstimator(on_rehearsal=told.append)
     expecting.expect(program, gpu_in_no_use, [None])
     time.sleep(0.5)  # it is begun
     monkeypatch.setattr(workload_steps, "_rehearser", not_here)
 
     assert expecting(program, gpu_in_no_use, None) == in_its_turn
+    assert [(step.micro_batch_size, step.num_likely) for step in told] == [(3, 0)]
     assert sorted(expecting.trace(program, gpu_in_no_use, None).sizes) == sorted(trace.sizes)
 
 
@@ -367,3 +370,18 @@ def not_here() -> None:
 def gpu_in_no_use() -> GpuSpec:
     """A kind of GPU that no other test here asks about."""
     return find_gpu("a100-40")
+
+
+def test_how_many_more_are_likely_is_told_until_they_are_asked_for(
+    torch_build: TorchBuild, gpu_in_no_use: GpuSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was said to be likely, and has not been run; after some others it is likely no more."""
+    monkeypatch.setattr(beside, "num_processors", lambda: 1)
+    told = Told()
+    rehearsals = RehearsedEstimator(on_rehearsal=told.append)
+    for size in (2, 3):
+        rehearsals.expect(workload(micro_batch_size=size), gpu_in_no_use, [None])
+    for size in (1, 3, 4, 5, 6):
+        rehearsals(workload(micro_batch_size=size), gpu_in_no_use, None)
+
+    assert [(step.micro_batch_size, step.num_likely) for step in told] == [(1, 2), (3, 1), (4, 1), (5, 1), (6, 0)]

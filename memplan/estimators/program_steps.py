@@ -82,6 +82,8 @@ class ProgramSteps(StepRunner):
         self._failures: dict[str, dict[int, _Failure]] = {}  # by family and size
         self._made_ns = time.time_ns()
         self._begin_ns = 0  # of the run that is made now
+        self._has_run = False
+        self._early: list[Step] = []  # what was to be begun before the first run
         self._functions: dict[str, Rehearser] = {}
         self._folder: Path | None = None
         self._prepared: PreparedData | None = None
@@ -152,6 +154,8 @@ class ProgramSteps(StepRunner):
             if files.changed_since(self._begin_ns):
                 self._not_kept.add((step.family, step.micro_batch_size))
             files.keep()
+        if not self._has_run:
+            self._begin_early()
         return found
 
     def _rehearsed(self, program: CommandProgram | FunctionProgram, step: Step) -> Rehearsal:
@@ -206,6 +210,20 @@ class ProgramSteps(StepRunner):
 
     # one run
 
+    def begin(self, step: Step) -> None:
+        """Run *step* beside others, where there is room; from the first run on, which shows what of the host's memory such a run takes."""
+        if self._has_run:
+            super().begin(step)
+        else:
+            self._early.append(step)
+
+    def _begin_early(self) -> None:
+        """Begin what was said before the first run, that first which was said first: what came last is asked for right now."""
+        self._has_run = True
+        early, self._early = self._early, []
+        for step in reversed(early):
+            self.begin(step)
+
     def job_of(self, step: Step) -> Job | None:
         """Return its run; None of a program that is on several GPUs, each of whose ranks is a process already."""
         program = step.program
@@ -215,7 +233,7 @@ class ProgramSteps(StepRunner):
         if program.parallelism.data_parallel_size > 1:
             return None
         known = self._known_of(program)
-        if known.warm_file is not None and not known.warm_file.exists():  # a first run is there, which leaves such a process
+        if known.warm_file is not None and not known.warm_file.exists():  # it would leave such a process to nobody
             known = known._replace(warm_file=None)
         return Job(run_command, (program, step.gpu, known))
 

@@ -233,7 +233,7 @@ class BatchSearch:
             self.budget,
             most=most,
             guessed_by=self._accumulated if comes_last else None,
-            chosen=lambda size: _with_choice(self.pinned, self.by_rule(size)),
+            chosen=self._chosen_of,
         )
         self.unit, self.smallest = found.unit, found.smallest
         if comes_last and found.size != self.most and self._may_fit_at_once(found.size) and self.fits(self.most):
@@ -282,6 +282,11 @@ class BatchSearch:
         if self.micro_batch_size is not None:
             return size
         return next((after for after in range(size, self.most, self.unit) if not self.fits(after + self.unit)), self.most)
+
+    def _chosen_of(self, largest: int) -> Program:
+        """Return what would be planned if *largest* were the largest that fits; with no more steps than a training may have."""
+        choice = self.by_rule(largest)
+        return _with_choice(self.pinned, choice._replace(gradient_accumulation_steps=min(choice.gradient_accumulation_steps, MOST_STEPS)))
 
     def by_rule(self, largest: int) -> BatchChoice:
         """Return what the rule of `batch.py` makes of that largest micro-batch."""

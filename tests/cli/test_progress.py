@@ -53,7 +53,7 @@ def test_a_log_has_a_line_from_time_to_time(built_in: Workload, capsys: pytest.C
     seconds = 0.0
 
     with rehearsal_progress(lambda: seconds) as show:
-        for seconds in range(0, 70, 5):  # noqa: B007  (the clock)
+        for seconds in range(0, 70, 5):
             show(step if seconds < 60 else step._replace(num_likely=2))
 
     assert capsys.readouterr().err.splitlines() == [

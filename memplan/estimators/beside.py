@@ -22,6 +22,7 @@ from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
 from typing import IO, NamedTuple
 
+from memplan.estimators.steps import is_answer
 from memplan.execution.program_process import wait_for
 from memplan.execution.rehearsal import Rehearsal
 from memplan.hardware.host import available_bytes, num_processors
@@ -276,9 +277,10 @@ def work() -> None:
 def _done(job: Job) -> Rehearsal | None:
     """Return what came of *job*; None where it failed, which whoever asked for it finds out alone."""
     try:
-        return job.function(*job.arguments)
+        found = job.function(*job.arguments)
     except Exception:
         return None
+    return found if is_answer(found) or found.was_interrupted else None
 
 
 def _send(stream: IO[bytes], content: bytes) -> None:

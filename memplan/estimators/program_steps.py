@@ -155,7 +155,8 @@ class ProgramSteps(StepRunner):
                 self._not_kept.add((step.family, step.micro_batch_size))
             files.keep()
         if not self._has_run:
-            self._begin_early()
+            self._has_run = True
+            self._begin_early(step)
         return found
 
     def _rehearsed(self, program: CommandProgram | FunctionProgram, step: Step) -> Rehearsal:
@@ -217,12 +218,12 @@ class ProgramSteps(StepRunner):
         else:
             self._early.append(step)
 
-    def _begin_early(self) -> None:
-        """Begin what was said before the first run, that first which was said first: what came last is asked for right now."""
-        self._has_run = True
+    def _begin_early(self, run: Step) -> None:
+        """Begin what was said before the first *run*, that first which was said first: what came last is asked for right now."""
         early, self._early = self._early, []
         for step in reversed(early):
-            self.begin(step)
+            if (step.family, step.micro_batch_size) != (run.family, run.micro_batch_size):
+                self.begin(step)
 
     def job_of(self, step: Step) -> Job | None:
         """Return its run; None of a program that is on several GPUs, each of whose ranks is a process already."""

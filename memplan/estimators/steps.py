@@ -82,7 +82,7 @@ class StepRunner(ABC):
             if self._beside is None or self._beside.all_fail(doing):
                 raise
         else:
-            if found.failure is None or self._beside is None or self._beside.all_fail(doing):
+            if is_answer(found) or self._beside is None or self._beside.all_fail(doing):
                 return found
         self.end()
         return run()
@@ -109,6 +109,11 @@ class StepRunner(ABC):
     @abstractmethod
     def by_formula(self, program: Program, gpu: GpuSpec, stage: Stage | None) -> MemoryRange | None:
         """Return what formulas say of the step; None where there are none."""
+
+
+def is_answer(rehearsal: Rehearsal) -> bool:
+    """Say whether a plan can rest on *rehearsal*: the program did not fail, and no size in it was guessed."""
+    return rehearsal.failure is None and not rehearsal.lower_bound_reasons
 
 
 def with_fewest_micro_batches(program: Program, stage: Stage | None) -> Program:

@@ -16,7 +16,7 @@ import pytest
 from memplan.estimators import beside
 from memplan.estimators.beside import Begun, Beside, Job
 from memplan.execution.program_process import wait_for
-from memplan.execution.rehearsal import Rehearsal
+from memplan.execution.rehearsal import ProgramFailure, Rehearsal
 from memplan.memory.breakdown import MemoryBreakdown
 from memplan.memory.estimate import MemoryRange
 
@@ -137,6 +137,28 @@ def test_a_job_that_fails_tells_nothing_and_the_next_is_done(jobs: Beside, tmp_p
     jobs.begin("next", Job(takes, (5, tmp_path)))
     eventually((tmp_path / "5.began").exists)
     assert isinstance(jobs.take("next"), Begun)
+
+
+def fails_in_its_second_step(num_bytes: int, folder: Path) -> Rehearsal:
+    """Do a job whose program used the GPU before it failed: there is a report, and no answer."""
+    (folder / f"{num_bytes}.began").write_text(str(os.getpid()))
+    failure = ProgramFailure(phase="step 2", message="the port is taken", place="train.py:3")
+    return rehearsal_of(num_bytes).model_copy(update={"failure": failure})
+
+
+def guesses_sizes(num_bytes: int, folder: Path) -> Rehearsal:
+    """Do a job whose values were not found, as where the host has no memory left for that."""
+    (folder / f"{num_bytes}.began").write_text(str(os.getpid()))
+    return rehearsal_of(num_bytes).model_copy(update={"lower_bound_reasons": ("sizes were guessed",)})
+
+
+@pytest.mark.parametrize("job", [fails_in_its_second_step, guesses_sizes])
+def test_a_report_that_no_plan_can_rest_on_is_no_answer(jobs: Beside, tmp_path: Path, job: Callable[[int, Path], Rehearsal]) -> None:
+    """Another run may have been in its way: what it comes to is seen alone."""
+    jobs.begin("one", Job(job, (1, tmp_path)))
+    eventually((tmp_path / "1.began").exists)
+
+    assert jobs.take("one") is None
 
 
 @pytest.mark.parametrize(("second", "expected"), [(fails, True), (takes, False)])

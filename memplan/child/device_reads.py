@@ -257,18 +257,33 @@ class Reads:
 
 
 def _called_by_c(read: Callable[[int, int], None]) -> Callable[[int, int], None]:
-    """Return *read* for C to call, out of which no exception comes: a Ctrl-C in the midst of it comes again, in the program."""
+    """
+    Return *read* for C to call, out of which no exception comes: a Ctrl-C in the midst of it comes again, in the program.
+
+    It may come before the first line of what C calls, where nothing can catch it: Python hands that one to `sys.unraisablehook`.
+    """
 
     def call(to: int, size: int) -> None:
         try:
             read(to, size)
         except KeyboardInterrupt:
-            threading.Thread(target=interrupt_soon, daemon=True).start()
+            interrupt_again()
+
+    def interrupt_again() -> None:
+        threading.Thread(target=interrupt_soon, daemon=True).start()
 
     def interrupt_soon() -> None:
         time.sleep(0.005)
         interrupt_main()
 
+    def not_raised(unraisable: Any) -> None:
+        traceback = unraisable.exc_traceback
+        if unraisable.exc_type is KeyboardInterrupt and traceback is not None and traceback.tb_frame.f_code is call.__code__:
+            interrupt_again()
+        else:
+            hook_before(unraisable)
+
+    hook_before, sys.unraisablehook = sys.unraisablehook, not_raised
     return not_followed(call)
 
 

@@ -25,7 +25,8 @@ from memplan.traces.read_basis import Basis
 _LBFGS = str(Path(TORCH) / "optim" / "lbfgs.py")
 _JOIN = str(Path(TORCH) / "distributed" / "algorithms" / "join.py")
 _DISTRIBUTIONS = str(Path(TORCH) / "distributions")
-_SCALES = str(Path(TORCH) / "amp" / "grad_scaler.py")
+_SCALES = {str(Path(TORCH) / name) for name in ("amp/grad_scaler.py", "cuda/amp/grad_scaler.py")}
+"""The second up to PyTorch 2.2."""
 _LOOKS_ONLY = {str(Path(TORCH) / name) for name in ("_tensor_str.py", "serialization.py")}
 """Where a tensor is read to be printed or saved."""
 _SAVES = "/safetensors/torch.py"
@@ -113,7 +114,7 @@ def ordinary_answer(read: Reading) -> Answer | None:
         return _falling("=f" if read.size == 4 else "=d")
     if read.dtype is not None and (read.dtype.is_floating_point or read.dtype.is_complex):
         return _ordinary_float(read)
-    if _SCALES in read.files:  # its state_dict, in a checkpoint
+    if not _SCALES.isdisjoint(read.files):  # its state_dict, in a checkpoint
         return Answer(bytes(read.size), "0", "ordinary", "the loss was scaled anew just now")
     if read.dtype is not None and read.method in ("item", "__int__") and read.is_only_told:
         return Answer((1).to_bytes(read.size, sys.byteorder), "1", "ordinary", "a number that is only shown")
@@ -121,7 +122,7 @@ def ordinary_answer(read: Reading) -> Answer | None:
 
 
 def _ordinary_float(read: Reading) -> Answer | None:
-    is_scale = _SCALES in read.files or re.search(r"found_inf|overflow", read.text)
+    is_scale = not _SCALES.isdisjoint(read.files) or re.search(r"found_inf|overflow", read.text)
     format_ = FORMATS.get(read.dtype)
     if _JOIN in read.files:  # how many ranks still train: it waits until none does
         return Answer(bytes(read.size), "0", "rule", "the ranks that are not there end when this one does")

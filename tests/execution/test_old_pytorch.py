@@ -174,3 +174,31 @@ def test_an_older_pytorch_rehearses(version: str, torch_build: TorchBuild) -> No
     assert step["peak_allocated_bytes"] == 3 * PARAMETERS + LARGEST_GRADIENT + IMAGES + WORKSPACES + KEPT + REST
     assert step["peak_phase"] == "backward of step 2"
     assert script == step == rehearsed(sys.executable, f"{PROGRAM}:build")
+
+
+SCALED = """
+import torch
+
+model = torch.nn.Linear(1024, 1024).cuda()
+update, scaler = torch.optim.AdamW(model.parameters()), torch.cuda.amp.GradScaler()
+for _ in range(3):
+    with torch.autocast("cuda", dtype=torch.float16):
+        loss = model(torch.randn(8, 1024, device="cuda")).square().mean()
+    scaler.scale(loss).backward()
+    scaler.step(update)
+    scaler.update()
+    update.zero_grad()
+"""
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_gradient_scaler_of_an_older_pytorch_finds_no_overflow(version: str, tmp_path: Path, torch_build: TorchBuild) -> None:
+    """Its file was another one up to 2.2. Where it finds one, the optimizer does not step, and its state is not counted."""
+    program = tmp_path / "scaled.py"
+    program.write_text(SCALED)
+
+    breakdown = rehearsed(environment_with(version), "--", str(program))["breakdown"]
+
+    assert isinstance(breakdown, dict)
+    assert breakdown["optimizer_state_bytes"] == 2 * 4 * (1024 * 1024 + 1024)

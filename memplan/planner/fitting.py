@@ -74,17 +74,20 @@ def _by_weight(program: Program, gpu: GpuSpec, estimator: Estimator) -> Sequence
     if len(stages) == 1:
         return stages
 
-    def items_of(stage: Stage | None) -> int:
-        if stage is None:
-            return 0
-        # What a user's own program makes of negatives only a run can tell: those of a stage that has most are asked about first.
-        return stage.n_positives + stage.n_negatives if program.contrastive is None else program.contrastive.samples_per_anchor(stage)
-
     def weight(stage: Stage | None) -> tuple[int, int]:
         quick = estimator.quick_estimate(program, gpu, stage)
-        return (quick.high_bytes if quick is not None else 0), items_of(stage)
+        return (quick.high_bytes if quick is not None else 0), 0 if stage is None else items_of_anchor(program, stage)
 
     return sorted(stages, key=weight, reverse=True)
+
+
+def items_of_anchor(program: Program, stage: Stage) -> int:
+    """
+    Return how many items a step of *stage* encodes for an anchor; more of them take more.
+
+    What a user's own program makes of positives and negatives only a run can tell: all of them are counted.
+    """
+    return stage.n_positives + stage.n_negatives if program.contrastive is None else program.contrastive.samples_per_anchor(stage)
 
 
 def largest_micro_batch(
@@ -181,6 +184,8 @@ class StageQuestions(NamedTuple):
     """None where nothing is known of one like it: of the user's own program, of any with another number of negatives."""
     expect: Callable[[Stage], None]
     """Say that it will probably be asked for soon."""
+    items_of: Callable[[Stage], int]
+    """How many items it encodes for an anchor, as `items_of_anchor`."""
     budget_bytes: int
 
 
@@ -197,7 +202,13 @@ def questions_of(program: Program, gpu: GpuSpec, estimator: Estimator, budget: M
         quick = estimator.quick_estimate(program, gpu, stage)
         return None if quick is None else quick.high_bytes
 
-    return StageQuestions(peak_bytes, quick_bytes, lambda stage: estimator.expect(program, gpu, [stage]), budget.budget_bytes)
+    return StageQuestions(
+        peak_bytes,
+        quick_bytes,
+        expect=lambda stage: estimator.expect(program, gpu, [stage]),
+        items_of=lambda stage: items_of_anchor(program, stage),
+        budget_bytes=budget.budget_bytes,
+    )
 
 
 def near_misses(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from typing_extensions import Unpack
@@ -12,11 +13,12 @@ from memplan.hardware.gpu import GpuSpec
 from memplan.memory.budget import MemoryBudget
 from memplan.planner.batch import BatchChoice
 from memplan.planner.decision import NO_PINS, Decision, DecisionOptions, decide, smallest_try
-from memplan.planner.fitting import questions_of, stages_of
+from memplan.planner.fitting import StageQuestions, questions_of, stages_of
 from memplan.planner.negatives import has_negatives, most_negatives, most_positives, positives_cost_memory, with_negatives
 from memplan.planner.pins import Pins
 from memplan.planner.plan import BatchAlternative, Plan, StagePlan, StageRoom, StageValues
 from memplan.units import GIB
+from memplan.workload.contrastive import Contrastive
 from memplan.workload.program import Program
 from memplan.workload.stage import Stage
 from memplan.workload.workload import Workload
@@ -69,10 +71,9 @@ def plan_program(
 
 def with_room(plan: Plan, estimator: Estimator) -> Plan:
     """Return *plan*, which fits, with how many negatives and positives each of its stages could have at the planned micro-batch."""
-    stages = tuple(
-        planned.model_copy(update={"room": _room(stage, plan.after, plan.gpu, estimator, plan.budget)})
-        for planned, stage in zip(plan.stages, stages_of(plan.after), strict=True)
-    )
+    asked, both = questions_of(plan.after, plan.gpu, estimator, plan.budget), list(zip(plan.stages, stages_of(plan.after), strict=True))
+    known = {asked.items_of(stage): planned.estimate.device_used.high_bytes for planned, stage in both if stage is not None}
+    stages = tuple(planned.model_copy(update={"room": _room(stage, plan.after.contrastive, asked, known)}) for planned, stage in both)
     return plan.model_copy(update={"stages": stages})
 
 
@@ -80,13 +81,12 @@ def _alternative_of(choice: BatchChoice) -> BatchAlternative | None:
     return BatchAlternative.model_validate(choice.alternative._asdict()) if choice.alternative is not None else None
 
 
-def _room(stage: Stage | None, program: Program, gpu: GpuSpec, estimator: Estimator, budget: MemoryBudget) -> StageRoom | None:
+def _room(stage: Stage | None, contrastive: Contrastive | None, asked: StageQuestions, known: Mapping[int, int]) -> StageRoom | None:
     """Return how many negatives and positives *stage* could have at the planned micro-batch; None outside contrastive training."""
-    if stage is None or program.contrastive is None:
+    if stage is None or contrastive is None:
         return None
-    contrastive, asked = program.contrastive, questions_of(program, gpu, estimator, budget)
-    negatives = most_negatives(stage, asked) if has_negatives(stage) else None
-    positives = most_positives(stage, asked) if positives_cost_memory(program) else None
+    negatives = most_negatives(stage, asked, known) if has_negatives(stage) else None
+    positives = most_positives(stage, asked, known) if positives_cost_memory(contrastive) else None
     return StageRoom(
         items_per_anchor=contrastive.samples_per_anchor(stage),
         n_negatives=negatives,

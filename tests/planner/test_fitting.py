@@ -155,3 +155,16 @@ def test_negatives_are_found_in_a_few_runs(limit: int, expected: int) -> None:
 
     assert found == expected
     assert len(runs.asked) <= (6 if limit > expected else 12)
+
+
+def test_the_peak_of_another_stage_says_where_the_end_is() -> None:
+    """Two stages of one step differ in their negatives alone: the line through both is known, and only the end is run."""
+    runs, budget = Runs(), MemoryBudget(total_bytes=10_000, margin=0)
+    program = PROGRAM.with_training(micro_batch_size=1)
+    stage = program.stages[2]
+    asked = questions_of(program, GPU, runs, budget)
+
+    found = most_negatives(stage, asked, {asked.items_of(stage.model_copy(update={"n_negatives": 8})): 900})
+
+    assert found == 99
+    assert [negatives for _, _, negatives in runs.asked] == [1, 99, 100]

@@ -30,6 +30,7 @@ DISTRIBUTIONS = {
     "elftools": "pyelftools",
     "pydantic_core": "pydantic",
     "pynvml": "nvidia-ml-py",
+    "hydra": "hydra-core",
     "pytorch_lightning": "lightning",
     "ruamel": "ruamel.yaml",
     "typing_extensions": "typing-extensions",
@@ -86,7 +87,7 @@ def test_what_is_imported_is_required_and_nothing_else(project: dict[str, Any]) 
     """By the package itself or by one of its extras. accelerate is what transformers' Trainer imports."""
     extras = {name: names_of(packages) for name, packages in project["optional-dependencies"].items()}
 
-    assert set(extras) == {"lightning", "transformers", "data", "notebook", "plots", "ray", "dask", "slurm", *TOOLS}
+    assert set(extras) == {"lightning", "transformers", "data", "notebook", "plots", "hydra", "ray", "dask", "slurm", *TOOLS}
     for_users = set().union(*(packages for name, packages in extras.items() if name not in TOOLS))
     assert names_of(project["dependencies"]) | for_users - {"accelerate"} == imported()
     assert not names_of(project["dependencies"]) & for_users
@@ -234,7 +235,7 @@ def test_the_installed_package_says_what_it_is(from_wheel: Installed, tmp_path: 
 
     assert Path(file).is_relative_to(from_wheel.folder)
     assert (version, license_expression) == (memplan.__version__, "Apache-2.0")
-    assert extras == ["dask", "data", "dev", "docs", "lightning", "notebook", "plots", "ray", "slurm", "transformers"]
+    assert extras == ["dask", "data", "dev", "docs", "hydra", "lightning", "notebook", "plots", "ray", "slurm", "transformers"]
     assert run(from_wheel.command, "--version", cwd=tmp_path) == f"memplan, version {memplan.__version__}\n"
 
 

@@ -310,12 +310,14 @@ def command_configuration(
     from memplan.execution.ranks import launched_by  # noqa: PLC0415
     from memplan.programs.command_line import command_program, read_place  # noqa: PLC0415
 
-    fields = list(fields)
+    fields, composed = list(fields), []
     names = {name for word in words for name in PLACEHOLDER.findall(word)}
     if all(read_place(field).is_of_stage for field in fields) and names <= STAGE_WORDS:
         located = _named_by(words)
         fields += located.fields() if located is not None else ()
         short = [*short, *(located.short() if located is not None else ())]
+        composed = [] if located is not None else _composed_fields(words, is_planned=is_planned)
+        fields += composed
     told = launched_by(words)
     parallelism = Parallelism(devices=num_gpus or told.num_gpus, nodes=num_nodes or (told.num_nodes if num_gpus is None else 1))
     program = command_program(words, fields=fields, short=short, stages=stages, parallelism=parallelism, pinned=pinned)
@@ -325,7 +327,8 @@ def command_configuration(
             hint="write `{micro_batch_size}` in its place in the command, or name the place: "
             '`fields=["micro_batch_size=conf/config.yaml:data.batch_size"]`',
         )
-    return _of_program(program)
+    found = _of_program(program)
+    return found.with_note(f"found in the configuration that Hydra composes: {' and '.join(composed)}") if composed else found
 
 
 def _named_by(words: Sequence[str]) -> Located | None:
@@ -333,6 +336,19 @@ def _named_by(words: Sequence[str]) -> Located | None:
     named = (locate(Path(word)) for word in words if Path(word).suffix in SUFFIXES and Path(word).is_file())
     found = next((located for located in named if located is not None), None)
     return found or locate(Path())
+
+
+def _composed_fields(words: Sequence[str], *, is_planned: bool) -> list[str]:
+    """Return where a Hydra program's files hold what is planned. Raises UsageError where that is not certain and it *is_planned*."""
+    from memplan.programs.hydra_program import fields_of, hydra_app  # noqa: PLC0415
+
+    app = hydra_app(words)
+    try:
+        return [] if app is None else fields_of(app)
+    except UsageError:
+        if is_planned:
+            raise
+        return []
 
 
 def function_configuration(source: str) -> Configuration:
@@ -383,7 +399,23 @@ def _refuse_near_misses(place: Path) -> None:
         raise ConfigError(f"lacks {keys}, which a {miss.layout.name} configuration has", file=miss.file, hint=f"add it, or {INSTEAD}")
 
 
+def _refuse_hydra(place: Path) -> None:
+    """Raise ConfigError for a file, or a folder, that a script of the project is configured by with Hydra: the script can be planned."""
+    from memplan.programs.hydra_program import commands_for  # noqa: PLC0415
+
+    commands = commands_for(place)
+    if commands:
+        said = " or ".join(f"`-- {shlex.join(command)}`" for command in commands[:3])
+        what = (
+            "has a program that Hydra configures"
+            if place.is_dir()
+            else f"is a part of the configuration of {commands[0][1]}, which Hydra composes"
+        )
+        raise ConfigError(what, file=place, hint=f"plan the program; its batch is found in the configuration: {said}")
+
+
 def _refuse_others(folder: Path) -> None:
+    _refuse_hydra(folder)
     for found in configurations_in(folder):
         verb = "is" if found.is_known else "looks like"
         raise ConfigError(f"{verb} {found.title}", file=found.file, hint=found.hint)
@@ -416,6 +448,7 @@ def _refuse_framework(path: Path) -> None:
     found = recognise(path)
     if "model_type" in keys and found is None:
         return  # a model, and no training
+    _refuse_hydra(path)
     if found is not None:
         verb = "is" if found.is_known else "looks like"
         raise ConfigError(f"{verb} {found.title}", file=path, hint=found.hint)

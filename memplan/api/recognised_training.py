@@ -6,6 +6,7 @@ from pathlib import Path
 
 from memplan.errors import ConfigError
 from memplan.layouts.registry import describe_layouts, locate
+from memplan.programs.hydra_program import commands_for, fields_of, hydra_app
 from memplan.programs.plan_file import PlanSettings
 
 
@@ -21,6 +22,11 @@ def found_in(folder: Path, typed: PlanSettings) -> PlanSettings:
     place = folder if typed.config is None else Path(typed.config)
     located = locate(place)
     if located is None:
+        commands = commands_for(place)
+        if commands:
+            app = hydra_app(commands[0])
+            fields = () if app is None or typed.fields else fields_of(app)
+            return typed.model_copy(update={"command": tuple(commands[0]), "config": None, "fields": (*typed.fields, *fields)})
         if typed.config is not None:
             return typed
         hint = f"looked for {describe_layouts()}; name a configuration with `source`, or give the command that trains"

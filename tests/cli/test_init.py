@@ -57,8 +57,8 @@ def test_variables_of_a_program_are_told_with_their_places(project: Path, run_me
 
     assert result.returncode == 0, result.stderr
     assert [line.split()[:3] for line in result.stdout.splitlines()[1:]] == [
-        ["gradient_accumulation_steps", "8", "lora.yaml"],
-        ["micro_batch_size", "2", "lora.yaml"],
+        ["gradient_accumulation_steps", "8", "lora.yaml:4"],
+        ["micro_batch_size", "2", "lora.yaml:3"],
     ]
 
 
@@ -131,3 +131,17 @@ def test_a_function_and_a_command_exclude_each_other(project: Path, run_memplan:
     assert result.returncode == 2
     assert "a function and a command exclude each other" in result.stderr
     assert not (project / ".memplan").exists()
+
+
+def test_init_finds_the_program_that_hydra_configures(tmp_path: Path, run_memplan: Run) -> None:
+    """With the files that hold its batch and its accumulation."""
+    project = Path(shutil.copytree(RECIPES.with_name("hydra"), tmp_path / "project"))
+
+    result = run_memplan("init", "--gpu", "t4", cwd=project)
+
+    assert result.returncode == 0, result.stderr
+    assert [line.split()[:3] for line in result.stdout.splitlines()[1:3]] == [
+        ["gradient_accumulation_steps", "4", "configs/trainer/default.yaml:2"],
+        ["micro_batch_size", "256", "configs/data/images.yaml:2"],
+    ]
+    assert "\ncommand: python train.py\n" in (project / ".memplan" / "plan.yaml").read_text().replace('"', "")

@@ -131,3 +131,57 @@ def test_a_function_fills_each_gpu(run_memplan: Run, torch_build: TorchBuild, pr
         sizes.append(json.loads(result.stdout)["stages"][0]["planned"]["micro_batch_size"])
 
     assert 1 < sizes[0] < sizes[1]
+
+
+HYDRA = Path(__file__).parents[1] / "trees" / "hydra"
+
+
+@pytest.fixture
+def hydra_project(tmp_path: Path) -> Path:
+    """A copy of a program that Hydra configures."""
+    return Path(shutil.copytree(HYDRA, tmp_path / "hydra", ignore=shutil.ignore_patterns("__pycache__")))
+
+
+@pytest.mark.heavy
+def test_a_hydra_program_is_planned_by_its_command_alone(run_memplan: Run, torch_build: TorchBuild, hydra_project: Path) -> None:
+    """Nothing says where its batch is: an experiment's file has it, the trainer's the accumulation, and both are written and put back."""
+    before = content(hydra_project)
+    wanted = ("--gpu", "t4", "--gpu-memory", "2GiB", "--target-effective-batch", "65536", "--apply", "--format", "json")
+
+    planned = run_memplan(*wanted, "--", "train.py", "experiment=large", cwd=hydra_project)
+
+    assert planned.returncode == 0, planned.stderr
+    plan = json.loads(planned.stdout)
+    present, values = plan["stages"][0]["present"], plan["stages"][0]["planned"]
+    micro, steps = values["micro_batch_size"], values["gradient_accumulation_steps"]
+    assert (present["micro_batch_size"], present["gradient_accumulation_steps"], micro * steps) == (512, 4, 65536)
+    after = content(hydra_project)
+    changed = {name: text for name, text in before.items() if after[name] != text}
+    assert changed.keys() == {"configs/experiment/large.yaml", "configs/trainer/default.yaml"}
+    assert after["configs/experiment/large.yaml"] == changed["configs/experiment/large.yaml"].replace(b"512", str(micro).encode())
+    assert after["configs/trainer/default.yaml"] == changed["configs/trainer/default.yaml"].replace(
+        b"batches: 4", f"batches: {steps}".encode()
+    )
+
+    assert run_memplan("undo", cwd=hydra_project).returncode == 0
+    assert {name: content(hydra_project)[name] for name in before} == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((), "has a program that Hydra configures"),
+        (("--config-path", "configs/experiment/large.yaml"), "is a part of the configuration of train.py, which Hydra composes"),
+        (("--config-path", "configs"), "has a program that Hydra configures"),
+    ],
+)
+def test_a_configuration_that_hydra_composes_names_its_program(
+    run_memplan: Run, hydra_project: Path, arguments: tuple[str, ...], said: str
+) -> None:
+    """A file of it says little alone; the command to type composes the rest."""
+    result = run_memplan("--gpu", "t4", *arguments, cwd=hydra_project)
+
+    assert result.returncode == 2
+    assert said in result.stderr
+    chosen = " experiment=large" if "experiment" in " ".join(arguments) else ""
+    assert f"`-- python train.py{chosen}`" in result.stderr

@@ -1,0 +1,392 @@
+"""
+Programs whose configuration Hydra composes: which keys hold the batch and the accumulation, and which file holds each of them.
+
+A script says by `@hydra.main(config_path="../configs", config_name="train")` what it is configured by; the defaults lists, packages and
+overrides make one configuration of many files. Hydra's own library composes it here as it would for the program, of which nothing is run;
+the file that holds a key is the last one of the composition that has it. A `${reference}` is followed to the key that it stands for.
+"""
+
+from __future__ import annotations
+
+import ast
+import itertools
+import os
+import re
+import warnings
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NamedTuple, TypeGuard
+
+from memplan.edits.yaml_file import YamlFile
+from memplan.errors import ConfigError, UsageError
+from memplan.programs.function_program import ACCUMULATION_NAMES
+
+BATCH_KEYS = (
+    "micro_batch_size",
+    "per_device_train_batch_size",
+    "train_micro_batch_size_per_gpu",
+    "batch_size_per_device",
+    "batch_size_per_gpu",
+    "per_device_batch_size",
+    "per_gpu_batch_size",
+    "train_batch_size",
+    "batch_size",
+    "batchsize",
+    "bsz",
+)
+"""What configurations call the samples of a step; the first that is there counts."""
+
+KEYS_OF = {"micro_batch_size": BATCH_KEYS, "gradient_accumulation_steps": ACCUMULATION_NAMES}
+
+_NOT_TRAINING = frozenset({
+    "val", "valid", "validation", "test", "testing", "eval", "evaluation", "predict", "prediction", "infer", "inference", "generate",
+    "generation",
+})  # fmt: skip
+_OPTIONS = {"config-name": "name", "cn": "name", "config-path": "path", "cp": "path", "config-dir": "more", "cd": "more"}
+"""Hydra's own, of a script that it configures."""
+_PLUGINS = ("hydra/hydra_logging=default", "hydra/job_logging=default", "hydra/launcher=basic", "hydra/sweeper=basic")
+"""Choices of Hydra's own configuration, which may name packages that are not installed here, and decide nothing of the program's."""
+
+_SOMEWHERE = "..."
+"""What stands for the beginning of a path that only a run of the script knows."""
+
+_REFERENCE = re.compile(r"\$\{(\.*)([A-Za-z_][\w.]*)\}")
+_MOST_REFERENCES = 20
+
+MOST_ABOVE = 4
+"""Folders above a file of a configuration in which the script that it is of is looked for."""
+
+MOST_FOLDERS = 500
+"""Folders that are looked into for that."""
+
+
+class HydraApp(NamedTuple):
+    """A script that Hydra configures, as a command runs it."""
+
+    script: Path
+    folder: Path
+    """Of its configuration."""
+    config_name: str
+    overrides: tuple[str, ...]
+    """The words of the command that change the configuration."""
+
+
+class Held(NamedTuple):
+    """A key of a composed configuration, and what holds it."""
+
+    key: str
+    """In the composed configuration, dotted."""
+    value: object
+    file: Path | None
+    """None where no file of the user's holds it, for the reason that `problem` says."""
+    key_in_file: str = ""
+    problem: str = ""
+
+
+def hydra_app(words: Sequence[str]) -> HydraApp | None:
+    """Return the Hydra script that the command *words* runs; None for another program."""
+    found = next(_scripts(words), None)
+    if found is None:
+        return None
+    script, arguments = found
+    told = _told_by(script)
+    if told is None:
+        return None
+    path, name, overrides = told.get("config_path"), told.get("config_name"), []
+    rest = iter(arguments)
+    for word in rest:
+        flag, equals, value = word.partition("=")
+        if word.startswith("-") and flag.lstrip("-") in _OPTIONS:
+            value = value if equals else next(rest, "")
+            option = _OPTIONS[flag.lstrip("-")]
+            if option == "name":
+                name = value
+            elif option == "path":
+                path = value
+            else:
+                overrides.append(f"hydra.searchpath=[file://{Path(value).resolve()}]")
+        elif not word.startswith("-") and ("=" in word or word.startswith("~")):
+            overrides.append(word)
+    folder = None if path is None or name is None else _folder(script, path, name)
+    if folder is None or name is None:
+        return None
+    return HydraApp(script, folder, name, tuple(overrides))
+
+
+def commands_for(place: Path) -> list[list[str]]:
+    """
+    Return the commands that run the Hydra scripts of a project whose configuration has the file *place*, or lies in the folder *place*.
+
+    Those called train come first. A file that the script does not read by itself is chosen in the command, where Hydra takes it.
+    """
+    apps = sorted(_apps_at(place.resolve()), key=lambda app: ("train" not in app.script.stem, app.script))
+    apps = [app for app in apps if not _NOT_TRAINING & set(app.script.stem.split("_"))]
+    return [["python", str(app.script), *_chosen(app, place.resolve())] for app in apps]
+
+
+def _apps_at(place: Path) -> list[HydraApp]:
+    """Return the Hydra scripts below *place*, or below the nearest folder above that has one for it: of a folder, in the working folder."""
+    above = [folder for folder in place.parents if place.is_file() or folder.is_relative_to(Path.cwd())]
+    for folder in [*([place] if place.is_dir() else []), *above[:MOST_ABOVE]]:
+        if folder in (Path.home(), Path(folder.anchor)):
+            break
+        found = [app for script in _python_files(folder) if (app := hydra_app([_relative(script)])) is not None]
+        found = [app for app in found if app.folder.is_relative_to(place) or place.is_relative_to(app.folder)]
+        if found:
+            return found
+    return []
+
+
+def _python_files(folder: Path) -> Iterator[Path]:
+    """Yield the Python files below *folder* that mention Hydra, but for those of virtual environments."""
+    for path, folders, files in itertools.islice(os.walk(folder), MOST_FOLDERS):
+        folders[:] = sorted(name for name in folders if name[0] not in "._" and not (Path(path) / name / "pyvenv.cfg").exists())
+        for script in (Path(path) / name for name in sorted(files) if name.endswith(".py")):
+            with suppress(OSError):
+                if b"hydra" in script.read_bytes():
+                    yield script
+
+
+def _chosen(app: HydraApp, place: Path) -> list[str]:
+    """Return the words by which *app* reads the file *place*, where it does not by itself and Hydra takes them."""
+    if place.is_dir() or find_spec("hydra") is None:
+        return []
+    group, name = place.relative_to(app.folder).parent.as_posix(), place.stem
+    words = [f"{group}={name}"] if group != "." else [] if name == Path(app.config_name).stem else ["--config-name", name]
+    with suppress(UsageError):
+        if not Composition(app).has(place) and Composition(hydra_app([str(app.script), *words]) or app).has(place):
+            return words
+    return []
+
+
+def _scripts(words: Sequence[str]) -> Iterator[tuple[Path, Sequence[str]]]:
+    """Yield the script that the command runs, by its path or as a module, and the words behind it."""
+    for number, word in enumerate(words):
+        if word.endswith(".py") and Path(word).is_file():
+            yield Path(word), words[number + 1 :]
+    for number, (flag, module) in enumerate(itertools.pairwise(words)):
+        path = Path(*module.split("."))
+        for script in (path.with_suffix(".py"), path / "__main__.py") if flag == "-m" else ():
+            if script.is_file():
+                yield script, words[number + 2 :]
+
+
+def _told_by(script: Path) -> dict[str, str] | None:
+    """Return what `@hydra.main(…)` in *script* says, as far as that can be read without running it; None where there is no such line."""
+    with suppress(OSError, SyntaxError, ValueError):
+        source = script.read_bytes()
+        tree = ast.parse(source) if b"hydra" in source else ast.Module([], [])
+        names = {
+            target.id: node.value
+            for node in tree.body
+            if isinstance(node, ast.Assign)
+            for target in node.targets
+            if isinstance(target, ast.Name)
+        }
+        decorators = (call for node in ast.walk(tree) for call in getattr(node, "decorator_list", ()) if isinstance(call, ast.Call))
+        for call in decorators:
+            if ast.unparse(call.func) in ("hydra.main", "main"):
+                given = dict(_arguments(call, names))
+                return {name: text for name, value in given.items() if (text := _text(value, names)) is not None}
+    return None
+
+
+def _arguments(call: ast.Call, names: Mapping[str, ast.expr]) -> Iterator[tuple[str, ast.expr]]:
+    """Yield the arguments of `hydra.main`; those of `**PARAMETERS` from the dict of that name."""
+    yield from zip(("config_path", "config_name"), call.args, strict=False)
+    for keyword in call.keywords:
+        value = names.get(keyword.value.id, keyword.value) if isinstance(keyword.value, ast.Name) else keyword.value
+        if keyword.arg is not None:
+            yield keyword.arg, value
+        elif isinstance(value, ast.Dict):
+            yield from ((str(key.value), inner) for key, inner in zip(value.keys, value.values, strict=True) if _is_text(key))
+
+
+def _text(value: ast.expr, names: Mapping[str, ast.expr]) -> str | None:
+    """Return the text that *value* is; of a path that begins with what only a run knows, as `str(ROOT / "conf")`, the rest: ".../conf"."""
+    if isinstance(value, ast.Name):
+        return _text(names[value.id], {}) if value.id in names else None
+    if isinstance(value, ast.Constant):
+        return value.value if isinstance(value.value, str) else None
+    parts = sorted((part for part in ast.walk(value) if _is_text(part)), key=lambda part: (part.lineno, part.col_offset))
+    is_path = bool(parts) and isinstance(value, (ast.Call, ast.BinOp))
+    return "/".join([_SOMEWHERE, *(str(part.value) for part in parts)]) if is_path else None
+
+
+def _is_text(node: ast.expr | ast.AST | None) -> TypeGuard[ast.Constant]:
+    return isinstance(node, ast.Constant) and isinstance(node.value, str)
+
+
+def _folder(script: Path, path: str, name: str) -> Path | None:
+    """Return the folder of the configuration *name* that *script* calls *path*; None where there is none."""
+    if not path.startswith(f"{_SOMEWHERE}/"):
+        folder = (script.parent / path).resolve()
+        return folder if folder.is_dir() else None
+    above = list(script.resolve().parents)[:MOST_ABOVE]
+    folders = (place / path.removeprefix(f"{_SOMEWHERE}/") for place in above)
+    return next((folder for folder in folders if (folder / f"{Path(name).stem}.yaml").is_file()), None)
+
+
+def fields_of(app: HydraApp) -> list[str]:
+    """
+    Return where the configuration of *app* holds the batch and the accumulation, as "micro_batch_size=FILE:KEY"; none where it has none.
+
+    Raises UsageError where that is not certain: several keys, one that the command itself sets, one that is computed; and where Hydra is
+    not installed here, or cannot compose it.
+    """
+    if find_spec("hydra") is None:
+        raise UsageError(
+            f"{app.script} is configured by Hydra, which is not installed here", hint=f"`pip install hydra-core`, or {_by_hand(app)}"
+        )
+    composition = Composition(app)
+    found = {name: composition.holder_of_any(keys, name) for name, keys in KEYS_OF.items()}
+    held = {name: one for name, one in found.items() if one is not None}
+    for name, one in held.items():
+        if one.file is None:
+            raise UsageError(f"{name} is `{one.key}` of {app.config_name}, {one.problem}", hint=_instead(name, one))
+    return [f"{name}={one.file}:{one.key_in_file}" for name, one in held.items()]
+
+
+def _instead(name: str, held: Held) -> str:
+    return f"write `{held.key}={{{name}}}` into the command, and it is planned there"
+
+
+def _by_hand(app: HydraApp) -> str:
+    """Return how to say what was not found: with a file that has such a key, where there is one."""
+    for path in sorted(app.folder.rglob("*.yaml")):
+        with suppress(ConfigError):
+            for key in sorted(YamlFile.load(path).keys()):
+                if key.rpartition(".")[2] in BATCH_KEYS and not _NOT_TRAINING & set(re.split(r"[._]", key)):
+                    return f'name the place: `fields=["micro_batch_size={_relative(path)}:{key}"]`'
+    return "write `data.batch_size={micro_batch_size}` into the command, with the key that holds the batch"
+
+
+class Composition:
+    """The configuration of a Hydra program, composed of its files. Raises UsageError where Hydra cannot compose it."""
+
+    def __init__(self, app: HydraApp) -> None:
+        from hydra import initialize_config_dir  # noqa: PLC0415  (it need not be installed)
+        from hydra.core.global_hydra import GlobalHydra  # noqa: PLC0415
+        from hydra.types import RunMode  # noqa: PLC0415
+        from omegaconf import OmegaConf  # noqa: PLC0415
+
+        self._app = app
+        own = {word.partition("=")[0].lstrip("+~") for word in app.overrides}
+        overrides = [*app.overrides, *(word for word in _PLUGINS if word.partition("=")[0] not in own)]
+        try:
+            with warnings.catch_warnings(), initialize_config_dir(str(app.folder), version_base="1.3"):
+                warnings.simplefilter("ignore")  # the program's own run gives them
+                loader = GlobalHydra.instance().config_loader()
+                composed: Any = loader.load_configuration(app.config_name, overrides, run_mode=RunMode.RUN)
+                defaults = loader.compute_defaults_list(app.config_name, overrides, run_mode=RunMode.RUN)
+                self._parts = [
+                    _Part(_file_of(loader, part.config_path), tuple((part.package or "").split(".")) if part.package else ())
+                    for part in defaults.defaults
+                    if part.config_path is not None
+                ]
+                self._overridden = {one.key_or_group: one.input_line for one in defaults.config_overrides}
+        except Exception as error:  # Hydra's own, and of every kind
+            problem = str(error).strip().splitlines()
+            raise UsageError(
+                f"Hydra cannot compose {app.config_name} here: {problem[0] if problem else error!r}", hint=_by_hand(app)
+            ) from error
+        values = OmegaConf.to_container(composed, resolve=False)
+        assert isinstance(values, dict)
+        self._values = {str(name): value for name, value in values.items() if name != "hydra"}
+
+    def has(self, file: Path) -> bool:
+        """Say whether *file* is a part of it."""
+        return any(part.file is not None and part.file.resolve() == file for part in self._parts)
+
+    def holder_of_any(self, names: Collection[str], variable: str) -> Held | None:
+        """
+        Return what holds *variable*: the first of *names* that is a key of the training's; None where there is none.
+
+        Raises UsageError where several keys of that name are held in several places.
+        """
+        for name in names:
+            is_named = re.compile(rf"(.+\.)?{name}(\.train)?").fullmatch
+            keys = [key for key, value in _leaves(self._values) if is_named(key) and _is_size(value)]
+            keys = [key for key in keys if not _NOT_TRAINING & set(re.split(r"[._]", key))]
+            of_training = [key for key in keys if "train" in key.removesuffix(name)] or keys
+            held = list({(one.file, one.key_in_file, one.problem): one for one in map(self.holder_of, of_training)}.values())
+            if len(held) > 1:
+                told = " and ".join(f"`{one.key}` ({one.file or one.problem})" for one in held)
+                named = next((f"{one.file}:{one.key_in_file}" for one in held if one.file is not None), "FILE:KEY")
+                raise UsageError(
+                    f"{self._app.config_name} has several keys that may be the one: {told}",
+                    hint=f'name it: `fields=["{variable}={named}"]`',
+                )
+            if held:
+                return held[0]
+        return None
+
+    def holder_of(self, key: str) -> Held:
+        """Return what holds *key*, a `${reference}` followed."""
+        value = _at(self._values, key)
+        for _ in range(_MOST_REFERENCES):
+            reference = _REFERENCE.fullmatch(value) if isinstance(value, str) else None
+            if reference is None:
+                break
+            above = key.split(".")[: -len(reference[1])] if reference[1] else []
+            key = ".".join([*above, reference[2]])
+            value = _at(self._values, key)
+        if isinstance(value, str) and "${" in value:
+            return Held(key, value, None, problem=f"which is computed: {value}")
+        if key in self._overridden:
+            return Held(key, value, None, problem=f"which the command sets: `{self._overridden[key]}`")
+        file = in_file = None
+        for part in self._parts:
+            prefix = ".".join(part.package)
+            if prefix and not key.startswith(f"{prefix}."):
+                continue
+            inner = key[len(prefix) + 1 :] if prefix else key
+            if part.file is not None and YamlFile.load(part.file).kind_of(tuple(inner.split("."))) == "scalar":
+                file, in_file = part.file, inner
+        if file is None or in_file is None:
+            return Held(key, value, None, problem="which no file of the configuration holds")
+        return Held(key, value, Path(_relative(file)), in_file)
+
+
+class _Part(NamedTuple):
+    """A file of a composition."""
+
+    file: Path | None
+    """None for what is in no file: of a package, or made in Python."""
+    package: tuple[str, ...]
+    """Below which its keys stand."""
+
+
+def _file_of(loader: Any, config_path: str) -> Path | None:
+    """Return the file of the configuration that the defaults list calls *config_path*."""
+    found = loader.repository.load_config(config_path)
+    scheme, _, root = ("" if found is None else found.path).partition("://")
+    if scheme != "file":
+        return None
+    path = Path(root) / config_path
+    return path if path.suffix == ".yaml" else path.with_name(f"{path.name}.yaml")
+
+
+def _leaves(data: object, path: str = "") -> Iterator[tuple[str, object]]:
+    if not isinstance(data, dict):
+        yield path, data
+        return
+    for name, value in data.items():
+        yield from _leaves(value, f"{path}.{name}" if path else str(name))
+
+
+def _at(data: object, key: str) -> object:
+    for name in key.split("."):
+        data = data.get(name) if isinstance(data, dict) else None
+    return data
+
+
+def _is_size(value: object) -> bool:
+    """Say whether *value* is a number of samples, or refers to something that may be."""
+    return (isinstance(value, int) and not isinstance(value, bool)) or (isinstance(value, str) and "${" in value)
+
+
+def _relative(path: Path) -> str:
+    return os.path.relpath(path)

@@ -27,6 +27,8 @@ _JOIN = str(Path(TORCH) / "distributed" / "algorithms" / "join.py")
 _DISTRIBUTIONS = str(Path(TORCH) / "distributions")
 _SCALES = {str(Path(TORCH) / name) for name in ("amp/grad_scaler.py", "cuda/amp/grad_scaler.py")}
 """The second up to PyTorch 2.2."""
+_BACKWARD = {str(Path(TORCH) / "autograd" / name) for name in ("graph.py", "__init__.py")}
+"""Where Python calls autograd's engine: the second up to PyTorch 2.1."""
 _LOOKS_ONLY = {str(Path(TORCH) / name) for name in ("_tensor_str.py", "serialization.py")}
 """Where a tensor is read to be printed or saved."""
 _SAVES = "/safetensors/torch.py"
@@ -197,6 +199,8 @@ def _yes_or_no(read: Reading) -> Answer | None:
 
 def check_that_passes(read: Reading) -> Answer | None:
     """Return the answer to a check that an ordinary training passes; None where it is no check."""
+    if torch.is_anomaly_enabled() and next((file for file in read.files if not file.startswith("<")), "") in _BACKWARD:
+        return Answer(b"\0", "false", "rule", "a backward finds no NaN, which anomaly detection looks for")
     called = itertools.takewhile(is_own, read.files)  # by the program, and below it
     of_lbfgs = next((line_of(frame) for frame in read.frames if frame.f_code.co_filename == _LBFGS), None)
     if of_lbfgs is not None:

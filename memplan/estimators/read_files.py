@@ -82,7 +82,9 @@ class ReadFiles:
             whole.update(path.encode(errors="surrogateescape") + b"\0" + content + b"\0")
         sources: set[str] = set()
         for added in self._learned:
-            sources |= {os.path.dirname(path) for path in added if path.endswith(".py")}  # noqa: PTH120  (of thousands)
+            modules = {os.path.dirname(path) for path in added if path.endswith(".py")}  # noqa: PTH120  (of thousands)
+            packages = {path.removesuffix("/__init__.py") for path in added if path.endswith("/__init__.py")}
+            sources |= modules | {os.path.dirname(path) for path in packages}  # noqa: PTH120
             for path in added:
                 if path not in besides:
                     whole.update(f"{path}\0{_state(path, is_of_sources=path in sources)}\0".encode(errors="surrogateescape"))

@@ -556,6 +556,17 @@ def reads_distribution(device, batch):
     return step
 
 
+def reads_anomalies(device, batch):
+    """Anomaly detection looks at every gradient of 200 layers."""
+    layers = torch.nn.Sequential(*(torch.nn.Linear(8, 8, device=device) for _ in range(200)))
+
+    def step():
+        with torch.autograd.detect_anomaly():
+            layers(torch.randn(batch, 8, device=device)).sum().backward()
+
+    return step
+
+
 def reads_nonzero(device, batch):
     """Takes the rows of a mask: how many, only the device would know."""
     rows, mask = torch.zeros(batch * 2**12, 64, device=device), torch.zeros(batch * 2**12, device=device) > 0

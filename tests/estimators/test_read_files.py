@@ -30,6 +30,27 @@ def read_by(project: Path) -> ReadFiles:
     return files
 
 
+def test_a_file_beside_a_package_is_none_of_a_program_run_as_a_module(project: Path) -> None:
+    """`python -m package` looks through the working folder, in which no module need lie."""
+    (project / "package").mkdir()
+    for name in ("package/__init__.py", "package/__main__.py"):
+        (project / name).write_text("")
+
+    def digests() -> list[str]:
+        files = ReadFiles(None)
+        files.learn(
+            (str(project / name) for name in ("", "package", "package/__init__.py", "package/__main__.py")), since_ns=time.time_ns()
+        )
+        return files.digests({})
+
+    before = digests()
+    (project / "notes-of-today.txt").write_text("")
+    assert digests() == before
+
+    (project / "package.py").write_text("")
+    assert digests() != before
+
+
 def _touch(path: Path) -> None:
     os.utime(path, (1, 1))
 

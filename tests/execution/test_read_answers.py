@@ -166,6 +166,15 @@ def test_a_distributions_checks_pass(run: Run) -> None:
     assert {found.reason for found in seen.reads} == {"a distribution's check of its arguments passes"}
 
 
+def test_anomaly_detection_finds_no_nan(run: Run) -> None:
+    """It looks at every gradient of a backward: more often than a loop is waited for, and nothing hangs on it."""
+    seen = run("reads_anomalies")
+
+    assert {(found.answer, found.basis) for found in seen.reads} == {("false", "rule")}
+    assert sum(found.count for found in seen.reads) > 3 * 400
+    assert seen.findings == ()
+
+
 def test_a_mask_is_what_the_program_made_it_until_the_user_says_otherwise(run: Run) -> None:
     """Without padding this program takes a short cut."""
     assert run("reads_mask").peak_allocated_bytes < MIB

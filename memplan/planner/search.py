@@ -166,7 +166,7 @@ def largest_fitting(fits: Fits, *, low: int, high: int, guess: Fits | None = Non
     ends: list[tuple[int, int]] = []  # what good and bad were, from question to question
     above = below = 0  # how often in a row a value next to the end was not the end, as the guess may say once: then the way is doubled
     was_next = False
-    patience, stride = 2, 0  # how many questions in a row a guess may creep; how far beyond it was gone then
+    patience, stride, fall = 2, 0, 0  # how many questions in a row a guess may creep; how far up and down was gone then
     while bad - good > 1:
         furthest = bad - 1 if good < low or leaps else min(bad - 1, good + (good - low) + 1)
         tried = _end_of(guess, good + 1, furthest)
@@ -178,7 +178,11 @@ def largest_fitting(fits: Fits, *, low: int, high: int, guess: Fits | None = Non
         if leaps and len(ends) > 2 and good >= low and guess(good + 1):  # where the guess creeps: half of the way, or strides that double
             good_before, bad_before = ends[-patience]
             if bad <= high and 2 * (bad - good) > bad_before - good_before:
-                tried, patience = (good + bad) // 2, 1
+                middle = (good + bad) // 2
+                if good == good_before:  # it creeps down: the end is probably near
+                    fall = 2 * max(fall, bad_before - bad)
+                    middle = max(middle, min(tried, bad - fall))
+                tried, patience = middle, 1
             elif bad > high and good - low + 1 < 2 * (good_before - low + 1):
                 stride = 2 * max(stride, good - ends[-1][0])
                 tried, patience = max(tried, min(high, good + stride)), 1

@@ -143,6 +143,23 @@ def test_a_program_that_takes_nothing_has_no_size() -> None:
     assert largest_accepted(Program(lambda size: size < 0, 100), high=1000).size is None
 
 
+@pytest.mark.parametrize("end", [917, 905, 890, 880])
+def test_a_guess_that_creeps_down_is_followed_in_strides(end: int) -> None:
+    """Each time it puts the end a little lower than what did not fit: the end is near, and half of the way is far below."""
+    asked: list[int] = []
+
+    def fits(size: int) -> bool:
+        asked.append(size)
+        return size <= end
+
+    def creeping(size: int) -> bool:
+        return size <= (2 if len(asked) < 2 else min((known for known in asked if known > end), default=920) - 2)
+
+    assert largest_fitting(fits, low=1, high=65_536, guess=creeping, leaps=True) == end
+    assert len(asked) <= 15  # half of the way each time: 18 to 21
+    assert min(size for size in asked if size > 3) > end - 32
+
+
 @example(end=26_806, slope=2)
 @given(end=st.integers(1, 60_000), slope=st.integers(1, 400))
 def test_a_guess_that_creeps_costs_few_questions(end: int, slope: int) -> None:

@@ -314,21 +314,16 @@ def command_configuration(
     names = {name for word in words for name in PLACEHOLDER.findall(word)}
     if all(read_place(field).is_of_stage for field in fields) and names <= STAGE_WORDS:
         located = _named_by(words)
-        fields += located.fields() if located is not None else ()
+        composed = _composed_fields(words, located, is_planned=is_planned)
+        fields += composed or (located.fields() if located is not None else ())
         short = [*short, *(located.short() if located is not None else ())]
-        composed = [] if located is not None else _composed_fields(words, is_planned=is_planned)
-        fields += composed
     told = launched_by(words)
     parallelism = Parallelism(devices=num_gpus or told.num_gpus, nodes=num_nodes or (told.num_nodes if num_gpus is None else 1))
     program = command_program(words, fields=fields, short=short, stages=stages, parallelism=parallelism, pinned=pinned)
     if is_planned and not program.varies("micro_batch_size"):
-        raise UsageError(
-            f"nothing says where the batch size of {program.name} is written",
-            hint="write `{micro_batch_size}` in its place in the command, or name the place: "
-            '`fields=["micro_batch_size=conf/config.yaml:data.batch_size"]`',
-        )
+        raise _nowhere_written(program.name, words)
     found = _of_program(program)
-    return found.with_note(f"found in the configuration that Hydra composes: {' and '.join(composed)}") if composed else found
+    return found.with_note(f"found by its name: {' and '.join(composed)}") if composed else found
 
 
 def _named_by(words: Sequence[str]) -> Located | None:
@@ -338,13 +333,35 @@ def _named_by(words: Sequence[str]) -> Located | None:
     return found or locate(Path())
 
 
-def _composed_fields(words: Sequence[str], *, is_planned: bool) -> list[str]:
-    """Return where a Hydra program's files hold what is planned. Raises UsageError where that is not certain and it *is_planned*."""
-    from memplan.programs.hydra_program import fields_of, hydra_app  # noqa: PLC0415
+def _nowhere_written(name: str, words: Sequence[str]) -> UsageError:
+    from memplan.programs.named_files import variables_in  # noqa: PLC0415
 
-    app = hydra_app(words)
+    placed = variables_in(words)
+    command = f"`-- {' '.join(placed)}`" if placed != list(words) else "write `{micro_batch_size}` in its place in the command"
+    return UsageError(
+        f"nothing says where the batch size of {name} is written",
+        hint=f'{command}, or name the place: `fields=["micro_batch_size=conf/config.yaml:data.batch_size"]`',
+    )
+
+
+def _composed_fields(words: Sequence[str], located: Located | None, *, is_planned: bool) -> list[str]:
+    """
+    Return where a command's files hold what is planned, those that Hydra composes or that its words name; none where *located* says it.
+
+    Raises UsageError where that is not certain and it *is_planned*.
+    """
+    from memplan.programs.hydra_program import composed_by_hydra, hydra_app  # noqa: PLC0415
+    from memplan.programs.named_files import composed_by_words  # noqa: PLC0415
+
     try:
-        return [] if app is None else fields_of(app)
+        if located is not None:
+            composed = composed_by_words(words)
+            # LightningCLI's configuration is often in several files, of which the last that has a key counts.
+            is_whole = located.can_be_described or composed is None or len(composed.parts) == 1
+            return [] if is_whole or composed is None else composed.fields()
+        app = hydra_app(words)
+        composed = composed_by_words(words) if app is None else composed_by_hydra(app)
+        return [] if composed is None else composed.fields()
     except UsageError:
         if is_planned:
             raise

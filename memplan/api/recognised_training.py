@@ -6,7 +6,7 @@ from pathlib import Path
 
 from memplan.errors import ConfigError
 from memplan.layouts.registry import describe_layouts, locate
-from memplan.programs.hydra_program import commands_for, fields_of, hydra_app
+from memplan.programs.hydra_program import commands_for, composed_by_hydra, hydra_app
 from memplan.programs.plan_file import PlanSettings
 
 
@@ -25,7 +25,7 @@ def found_in(folder: Path, typed: PlanSettings) -> PlanSettings:
         commands = commands_for(place)
         if commands:
             app = hydra_app(commands[0])
-            fields = () if app is None or typed.fields else fields_of(app)
+            fields = () if app is None or typed.fields else composed_by_hydra(app).fields()
             return typed.model_copy(update={"command": tuple(commands[0]), "config": None, "fields": (*typed.fields, *fields)})
         if typed.config is not None:
             return typed

@@ -1,9 +1,8 @@
 """
-Programs whose configuration Hydra composes: which keys hold the batch and the accumulation, and which file holds each of them.
+Programs whose configuration Hydra composes: the script, its folder, and the whole of its files.
 
 A script says by `@hydra.main(config_path="../configs", config_name="train")` what it is configured by; the defaults lists, packages and
-overrides make one configuration of many files. Hydra's own library composes it here as it would for the program, of which nothing is run;
-the file that holds a key is the last one of the composition that has it. A `${reference}` is followed to the key that it stands for.
+overrides make one configuration of many files. Hydra's own library composes it here as it would for the program, of which nothing is run.
 """
 
 from __future__ import annotations
@@ -11,9 +10,8 @@ from __future__ import annotations
 import ast
 import itertools
 import os
-import re
 import warnings
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
@@ -21,29 +19,8 @@ from typing import Any, NamedTuple, TypeGuard
 
 from memplan.edits.yaml_file import YamlFile
 from memplan.errors import ConfigError, UsageError
-from memplan.programs.function_program import ACCUMULATION_NAMES
+from memplan.programs.composed_config import BATCH_KEYS, ComposedConfig, Part, is_of_training
 
-BATCH_KEYS = (
-    "micro_batch_size",
-    "per_device_train_batch_size",
-    "train_micro_batch_size_per_gpu",
-    "batch_size_per_device",
-    "batch_size_per_gpu",
-    "per_device_batch_size",
-    "per_gpu_batch_size",
-    "train_batch_size",
-    "batch_size",
-    "batchsize",
-    "bsz",
-)
-"""What configurations call the samples of a step; the first that is there counts."""
-
-KEYS_OF = {"micro_batch_size": BATCH_KEYS, "gradient_accumulation_steps": ACCUMULATION_NAMES}
-
-_NOT_TRAINING = frozenset({
-    "val", "valid", "validation", "test", "testing", "eval", "evaluation", "predict", "prediction", "infer", "inference", "generate",
-    "generation",
-})  # fmt: skip
 _OPTIONS = {"config-name": "name", "cn": "name", "config-path": "path", "cp": "path", "config-dir": "more", "cd": "more"}
 """Hydra's own, of a script that it configures."""
 _PLUGINS = ("hydra/hydra_logging=default", "hydra/job_logging=default", "hydra/launcher=basic", "hydra/sweeper=basic")
@@ -51,9 +28,6 @@ _PLUGINS = ("hydra/hydra_logging=default", "hydra/job_logging=default", "hydra/l
 
 _SOMEWHERE = "..."
 """What stands for the beginning of a path that only a run of the script knows."""
-
-_REFERENCE = re.compile(r"\$\{(\.*)([A-Za-z_][\w.]*)\}")
-_MOST_REFERENCES = 20
 
 MOST_ABOVE = 4
 """Folders above a file of a configuration in which the script that it is of is looked for."""
@@ -71,18 +45,6 @@ class HydraApp(NamedTuple):
     config_name: str
     overrides: tuple[str, ...]
     """The words of the command that change the configuration."""
-
-
-class Held(NamedTuple):
-    """A key of a composed configuration, and what holds it."""
-
-    key: str
-    """In the composed configuration, dotted."""
-    value: object
-    file: Path | None
-    """None where no file of the user's holds it, for the reason that `problem` says."""
-    key_in_file: str = ""
-    problem: str = ""
 
 
 def hydra_app(words: Sequence[str]) -> HydraApp | None:
@@ -122,7 +84,7 @@ def commands_for(place: Path) -> list[list[str]]:
     Those called train come first. A file that the script does not read by itself is chosen in the command, where Hydra takes it.
     """
     apps = sorted(_apps_at(place.resolve()), key=lambda app: ("train" not in app.script.stem, app.script))
-    apps = [app for app in apps if not _NOT_TRAINING & set(app.script.stem.split("_"))]
+    apps = [app for app in apps if is_of_training(app.script.stem)]
     return [["python", str(app.script), *_chosen(app, place.resolve())] for app in apps]
 
 
@@ -156,7 +118,7 @@ def _chosen(app: HydraApp, place: Path) -> list[str]:
     group, name = place.relative_to(app.folder).parent.as_posix(), place.stem
     words = [f"{group}={name}"] if group != "." else [] if name == Path(app.config_name).stem else ["--config-name", name]
     with suppress(UsageError):
-        if not Composition(app).has(place) and Composition(hydra_app([str(app.script), *words]) or app).has(place):
+        if not composed_by_hydra(app).has(place) and composed_by_hydra(hydra_app([str(app.script), *words]) or app).has(place):
             return words
     return []
 
@@ -229,134 +191,49 @@ def _folder(script: Path, path: str, name: str) -> Path | None:
     return next((folder for folder in folders if (folder / f"{Path(name).stem}.yaml").is_file()), None)
 
 
-def fields_of(app: HydraApp) -> list[str]:
-    """
-    Return where the configuration of *app* holds the batch and the accumulation, as "micro_batch_size=FILE:KEY"; none where it has none.
-
-    Raises UsageError where that is not certain: several keys, one that the command itself sets, one that is computed; and where Hydra is
-    not installed here, or cannot compose it.
-    """
-    if find_spec("hydra") is None:
-        raise UsageError(
-            f"{app.script} is configured by Hydra, which is not installed here", hint=f"`pip install hydra-core`, or {_by_hand(app)}"
-        )
-    composition = Composition(app)
-    found = {name: composition.holder_of_any(keys, name) for name, keys in KEYS_OF.items()}
-    held = {name: one for name, one in found.items() if one is not None}
-    for name, one in held.items():
-        if one.file is None:
-            raise UsageError(f"{name} is `{one.key}` of {app.config_name}, {one.problem}", hint=_instead(name, one))
-    return [f"{name}={one.file}:{one.key_in_file}" for name, one in held.items()]
-
-
-def _instead(name: str, held: Held) -> str:
-    return f"write `{held.key}={{{name}}}` into the command, and it is planned there"
-
-
 def _by_hand(app: HydraApp) -> str:
     """Return how to say what was not found: with a file that has such a key, where there is one."""
     for path in sorted(app.folder.rglob("*.yaml")):
         with suppress(ConfigError):
             for key in sorted(YamlFile.load(path).keys()):
-                if key.rpartition(".")[2] in BATCH_KEYS and not _NOT_TRAINING & set(re.split(r"[._]", key)):
+                if key.rpartition(".")[2] in BATCH_KEYS and is_of_training(key):
                     return f'name the place: `fields=["micro_batch_size={_relative(path)}:{key}"]`'
     return "write `data.batch_size={micro_batch_size}` into the command, with the key that holds the batch"
 
 
-class Composition:
-    """The configuration of a Hydra program, composed of its files. Raises UsageError where Hydra cannot compose it."""
+def composed_by_hydra(app: HydraApp) -> ComposedConfig:
+    """Return the configuration of *app*. Raises UsageError where Hydra is not installed here, or cannot compose it."""
+    if find_spec("hydra") is None:
+        raise UsageError(
+            f"{app.script} is configured by Hydra, which is not installed here", hint=f"`pip install hydra-core`, or {_by_hand(app)}"
+        )
+    from hydra import initialize_config_dir  # noqa: PLC0415  (it need not be installed)
+    from hydra.core.global_hydra import GlobalHydra  # noqa: PLC0415
+    from hydra.types import RunMode  # noqa: PLC0415
+    from omegaconf import OmegaConf  # noqa: PLC0415
 
-    def __init__(self, app: HydraApp) -> None:
-        from hydra import initialize_config_dir  # noqa: PLC0415  (it need not be installed)
-        from hydra.core.global_hydra import GlobalHydra  # noqa: PLC0415
-        from hydra.types import RunMode  # noqa: PLC0415
-        from omegaconf import OmegaConf  # noqa: PLC0415
-
-        self._app = app
-        own = {word.partition("=")[0].lstrip("+~") for word in app.overrides}
-        overrides = [*app.overrides, *(word for word in _PLUGINS if word.partition("=")[0] not in own)]
-        try:
-            with warnings.catch_warnings(), initialize_config_dir(str(app.folder), version_base="1.3"):
-                warnings.simplefilter("ignore")  # the program's own run gives them
-                loader = GlobalHydra.instance().config_loader()
-                composed: Any = loader.load_configuration(app.config_name, overrides, run_mode=RunMode.RUN)
-                defaults = loader.compute_defaults_list(app.config_name, overrides, run_mode=RunMode.RUN)
-                self._parts = [
-                    _Part(_file_of(loader, part.config_path), tuple((part.package or "").split(".")) if part.package else ())
-                    for part in defaults.defaults
-                    if part.config_path is not None
-                ]
-                self._overridden = {one.key_or_group: one.input_line for one in defaults.config_overrides}
-        except Exception as error:  # Hydra's own, and of every kind
-            problem = str(error).strip().splitlines()
-            raise UsageError(
-                f"Hydra cannot compose {app.config_name} here: {problem[0] if problem else error!r}", hint=_by_hand(app)
-            ) from error
-        values = OmegaConf.to_container(composed, resolve=False)
-        assert isinstance(values, dict)
-        self._values = {str(name): value for name, value in values.items() if name != "hydra"}
-
-    def has(self, file: Path) -> bool:
-        """Say whether *file* is a part of it."""
-        return any(part.file is not None and part.file.resolve() == file for part in self._parts)
-
-    def holder_of_any(self, names: Collection[str], variable: str) -> Held | None:
-        """
-        Return what holds *variable*: the first of *names* that is a key of the training's; None where there is none.
-
-        Raises UsageError where several keys of that name are held in several places.
-        """
-        for name in names:
-            is_named = re.compile(rf"(.+\.)?{name}(\.train)?").fullmatch
-            keys = [key for key, value in _leaves(self._values) if is_named(key) and _is_size(value)]
-            keys = [key for key in keys if not _NOT_TRAINING & set(re.split(r"[._]", key))]
-            of_training = [key for key in keys if "train" in key.removesuffix(name)] or keys
-            held = list({(one.file, one.key_in_file, one.problem): one for one in map(self.holder_of, of_training)}.values())
-            if len(held) > 1:
-                told = " and ".join(f"`{one.key}` ({one.file or one.problem})" for one in held)
-                named = next((f"{one.file}:{one.key_in_file}" for one in held if one.file is not None), "FILE:KEY")
-                raise UsageError(
-                    f"{self._app.config_name} has several keys that may be the one: {told}",
-                    hint=f'name it: `fields=["{variable}={named}"]`',
-                )
-            if held:
-                return held[0]
-        return None
-
-    def holder_of(self, key: str) -> Held:
-        """Return what holds *key*, a `${reference}` followed."""
-        value = _at(self._values, key)
-        for _ in range(_MOST_REFERENCES):
-            reference = _REFERENCE.fullmatch(value) if isinstance(value, str) else None
-            if reference is None:
-                break
-            above = key.split(".")[: -len(reference[1])] if reference[1] else []
-            key = ".".join([*above, reference[2]])
-            value = _at(self._values, key)
-        if isinstance(value, str) and "${" in value:
-            return Held(key, value, None, problem=f"which is computed: {value}")
-        if key in self._overridden:
-            return Held(key, value, None, problem=f"which the command sets: `{self._overridden[key]}`")
-        file = in_file = None
-        for part in self._parts:
-            prefix = ".".join(part.package)
-            if prefix and not key.startswith(f"{prefix}."):
-                continue
-            inner = key[len(prefix) + 1 :] if prefix else key
-            if part.file is not None and YamlFile.load(part.file).kind_of(tuple(inner.split("."))) == "scalar":
-                file, in_file = part.file, inner
-        if file is None or in_file is None:
-            return Held(key, value, None, problem="which no file of the configuration holds")
-        return Held(key, value, Path(_relative(file)), in_file)
-
-
-class _Part(NamedTuple):
-    """A file of a composition."""
-
-    file: Path | None
-    """None for what is in no file: of a package, or made in Python."""
-    package: tuple[str, ...]
-    """Below which its keys stand."""
+    own = {word.partition("=")[0].lstrip("+~") for word in app.overrides}
+    overrides = [*app.overrides, *(word for word in _PLUGINS if word.partition("=")[0] not in own)]
+    try:
+        with warnings.catch_warnings(), initialize_config_dir(str(app.folder), version_base="1.3"):
+            warnings.simplefilter("ignore")  # the program's own run gives them
+            loader = GlobalHydra.instance().config_loader()
+            composed: Any = loader.load_configuration(app.config_name, overrides, run_mode=RunMode.RUN)
+            defaults = loader.compute_defaults_list(app.config_name, overrides, run_mode=RunMode.RUN)
+            parts = [
+                Part(_file_of(loader, part.config_path), tuple((part.package or "").split(".")) if part.package else ())
+                for part in defaults.defaults
+                if part.config_path is not None
+            ]
+    except Exception as error:  # Hydra's own, and of every kind
+        problem = str(error).strip().splitlines()
+        said = problem[0] if problem else repr(error)
+        raise UsageError(f"Hydra cannot compose {app.config_name} here: {said}", hint=_by_hand(app)) from error
+    content = OmegaConf.to_container(composed, resolve=False)
+    assert isinstance(content, dict)
+    values = {str(name): value for name, value in content.items() if name != "hydra"}
+    overridden = {one.key_or_group: one.input_line for one in defaults.config_overrides}
+    return ComposedConfig(app.config_name, values, parts, overridden, in_command="KEY=VALUE")
 
 
 def _file_of(loader: Any, config_path: str) -> Path | None:
@@ -367,25 +244,6 @@ def _file_of(loader: Any, config_path: str) -> Path | None:
         return None
     path = Path(root) / config_path
     return path if path.suffix == ".yaml" else path.with_name(f"{path.name}.yaml")
-
-
-def _leaves(data: object, path: str = "") -> Iterator[tuple[str, object]]:
-    if not isinstance(data, dict):
-        yield path, data
-        return
-    for name, value in data.items():
-        yield from _leaves(value, f"{path}.{name}" if path else str(name))
-
-
-def _at(data: object, key: str) -> object:
-    for name in key.split("."):
-        data = data.get(name) if isinstance(data, dict) else None
-    return data
-
-
-def _is_size(value: object) -> bool:
-    """Say whether *value* is a number of samples, or refers to something that may be."""
-    return (isinstance(value, int) and not isinstance(value, bool)) or (isinstance(value, str) and "${" in value)
 
 
 def _relative(path: Path) -> str:

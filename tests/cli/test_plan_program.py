@@ -79,7 +79,9 @@ def test_a_programs_file_is_planned_written_and_put_back(run_memplan: Run, torch
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--", "train.py", "config.yaml"], "nothing says where the batch size of train.py is written"),
+        (["--", "train.py", "7"], "nothing says where the batch size of train.py is written"),
+        (["--", "train.py", "--batch-size", "7"], "`-- train.py --batch-size {micro_batch_size}`, or name the place"),
+        (["--", "train.py", "config.yaml", "--batch-size=7"], "which the command sets: `--batch-size=7`"),
         (["--", "train.py", "{micro_batch}"], "did you mean micro_batch_size"),
         (["--apply", "--", "train.py", "{micro_batch_size}"], "there is nothing to apply to"),
         (["--method", "analytic", "--", "train.py", "{micro_batch_size}"], "--method analytic knows nothing of it"),

@@ -9,7 +9,7 @@ import pytest
 
 from memplan.errors import UsageError
 from memplan.programs import hydra_program
-from memplan.programs.hydra_program import commands_for, fields_of, hydra_app
+from memplan.programs.hydra_program import commands_for, composed_by_hydra, hydra_app
 
 TREE = Path(__file__).parents[1] / "trees" / "hydra"
 
@@ -28,7 +28,7 @@ def found(*words: str) -> list[str]:
     """What is found for the script and *words*."""
     app = hydra_app(["python", "train.py", *words])
     assert app is not None
-    return fields_of(app)
+    return composed_by_hydra(app).fields()
 
 
 @pytest.mark.parametrize(

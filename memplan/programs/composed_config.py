@@ -1,0 +1,172 @@
+"""
+A configuration that is composed of several files: which key holds the batch, which the accumulation, and which file holds each of them.
+
+Programs call the same thing by different names, and a later file overrides an earlier one. The keys that say how many samples a step has
+are found by their usual names; the file that holds a key is the last one that has it, and a `${reference}` is followed to the key that it
+stands for. What is not certain is not guessed.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from memplan.edits.yaml_file import YamlFile
+from memplan.errors import UsageError
+from memplan.programs.function_program import ACCUMULATION_NAMES
+
+BATCH_KEYS = (
+    "micro_batch_size",
+    "per_device_train_batch_size",
+    "train_micro_batch_size_per_gpu",
+    "batch_size_per_device",
+    "batch_size_per_gpu",
+    "per_device_batch_size",
+    "per_gpu_batch_size",
+    "train_batch_size",
+    "batch_size",
+    "batchsize",
+    "bsz",
+)
+"""What configurations call the samples of a step; the first that is there counts."""
+
+KEYS_OF = {"micro_batch_size": BATCH_KEYS, "gradient_accumulation_steps": ACCUMULATION_NAMES}
+
+_NOT_TRAINING = frozenset({
+    "val", "valid", "validation", "test", "testing", "eval", "evaluation", "predict", "prediction", "infer", "inference", "generate",
+    "generation",
+})  # fmt: skip
+
+_REFERENCE = re.compile(r"\$\{(\.*)([A-Za-z_][\w.]*)\}")
+_MOST_REFERENCES = 20
+
+
+class Part(NamedTuple):
+    """A file of a configuration."""
+
+    file: Path | None
+    """None for what is in no file: of a package, or made in Python."""
+    package: tuple[str, ...] = ()
+    """Below which its keys stand."""
+
+
+class Held(NamedTuple):
+    """A key of a composed configuration, and what holds it."""
+
+    key: str
+    """In the composed configuration, dotted."""
+    file: Path | None
+    """None where no file of the user's holds it, for the reason that `problem` says."""
+    key_in_file: str = ""
+    problem: str = ""
+
+
+class ComposedConfig(NamedTuple):
+    """A configuration, composed."""
+
+    name: str
+    """What an error calls it."""
+    values: Mapping[str, object]
+    """The whole, nested; references are not resolved."""
+    parts: Sequence[Part]
+    """In the order in which they override each other, the last wins."""
+    overridden: Mapping[str, str]
+    """Keys that the command sets, and the words that do."""
+    in_command: str
+    """How a value is written into the command, with KEY and VALUE."""
+
+    def fields(self) -> list[str]:
+        """
+        Return where it holds the batch and the accumulation, as "micro_batch_size=FILE:KEY"; none where it has none.
+
+        Raises UsageError where that is not certain: several keys, one that the command itself sets, one that is computed.
+        """
+        found = {name: self._holder_of_any(keys, name) for name, keys in KEYS_OF.items()}
+        held = {name: one for name, one in found.items() if one is not None}
+        for name, one in held.items():
+            if one.file is None:
+                word = self.in_command.replace("KEY", one.key).replace("VALUE", f"{{{name}}}")
+                raise UsageError(
+                    f"{name} is `{one.key}` of {self.name}, {one.problem}", hint=f"write `{word}` into the command, and it is planned there"
+                )
+        return [f"{name}={one.file}:{one.key_in_file}" for name, one in held.items()]
+
+    def has(self, file: Path) -> bool:
+        """Say whether *file* is a part of it."""
+        return any(part.file is not None and part.file.resolve() == file for part in self.parts)
+
+    def _holder_of_any(self, names: Collection[str], variable: str) -> Held | None:
+        """
+        Return what holds *variable*: the first of *names* that is a key of the training's; None where there is none.
+
+        Raises UsageError where several keys of that name are held in several places.
+        """
+        for name in names:
+            is_named = re.compile(rf"(.+\.)?{name}(\.train)?").fullmatch
+            keys = [key for key, value in _leaves(self.values) if is_named(key) and _is_size(value)]
+            keys = list(filter(is_of_training, keys))
+            preferred = [key for key in keys if "train" in key.removesuffix(name)] or keys
+            held = list({(one.file, one.key_in_file, one.problem): one for one in map(self._holder_of, preferred)}.values())
+            if len(held) > 1:
+                told = " and ".join(f"`{one.key}` ({one.file or one.problem})" for one in held)
+                named = next((f"{one.file}:{one.key_in_file}" for one in held if one.file is not None), "FILE:KEY")
+                raise UsageError(
+                    f"{self.name} has several keys that may be the one: {told}",
+                    hint=f'name it: `fields=["{variable}={named}"]`',
+                )
+            if held:
+                return held[0]
+        return None
+
+    def _holder_of(self, key: str) -> Held:
+        """Return what holds *key*, a `${reference}` followed."""
+        value = _at(self.values, key)
+        for _ in range(_MOST_REFERENCES):
+            reference = _REFERENCE.fullmatch(value) if isinstance(value, str) else None
+            if reference is None:
+                break
+            above = key.split(".")[: -len(reference[1])] if reference[1] else []
+            key = ".".join([*above, reference[2]])
+            value = _at(self.values, key)
+        if isinstance(value, str) and "${" in value:
+            return Held(key, None, problem=f"which is computed: {value}")
+        if key in self.overridden:
+            return Held(key, None, problem=f"which the command sets: `{self.overridden[key]}`")
+        file = in_file = None
+        for part in self.parts:
+            prefix = ".".join(part.package)
+            if prefix and not key.startswith(f"{prefix}."):
+                continue
+            inner = key[len(prefix) + 1 :] if prefix else key
+            if part.file is not None and YamlFile.load(part.file).kind_of(tuple(inner.split("."))) == "scalar":
+                file, in_file = part.file, inner
+        if file is None or in_file is None:
+            return Held(key, None, problem="which no file of the configuration holds")
+        return Held(key, Path(os.path.relpath(file)), in_file)
+
+
+def is_of_training(key: str) -> bool:
+    """Say whether nothing in the dotted *key* names another use of the model than its training."""
+    return not _NOT_TRAINING & set(re.split(r"[._]", key))
+
+
+def _leaves(data: object, path: str = "") -> Iterator[tuple[str, object]]:
+    if not isinstance(data, dict):
+        yield path, data
+        return
+    for name, value in data.items():
+        yield from _leaves(value, f"{path}.{name}" if path else str(name))
+
+
+def _at(data: object, key: str) -> object:
+    for name in key.split("."):
+        data = data.get(name) if isinstance(data, dict) else None
+    return data
+
+
+def _is_size(value: object) -> bool:
+    """Say whether *value* is a number of samples, or refers to something that may be."""
+    return (isinstance(value, int) and not isinstance(value, bool)) or (isinstance(value, str) and "${" in value)

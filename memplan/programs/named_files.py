@@ -1,0 +1,111 @@
+"""
+Programs that are told their configuration in the command: `train.py fit -c base.yaml -c large.yaml`.
+
+The files are composed as they stand there: a later one overrides what an earlier one says. LightningCLI takes parts too, `--data d.yaml`,
+whose keys stand below `data`. An option of a key's name (`--data.batch_size 64`, `--bsz 64`) overrides the files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from itertools import zip_longest
+from pathlib import Path
+from typing import NamedTuple
+
+from memplan.edits.yaml_file import YamlFile
+from memplan.errors import ConfigError
+from memplan.programs.composed_config import KEYS_OF, ComposedConfig, Part
+
+SUFFIXES = (".yaml", ".yml", ".json")
+MOST_BYTES = 2**20
+"""A larger file is data."""
+
+LIGHTNING_PARTS = frozenset({"trainer", "model", "data", "optimizer", "lr_scheduler"})
+"""Options of LightningCLI that take a file with the keys of that part."""
+
+
+class Option(NamedTuple):
+    """An option of a command, or a word without one."""
+
+    name: str
+    """Without its dashes; empty for a word that stands alone."""
+    value: str
+    typed: str
+    """As it stands in the command."""
+
+
+def composed_by_words(words: Sequence[str]) -> ComposedConfig | None:
+    """Return the configuration of the files that the command *words* names; None where it names none."""
+    options = list(_options(words))
+    parts, values = [], dict[str, object]()
+    for option in options:
+        path = Path(option.value)
+        if path.suffix not in SUFFIXES or not path.is_file() or path.stat().st_size > MOST_BYTES:
+            continue
+        with suppress(ConfigError):  # whatever it is, no configuration that could be written
+            content = YamlFile.load(path).to_python()
+            package = (option.name,) if option.name in LIGHTNING_PARTS else ()
+            if isinstance(content, dict):
+                _merge(values, {package[0]: content} if package else content)
+                parts.append(Part(path, package))
+    if not parts:
+        return None
+    name = " and ".join(str(part.file) for part in parts)
+    return ComposedConfig(name, values, parts, dict(_overridden(options, values)), in_command="--KEY VALUE")
+
+
+def variables_in(words: Sequence[str]) -> list[str]:
+    """Return the command *words* with a placeholder in the place of each value that an option of a batch's or accumulation's name has."""
+    placed = list(words)
+    for variable, names in KEYS_OF.items():
+        for number, (word, after) in enumerate(zip_longest(words, words[1:], fillvalue="")):
+            flag, equals, value = word.partition("=")
+            if flag.startswith("-") and _same(flag.lstrip("-")) in names and (value if equals else after).isdigit():
+                placed[number + (not equals)] = f"{flag}={{{variable}}}" if equals else f"{{{variable}}}"
+                break
+    return placed
+
+
+def _options(words: Sequence[str]) -> Iterator[Option]:
+    """Yield the options of a command with their values, and the words that stand alone."""
+    for before, word in zip(["", *words], words, strict=False):
+        flag, equals, value = word.partition("=")
+        if word.startswith("-") and equals:
+            yield Option(flag.lstrip("-"), value, word)
+        elif before.startswith("-") and "=" not in before and not word.startswith("-"):
+            yield Option(before.lstrip("-"), word, f"{before} {word}")
+        elif not word.startswith("-"):
+            yield Option("", word, word)
+
+
+def _overridden(options: Sequence[Option], values: Mapping[str, object]) -> Iterator[tuple[str, str]]:
+    """Yield the keys that an option of their name sets, and the option: by the whole name, or where it has no dot by the last part."""
+    keys = list(_keys(values))
+    for option in options:
+        for key in keys:
+            if option.name and _same(option.name) in (_same(key), _same(key.rpartition(".")[2])):
+                yield key, option.typed
+
+
+def _same(name: str) -> str:
+    """Return *name* as it is compared: argparse takes `--train-batch` for `train_batch`."""
+    return name.replace("-", "_")
+
+
+def _keys(values: Mapping[str, object], above: str = "") -> Iterator[str]:
+    for name, value in values.items():
+        if isinstance(value, dict):
+            yield from _keys(value, f"{above}{name}.")
+        else:
+            yield f"{above}{name}"
+
+
+def _merge(into: dict[str, object], content: Mapping[str, object]) -> None:
+    """Put *content* over what is there, mapping by mapping."""
+    for name, value in content.items():
+        there = into.get(str(name))
+        if isinstance(there, dict) and isinstance(value, dict):
+            _merge(there, value)
+        else:
+            into[str(name)] = value

@@ -1,0 +1,105 @@
+"""Which keys of the files that a command names hold the batch and the accumulation."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from memplan.errors import UsageError
+from memplan.programs.named_files import composed_by_words, variables_in
+
+FILES = {
+    "base.yaml": "trainer:\n  accumulate_grad_batches: 2\ndata:\n  init_args:\n    batch_size: 32\n    num_workers: 4\n",
+    "large.yaml": "data:\n  init_args:\n    batch_size: 128\n",
+    "data.yaml": "class_path: Words\ninit_args: {batch_size: 8, eval_batch_size: 16}\n",
+    "flat.yml": "batch_size: 4\nval_batch_size: 64\nlr: 1e-3\n",
+    "refers.yaml": "size: 16\nloader: {batch_size: '${size}'}\n",
+    "two.yaml": "bank: {batch_size: 1}\nqueue: {batch_size: 2}\n",
+    "config.json": '{"train": {"batch_size": 12}}',
+    "broken.yaml": "a: [\n",
+    "twice.yaml": "batch_size: 1\nbatch_size: 2\n",
+    "words.yaml": "batch_size: auto\n",
+}
+
+
+@pytest.fixture(autouse=True)
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with these files, in which the commands run."""
+    for name, text in FILES.items():
+        (tmp_path / name).write_text(text)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def found(command: str) -> list[str]:
+    """What is found for *command*."""
+    composed = composed_by_words(command.split())
+    return composed.fields() if composed is not None else []
+
+
+@pytest.mark.parametrize(
+    ("command", "fields"),
+    [
+        ("train.py flat.yml", ["micro_batch_size=flat.yml:batch_size"]),
+        ("train.py --config=flat.yml --lr 1", ["micro_batch_size=flat.yml:batch_size"]),
+        ("train.py --cfg config.json", ["micro_batch_size=config.json:train.batch_size"]),
+        ("train.py refers.yaml", ["micro_batch_size=refers.yaml:size"]),
+        (
+            "main.py fit --config base.yaml --config large.yaml",
+            [
+                "micro_batch_size=large.yaml:data.init_args.batch_size",
+                "gradient_accumulation_steps=base.yaml:trainer.accumulate_grad_batches",
+            ],
+        ),
+        (
+            "main.py fit --config large.yaml --config base.yaml",
+            [
+                "micro_batch_size=base.yaml:data.init_args.batch_size",
+                "gradient_accumulation_steps=base.yaml:trainer.accumulate_grad_batches",
+            ],
+        ),
+        ("main.py fit --data data.yaml", ["micro_batch_size=data.yaml:init_args.batch_size"]),
+        ("main.py fit --data data.yaml broken.yaml twice.yaml missing.yaml", ["micro_batch_size=data.yaml:init_args.batch_size"]),
+        ("train.py words.yaml", []),
+        ("train.py", []),
+    ],
+)
+def test_the_last_file_that_has_the_key_holds_it(command: str, fields: list[str]) -> None:
+    """A file that cannot be read as one configuration is none."""
+    assert found(command) == fields
+
+
+@pytest.mark.parametrize(
+    ("command", "problem"),
+    [
+        ("main.py fit --config base.yaml --data.init_args.batch_size 64", r"which the command sets: `--data\.init_args\.batch_size 64`"),
+        ("train.py flat.yml --batch-size=64", r"which the command sets: `--batch-size=64`"),
+        ("train.py two.yaml", r"several keys that may be the one: `bank\.batch_size` \(two\.yaml\) and `queue\.batch_size`"),
+    ],
+)
+def test_what_is_not_certain_is_not_guessed(command: str, problem: str) -> None:
+    """The option of a key's name goes before the files; of two keys memplan takes neither."""
+    with pytest.raises(UsageError, match=problem) as raised:
+        found(command)
+
+    assert raised.value.hint is not None
+    assert "micro_batch_size" in raised.value.hint
+
+
+@pytest.mark.parametrize(
+    ("command", "placed"),
+    [
+        ("train.py --batch-size 8 --lr 1", "train.py --batch-size {micro_batch_size} --lr 1"),
+        ("train.py --batch_size=8", "train.py --batch_size={micro_batch_size}"),
+        (
+            "train.py --grad_accum_steps 4 --micro_batch_size 2",
+            "train.py --grad_accum_steps {gradient_accumulation_steps} --micro_batch_size {micro_batch_size}",
+        ),
+        ("train.py --batch-size auto", "train.py --batch-size auto"),
+        ("train.py 8", "train.py 8"),
+    ],
+)
+def test_what_to_type_is_told_for_options_of_such_names(command: str, placed: str) -> None:
+    """In place of the numbers."""
+    assert variables_in(command.split()) == placed.split()

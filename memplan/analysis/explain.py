@@ -299,7 +299,8 @@ def _present_does_not_fit(plan: Plan) -> Iterator[str]:
 def _target_nearly_met(plan: Plan) -> Iterator[str]:
     target, reached = plan.target_effective_batch_size, plan.effective_batch_size
     if plan.fits and reached < target:
-        yield f"the target of {target} is missed, since accumulation is pinned: {reached} is {target - reached} below it"
+        why = plan.rule.partition(";")[0]
+        yield f"the target of {target} is missed, since {why}: {reached} is {target - reached} below it"
     elif plan.fits and reached > target:
         configured = plan.before.training.target_effective_batch_size == target
         what = f"the effective batch of {target} that is configured" if configured else f"the target of {target}"

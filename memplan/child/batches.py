@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import sys
 from collections.abc import Callable, Iterator
@@ -102,7 +103,7 @@ class _Largest:
         self.begins_with_one = begins_with_one
         """One of the program's own comes before them."""
         self.was_given = False
-        self._left, self._again = list(batches), list(batches)
+        self._left, self._again = list(batches), list(map(_copy_of, batches))
 
     def next(self, *, has_stepped: bool) -> Any | None:
         """Return the next of them, None where there is none left; *has_stepped*: the optimizer's state is there."""
@@ -152,6 +153,14 @@ class _Led:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._rest, name)
+
+
+def _copy_of(batch: Any) -> Any:
+    """Return a copy of *batch*, which the program may change in place; itself where it cannot be copied."""
+    try:
+        return copy.deepcopy(batch)
+    except Exception:  # whatever the classes of its parts raise
+        return batch
 
 
 def tensors_in(batch: Any, depth: int = 4) -> Iterator[torch.Tensor]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from memplan.analysis.explain import warn_of_other_stages
+from memplan.analysis.explain import _target_nearly_met, warn_of_other_stages
 from memplan.analysis.make_plan import make_guide_plan, make_plan
 from memplan.errors import UsageError
 from memplan.estimators.analytic.estimate import AnalyticEstimator
@@ -265,6 +265,16 @@ def test_a_pinned_accumulation_that_misses_the_target_is_said() -> None:
 
     assert plan.effective_batch_size == 8
     assert any("the target of 16 is missed, since accumulation is pinned: 8 is 8 below it" in warning for warning in plan.warnings)
+
+
+def test_a_program_without_accumulation_that_misses_the_target_is_said_to_have_none() -> None:
+    """Nobody pinned it."""
+    plan = plan_of(PLAIN, BASE_BYTES + 8 * ITEM_BYTES, pins=read_pins(["gradient_accumulation_steps=1"]))
+    rule = "the program has no variable for accumulation; the micro-batch is the largest that fits, below what the target needs"
+
+    (said,) = _target_nearly_met(plan.model_copy(update={"rule": rule}))
+
+    assert said == "the target of 16 is missed, since the program has no variable for accumulation: 8 is 8 below it"
 
 
 def test_training_mode_can_be_planned(built_in: Workload) -> None:

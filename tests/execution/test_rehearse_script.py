@@ -1077,6 +1077,22 @@ def test_the_largest_batches_of_an_epoch_come_after_the_first_on_request(
 
 
 @pytest.mark.heavy
+def test_a_batch_that_the_program_changes_in_place_comes_again_as_it_was(
+    script: Script, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """As graph networks do that keep what they compute in the batch: the largest comes twice, before and after the first step."""
+    (tmp_path / "train.py").write_text(
+        WORST.replace("for ids, labels in", "for batch in").replace(
+            "    print(", "    ids, labels = batch.pop(0), batch.pop(0)\n    print("
+        )
+    )
+
+    seen(rehearse_script(["train.py"], gpu=find_gpu("t4"), steps=6, most_walked_batches=100, timeout_seconds=100))
+
+    assert capfd.readouterr().out.splitlines() == ["10 1", "7000 1", "20 9", "20 9", "7000 1", "40 1"]
+
+
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("lengths", "kept", "num_runs", "largest"),
     [((10, 10, 10, 7000), "ids", 1, 10), ((10, 20, 30, 7000), "ids", 2, 7000), ((10, 20, 30, 7000), "ids[ids == 0]", 3, 7000)],

@@ -249,11 +249,18 @@ class ProgramSteps(StepRunner):
             found = self.run_apart(lambda: _run_unless_stopped(program, step.gpu, self._known_of(program), said=said))
         else:
             found = begun.rehearsal
+        self.learn(step, found)
+        return found
+
+    def learn(self, step: Step, found: Rehearsal) -> None:
+        """Take in what its batches and values were like, of a run of this plan or of one that was kept: the next run begins with it."""
+        program = step.program
+        if not isinstance(program, CommandProgram):
+            return
         if found.num_walked_batches:
             self._walked.add(program.command)
         if any(read.basis == "data" and read.following_bytes for read in found.reads):
             self._decided_by_data.add(program.command)
-        return found
 
     def _known_of(self, program: CommandProgram) -> Known:
         return Known(

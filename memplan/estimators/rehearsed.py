@@ -87,6 +87,8 @@ class RehearsedEstimator(ReplayingEstimator):
         if key not in self._estimates:
             place = self._place(step)
             found = self._cache.get(*place) if self._cache and place else None
+            if found is not None:
+                self._runner(step.program).learn(step, found)
             self._estimates[key] = found or self._rehearsed(step).model_copy(update={"trace": None})
             self._kinds.setdefault(step.likeness, {})[step.family] = step.gpu
         return self._estimates[key].model_copy(update={"gpu_name": step.gpu.name})

@@ -54,6 +54,10 @@ class StepRunner(ABC):
     def rehearse(self, step: Step) -> Rehearsal:
         """Return what *step* does, with its trace. Raises NotRehearsedError where it cannot be run, or its memory cannot be known."""
 
+    def learn(self, step: Step, found: Rehearsal) -> None:
+        """Take in what a run of *step* was like that was kept, and is not made again."""
+        del step, found
+
     def begin(self, step: Step) -> None:
         """Run *step* beside what is asked for meanwhile, where there is room for that; `rehearse` has it then."""
         job = self.job_of(step)

@@ -221,18 +221,22 @@ class ProgramRuns(Closing):
 
     def run_walking(self, values_file: ValuesFile | None, *, num_batches: int) -> Run:
         """
-        Run the program as `run` does; where its first run shows batches of several shapes, look at *num_batches* of each DataLoader from
-        then on. A first run that is followed by others for its values need not be made again for that.
+        Run the program as `run` does; where it shows batches of several shapes, look at *num_batches* of each DataLoader from then on.
+
+        It may be the run with its values that shows them first: without these a program may fail in its first batch. A first run that is
+        followed by others for its values need not be made again for that.
         """
         found = self.run(values_file)
-        is_told = values_file is not None or self.was_interrupted or found.record.needed_rank is not None
+        is_told = self.was_interrupted or found.record.needed_rank is not None
         if is_told or self._asked.most_walked_batches or not batches_differ(found.record):
             return found
         self._asked = self._asked._replace(most_walked_batches=num_batches)
-        if needs_values(found.record):
+        if values_file is None and needs_values(found.record):
             return found
+        if values_file is not None and values_file.variant is not None and values_file.path is not None:
+            values_file.path.unlink(missing_ok=True)  # they are those of other batches
         with suppress(StoppedError):  # what was seen is told
-            found = self.run(None)
+            found = self.run(values_file)
         return found
 
     def run(self, values_file: ValuesFile | None) -> Run:

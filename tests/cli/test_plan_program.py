@@ -135,6 +135,45 @@ def test_a_function_fills_each_gpu(run_memplan: Run, torch_build: TorchBuild, pr
     assert 1 < sizes[0] < sizes[1]
 
 
+GRAPHS = """
+import sys, torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+def collate(sizes):
+    graph = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes))
+    return torch.zeros(len(graph), 256), graph, torch.zeros(len(sizes), dtype=torch.long)
+
+sizes = [100 + 7 * number % 100 for number in range(2000)] + [900] * 400
+model = nn.Sequential(nn.Linear(256, 2048), nn.ReLU(), nn.Linear(2048, 10)).cuda()
+optimizer = torch.optim.AdamW(model.parameters())
+for x, graph, labels in DataLoader(sizes, int(sys.argv[1]), collate_fn=collate):
+    x, graph, labels = x.cuda(), graph.cuda(), labels.cuda()
+    pooled = torch.zeros(int(graph.max()) + 1, 10, device="cuda").index_add(0, graph, model(x))
+    nn.functional.cross_entropy(pooled, labels).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+@pytest.mark.heavy
+def test_a_plan_that_begins_with_what_is_kept_is_that_which_begins_with_nothing(
+    run_memplan: Run, torch_build: TorchBuild, tmp_path: Path
+) -> None:
+    """Graphs of many nodes come late: of each size the largest batch decides, whether or not other sizes were run in this plan."""
+    (tmp_path / "graphs.py").write_text(GRAPHS)
+    command = ("--gpu-memory", "2GiB", "--format", "json", "--", "graphs.py", "{micro_batch_size}")
+
+    def planned(target: int, cache: str) -> int:
+        result = run_memplan("--target-effective-batch", str(target), *command, cwd=tmp_path, XDG_CACHE_HOME=str(tmp_path / cache))
+        assert result.returncode == 0, result.stderr
+        size: int = json.loads(result.stdout)["stages"][0]["planned"]["micro_batch_size"]
+        return size
+
+    assert planned(8, "kept") == 8
+    assert planned(1024, "kept") == planned(1024, "fresh")
+
+
 HYDRA = Path(__file__).parents[1] / "trees" / "hydra"
 
 

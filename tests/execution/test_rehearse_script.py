@@ -1081,11 +1081,8 @@ def test_a_batch_that_the_program_changes_in_place_comes_again_as_it_was(
     script: Script, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """As graph networks do that keep what they compute in the batch: the largest comes twice, before and after the first step."""
-    (tmp_path / "train.py").write_text(
-        WORST.replace("for ids, labels in", "for batch in").replace(
-            "    print(", "    ids, labels = batch.pop(0), batch.pop(0)\n    print("
-        )
-    )
+    text = WORST.replace("for ids, labels in", "for batch in")
+    (tmp_path / "train.py").write_text(text.replace("    print(", "    ids, labels = batch.pop(0), batch.pop(0)\n    print("))
 
     seen(rehearse_script(["train.py"], gpu=find_gpu("t4"), steps=6, most_walked_batches=100, timeout_seconds=100))
 
@@ -1113,6 +1110,35 @@ def test_batches_are_looked_at_where_the_first_run_shows_that_they_differ(
     assert len(list(folder.iterdir())) == num_runs
     assert rehearsal.peak_allocated_bytes >= largest * 512 * 4
     assert bool(rehearsal.num_walked_batches) == (num_runs > 1)
+
+
+FAILS_WITHOUT_VALUES = """
+from common import torch
+from torch.utils.data import DataLoader
+embed = torch.nn.Embedding(100, 512).cuda()
+update = torch.optim.SGD(embed.parameters(), lr=0.1)
+samples = [torch.arange(length) % 100 for length in (10, 20, 30, 7000)]
+for ids in DataLoader(samples, batch_size=None):
+    sums = torch.zeros(int(ids.cuda().max()) + 1, 512, device="cuda").index_add(0, ids.cuda(), embed(ids.cuda()))
+    assert len(sums) >= 10
+    sums.sum().backward()
+    update.step()
+"""
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("expects_values", [False, True])
+def test_batches_are_looked_at_where_only_the_run_with_values_shows_that_they_differ(
+    script: Script, tmp_path: Path, *, expects_values: bool
+) -> None:
+    """Without values the program fails in its first batch: a graph network that counts its graphs."""
+    (tmp_path / "train.py").write_text(FAILS_WITHOUT_VALUES)
+    options = {"steps": 3, "timeout_seconds": 100, "expects_values": expects_values}
+
+    rehearsal = rehearse_script(["train.py"], gpu=find_gpu("t4"), walks_where_they_differ=100, **options)
+
+    assert (rehearsal.verdict, rehearsal.num_walked_batches) == ("fits", 4)
+    assert rehearsal.peak_allocated_bytes >= 7000 * 512 * 4
 
 
 TWO_LOADERS = """

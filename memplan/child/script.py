@@ -271,7 +271,9 @@ class Script:
         if max(self._counts.values(), default=self._num_backwards) > self._num_ended:
             self._recorder.end_step()
         error = self._last_error
-        failure = failure_of(answered_by(error)) if error is not None and not isinstance(error, (KeyboardInterrupt, SystemExit)) else None
+        failure = None
+        if error is not None and not isinstance(error, (KeyboardInterrupt, SystemExit)):
+            failure = failure_of(answered_by(error), has_run_out=self._recorder.out_of_memory is not None)
         record = self._recorder.result(failure) | {
             "pid": self._process,
             "others_bytes": _counted("memplan_most_of_others"),

@@ -92,7 +92,7 @@ def run(build: Build, request: dict[str, Any], recorder: Recorder) -> dict[str, 
             step()
             recorder.end_step()
     except Exception as error:
-        return _told(error)
+        return _told(error, recorder)
     if request["checks_tensor_types"]:
         check_tensor_types(step, recorder)
     return None
@@ -159,9 +159,9 @@ def _check_values(build: Build, values: dict[str, Any], function: str) -> None:
         raise MistakeError(f"{function}: {error}; it takes {takes}") from error
 
 
-def _told(error: Exception) -> dict[str, Any]:
+def _told(error: Exception, recorder: Recorder) -> dict[str, Any]:
     """Return what is told of *error*; that of the program is printed as Python would, for the last words."""
-    failure = failure_of(error)
+    failure = failure_of(error, has_run_out=recorder.out_of_memory is not None)
     if failure["kind"] == "error":
         traceback.print_exc()
     return failure | {"lacks_weights": lacks_weights(error)}
@@ -276,7 +276,7 @@ def main(requests: int, answers: int) -> None:
                 try:
                     build = load_build(request["source"], request["function"])
                 except Exception as error:
-                    failure = _told(error)
+                    failure = _told(error, recorder)
                 loaded = True
                 has_threads = num_threads_now() > num_threads
                 if has_threads or torch.cuda.is_initialized() or not can_fork():

@@ -35,6 +35,9 @@ MOST_ABOVE = 4
 MOST_FOLDERS = 500
 """Folders that are looked into for that."""
 
+ASIDE = frozenset({"test", "tests", "example", "examples", "docs", "benchmarks", "node_modules", "third_party"})
+"""Folders of a project whose scripts are not what it trains by; one of them that is itself looked into is searched as any other."""
+
 
 class HydraApp(NamedTuple):
     """A script that Hydra configures, as a command runs it."""
@@ -102,9 +105,10 @@ def _apps_at(place: Path) -> list[HydraApp]:
 
 
 def _python_files(folder: Path) -> Iterator[Path]:
-    """Yield the Python files below *folder* that mention Hydra, but for those of virtual environments."""
+    """Yield the Python files below *folder* that mention Hydra, but for those of virtual environments, of tests and of examples."""
     for path, folders, files in itertools.islice(os.walk(folder), MOST_FOLDERS):
-        folders[:] = sorted(name for name in folders if name[0] not in "._" and not (Path(path) / name / "pyvenv.cfg").exists())
+        inner = (name for name in folders if name[0] not in "._" and name not in ASIDE)
+        folders[:] = sorted(name for name in inner if not (Path(path) / name / "pyvenv.cfg").exists())
         for script in (Path(path) / name for name in sorted(files) if name.endswith(".py")):
             with suppress(OSError):
                 if b"hydra" in script.read_bytes():

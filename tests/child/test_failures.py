@@ -54,3 +54,11 @@ def test_what_is_raised_in_answer_to_a_full_gpu_is_told_as_that(answer: str) -> 
     )
 
     assert (failure["kind"], failure["message"], failure["place"]) == ("out_of_memory", "full", "program.py:2")
+
+
+def test_cudnn_finds_no_engine_where_the_gpu_is_full() -> None:
+    """PyTorch tries one after the other, and says this at last; where nothing ran out before, none serves the layer."""
+    error = raised_by("raise RuntimeError('GET was unable to find an engine to execute this computation')")
+
+    assert failure_of(error, has_run_out=True)["kind"] == "out_of_memory"
+    assert failure_of(error)["kind"] == "error"

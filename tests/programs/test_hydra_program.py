@@ -193,6 +193,18 @@ def test_the_command_is_found_for_a_file_of_the_configuration(project: Path, pla
     assert commands_for(project / place) == [expected]
 
 
+def test_a_project_does_not_train_by_the_scripts_of_its_tests(project: Path) -> None:
+    """A library that tests itself on such a program is planned as a folder without one; the folder of the tests is not."""
+    inner = project / "library" / "tests" / "program"
+    inner.mkdir(parents=True)
+    for name in ("train.py", "configs"):
+        (project / name).rename(inner / name)
+
+    assert commands_for(project / "library") == []
+    assert [command[0] for command in commands_for(inner.parent)] == ["python"]
+    assert [command[0] for command in commands_for(inner / "configs" / "train.yaml")] == ["python"]
+
+
 def test_no_command_is_found_for_a_file_of_something_else(project: Path) -> None:
     """Whatever lies beside the configuration."""
     (project / "other.yaml").write_text("batch_size: 8\n")

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
+from memplan.hardware.gpu import UNLIMITED_BYTES
 from memplan.traces.requests import Requests
 
 LEAST_DISTANCE = 1 / 8
@@ -49,13 +49,16 @@ class PeakLine:
         return None if rise < 0 else max(0, self._known[low] + rise * (size - low) // (high - low))
 
 
-def extrapolated_peak(nearest: Requests, other: Requests, *, share: float) -> int | None:
+def extrapolated_peak(nearest: Requests, other: Requests, *, share: float, settings: str) -> int:
     """
-    Return the most bytes in use where each allocation is on the straight line from *nearest* (share 0) to *other* (share 1).
+    Return the bytes that are reserved at most where each allocation is on the straight line from *nearest* (share 0) to *other* (share 1).
 
-    None where the two do not ask in the same sequence. A guess, to order what is tried; it never decides.
+    Both ask in the same sequence; *settings* are the allocator's. A guess, to order what is tried; it never decides.
     """
-    if nearest.sequence != other.sequence:
-        return None
+    from memplan.allocator.config import read_settings  # noqa: PLC0415  (only where something is rehearsed)
+    from memplan.allocator.replay import replay  # noqa: PLC0415
+    from memplan.allocator.simulator import CachingAllocator, Card  # noqa: PLC0415
+
     sizes = [max(0, round(size + share * (beyond - size))) for size, beyond in zip(nearest.sizes, other.sizes, strict=True)]
-    return replace(nearest, sizes=sizes).peak_bytes
+    allocator = CachingAllocator(Card(UNLIMITED_BYTES, UNLIMITED_BYTES), read_settings(settings))
+    return replay(nearest, allocator, sizes=sizes).peak_reserved_bytes

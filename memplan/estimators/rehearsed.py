@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
+from math import isqrt
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,7 @@ class RehearsedEstimator(ReplayingEstimator):
         self._estimates: dict[tuple[str, int], Rehearsal] = {}
         self._kinds: dict[str, dict[str, GpuSpec]] = {}
         self._requests: dict[tuple[str, int], Requests] = {}
+        self._extrapolations: dict[tuple[str, int, int, int], int] = {}  # by family and size, and the two sizes that it is worked out from
         self._traces: dict[tuple[str, int], MemoryTrace] = {}
         self._answers: dict[tuple[str, int], dict[str, dict[str, Any]]] = {}
         self._runners: dict[type[Program], StepRunner] = {}
@@ -171,7 +173,7 @@ class RehearsedEstimator(ReplayingEstimator):
         if guessed is None:
             guessed = PeakLine({other: rehearsal.device_used.high_bytes for other, rehearsal in known.items()}).at(size)
         if guessed is None:
-            guessed = self._by_formula(program, gpu, stage, known)
+            guessed = self._in_proportion(step) if self.is_slow else self._by_formula(program, gpu, stage, known)
         return None if guessed is None else MemoryRange(low_bytes=guessed, expected_bytes=guessed, high_bytes=guessed)
 
     def _by_formula(self, program: Program, gpu: GpuSpec, stage: Stage | None, known: Mapping[int, Rehearsal]) -> int | None:
@@ -186,20 +188,44 @@ class RehearsedEstimator(ReplayingEstimator):
 
     def _extrapolated(self, step: Step) -> int | None:
         """
-        Return the bytes that *step* would take if every allocation grew in a straight line from size to size; None with fewer than two.
+        Return the bytes that *step* would take if every allocation grew in a straight line from size to size.
 
-        The peak of a small size is another moment's than that of a large one: to know the peak, all moments have to grow.
+        Through the nearest size that was run, and the next nearest that asks in the same sequence; None where there is none. What such sizes
+        reserve the simulated allocator says: the peak of a small size is another moment's than that of a large one, and segments are shared
+        otherwise.
         """
         runs = self._asked(step.family)
-        sizes = sorted(runs, key=lambda other: (abs(other - step.micro_batch_size), other))[:2]
-        if len(sizes) < 2:
+        nearest, *others = sorted(runs, key=lambda other: (abs(other - step.micro_batch_size), other)) or [0]
+        if not others:
             return None
-        nearest, other = sizes
-        ends = [self._requests_of(step._replace(micro_batch_size=size)) for size in sizes]
-        peak_bytes = extrapolated_peak(*ends, share=(step.micro_batch_size - nearest) / (other - nearest))
-        if peak_bytes is None:
+        requests = {size: self._requests_of(step._replace(micro_batch_size=size)) for size in (nearest, *others)}
+        alike = next((other for other in others if requests[other].sequence == requests[nearest].sequence), None)
+        if alike is None:
             return None
-        return runs[nearest].device_used.high_bytes + max(-ends[0].peak_bytes, peak_bytes - ends[0].peak_bytes)
+        key = step.family, step.micro_batch_size, nearest, alike
+        if key not in self._extrapolations:
+            share = (step.micro_batch_size - nearest) / (alike - nearest)
+            settings = step.program.training.allocator_settings
+            self._extrapolations[key] = extrapolated_peak(requests[nearest], requests[alike], share=share, settings=settings)
+        return runs[nearest].device_used.high_bytes + max(0, self._extrapolations[key]) - runs[nearest].peak_reserved_bytes
+
+    def _in_proportion(self, step: Step) -> int | None:
+        """
+        Return about what *step* takes by the nearest size that was run alone; None where nothing was.
+
+        At most all of that grows with the batch but the model states and the context, at least the activations and the batch; the slack of a
+        small size can be a hundred times either. The mean of such unlike figures is the geometric one. The next size is tried there, and the
+        line through both tells where the end is.
+        """
+        if not (known := self._asked(step.family)):
+            return None
+        nearest = min(known, key=lambda other: (abs(other - step.micro_batch_size), other))
+        parts, used_bytes = known[nearest].breakdown, known[nearest].device_used.high_bytes
+        states_bytes = parts.parameters_bytes + parts.gradients_bytes + parts.optimizer_state_bytes
+        most_bytes = max(0, parts.reserved_bytes - states_bytes)
+        least_bytes = parts.activations_bytes + parts.batch_data_bytes
+        growing_bytes = isqrt(most_bytes * least_bytes) or most_bytes
+        return used_bytes + growing_bytes * (step.micro_batch_size - nearest) // nearest
 
     def _asked(self, family: str) -> dict[int, Rehearsal]:
         """Return what this process has asked for of *family*, by size."""

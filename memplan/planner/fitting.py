@@ -19,8 +19,8 @@ FARTHEST = 1.25
 """Memory is not strictly monotone in the batch: sizes up to so many times the largest that fits may fit too, if they seem to be over the
 budget by less than a tenth."""
 
-NEIGHBOURHOOD = 1 / 4
-"""Of a size: from one that was run so near, a guess of the end is mostly right, and the next size is asked for."""
+ENOUGH = 2
+"""Sizes of a program, from which a guess of the end is mostly near: if it is right, the next size is asked for too."""
 
 
 def budget_of(gpu: GpuSpec, margin: float, allocator_settings: str = "") -> MemoryBudget:
@@ -147,12 +147,10 @@ def _largest_of_stage(
 
     def likely_after(size: int) -> Iterator[Program]:
         """Yield what will probably be run after *size*, the soonest last."""
-        if not ran and not refusals and estimator.is_slow:
-            yield of_size(min(size + 1, most))  # two small sizes tell of the others
-        elif seems_to_fit(size) and not (size < most and seems_to_fit(size + 1)):  # the end, as it seems
+        if seems_to_fit(size) and not (size < most and seems_to_fit(size + 1)):  # the end, as it seems
             if chosen is not None and (choice := chosen(size)).training.micro_batch_size != size:
                 yield choice
-            if size < most and (not estimator.is_slow or any(abs(size - known) <= NEIGHBOURHOOD * size for known in ran)):
+            if size < most and (not estimator.is_slow or len(ran) >= ENOUGH):
                 yield of_size(size + 1)
 
     def seems_to_fit(size: int) -> bool:

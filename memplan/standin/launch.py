@@ -27,6 +27,8 @@ def environment_for(
         "LD_LIBRARY_PATH": ":".join(filter(None, path)),
         # autocast's cache of casts is freed in the order of its hashes, which are addresses
         "PYTHONHASHSEED": "0",
+        # libgomp's threads spin where they wait for work, and take the processor from what runs beside: two at once took as long as in turn
+        "OMP_WAIT_POLICY": inherited.get("OMP_WAIT_POLICY", "PASSIVE"),
         "MEMPLAN_ACCOUNT": "",  # a rehearsal has its GPU for itself
     }
 

@@ -83,11 +83,10 @@ def test_what_is_planned_fits_when_it_is_rehearsed_afresh(filled: tuple[Plan, To
 
 @pytest.mark.heavy
 def test_a_few_runs_find_the_largest(filled: tuple[Plan, Told]) -> None:
-    """Two small ones, from which the others are worked out, and those about the end."""
+    """The smallest, one that it says fits for sure, and those about the end, where the line through both leads."""
     _, told = filled
-
-    assert told[:2] == [(1, 1), (2, 1)]
-    assert len(told) <= 10
+    assert told[0] == (1, 1)
+    assert len(told) <= 6
 
 
 def test_a_second_plan_runs_nothing_until_something_changes(filled: tuple[Plan, Told], gpu: GpuSpec, cache: Path, tmp_path: Path) -> None:
@@ -265,7 +264,7 @@ def test_a_program_that_never_runs_is_told_so(torch_build: TorchBuild, gpu: GpuS
 @pytest.mark.heavy
 def test_a_value_that_nobody_reads_is_told(torch_build: TorchBuild, gpu: GpuSpec) -> None:
     """Every allocation stays as it was."""
-    with pytest.raises(UsageError, match="was changed from 1 to 2, and every allocation stayed the same"):
+    with pytest.raises(UsageError, match=r"was changed from 1 to [0-9]+, and every allocation stayed the same"):
         planned(command_program(["env", "UNREAD={micro_batch_size}", sys.executable, str(PROGRAM), "8", "1", "100000", "1024"]), gpu)
 
 

@@ -218,6 +218,33 @@ def test_a_quick_estimate_learns_from_what_was_run(torch_build: TorchBuild) -> N
     assert quick_bytes(rehearsals, 48, "l4") == pytest.approx(seen, rel=0.05)
 
 
+def test_one_run_of_a_program_says_where_to_try_the_next(torch_build: TorchBuild) -> None:
+    """With the batch grows something between its activations and all but the model states."""
+    gpu, rehearsals = find_gpu("rtx4090"), RehearsedEstimator(is_slow=True)
+    seen = rehearsals(workload(micro_batch_size=8), gpu, None)
+    parts = seen.breakdown
+    states = parts.parameters_bytes + parts.gradients_bytes + parts.optimizer_state_bytes
+
+    guesses = [quick_bytes(rehearsals, size, "rtx4090") - quick_bytes(rehearsals, 8, "rtx4090") for size in (16, 24)]
+
+    assert parts.activations_bytes + parts.batch_data_bytes < guesses[0] < seen.peak_reserved_bytes - states
+    assert guesses[1] == 2 * guesses[0]
+
+
+def test_two_runs_of_a_program_that_ask_in_one_sequence_tell_of_others_to_the_byte(torch_build: TorchBuild) -> None:
+    """Each allocation on the straight line through both, put to the simulated allocator; a run of another sequence is passed over."""
+    gpu, rehearsals = find_gpu("rtx4090"), RehearsedEstimator(is_slow=True)
+    for size in (1, 16, 24):
+        rehearsals(workload(micro_batch_size=size), gpu, None)
+    guess = quick_bytes(rehearsals, 40, "rtx4090")
+
+    assert (
+        rehearsals.requests(workload(micro_batch_size=1), gpu, None).sequence
+        != rehearsals.requests(workload(micro_batch_size=16), gpu, None).sequence
+    )
+    assert guess == rehearsals(workload(micro_batch_size=40), gpu, None).device_used.high_bytes
+
+
 class Bumpy(Estimator):
     """A micro-batch takes what *used_gib* says, and a straight line is thought of until it is asked."""
 

@@ -23,6 +23,12 @@ def test_the_device_comes_first_and_what_was_there_stays(a100: GpuSpec) -> None:
     assert environment["MEMPLAN_CARD"] == "8 0 108 85095874560 5 NVIDIA A100-SXM4-80GB"
 
 
+@pytest.mark.parametrize(("given", "expected"), [({}, "PASSIVE"), ({"OMP_WAIT_POLICY": "active"}, "active")])
+def test_threads_that_wait_leave_the_processor_to_others(a100: GpuSpec, given: dict[str, str], expected: str) -> None:
+    """Unless the user says otherwise: two programs whose threads spin take as long at once as one after the other."""
+    assert environment_for(a100, Path("/device"), inherited=given)["OMP_WAIT_POLICY"] == expected
+
+
 def test_a_library_in_a_folder_with_a_blank_is_preloaded_by_its_name(a100: GpuSpec) -> None:
     """LD_PRELOAD is split at blanks; the name is searched in LD_LIBRARY_PATH, which is not."""
     environment = environment_for(a100, Path("/my device"), inherited={"LD_LIBRARY_PATH": "/mine"})

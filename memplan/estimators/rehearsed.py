@@ -190,9 +190,8 @@ class RehearsedEstimator(ReplayingEstimator):
         """
         Return the bytes that *step* would take if every allocation grew in a straight line from size to size.
 
-        Through the nearest size that was run, and the next nearest that asks in the same sequence; None where there is none. What such sizes
-        reserve the simulated allocator says: the peak of a small size is another moment's than that of a large one, and segments are shared
-        otherwise.
+        Through the nearest size that was run, and the next nearest that asks in the same sequence; None where there is none. What is
+        reserved then, the simulated allocator says: the peak of a small size is another moment's than that of a large one.
         """
         runs = self._asked(step.family)
         nearest, *others = sorted(runs, key=lambda other: (abs(other - step.micro_batch_size), other)) or [0]
@@ -213,9 +212,9 @@ class RehearsedEstimator(ReplayingEstimator):
         """
         Return about what *step* takes by the nearest size that was run alone; None where nothing was.
 
-        At most all of that grows with the batch but the model states and the context, at least the activations and the batch; the slack of a
-        small size can be a hundred times either. The mean of such unlike figures is the geometric one. The next size is tried there, and the
-        line through both tells where the end is.
+        At most all grows with the batch but the model states and the context, at least the activations and the batch itself; the slack of
+        a small size can be a hundred times either, so the geometric mean is taken. The next size is tried there, and the line through both
+        tells where the end is.
         """
         if not (known := self._asked(step.family)):
             return None

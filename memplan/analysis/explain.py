@@ -215,6 +215,7 @@ def warn(plan: Plan, estimator: Estimator) -> tuple[str, ...]:
 
 
 _TOLD_OF_PROGRAMS = (
+    "peak_before_steps",
     "growth",
     "varying_steps",
     "batch_shapes",

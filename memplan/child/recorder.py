@@ -38,7 +38,7 @@ from memplan.child.program_frames import place_in
 from memplan.child.recorded_values import RecordedValues, ValueWriter
 from memplan.child.shard_buffers import bucket_buffers, classes_of_shards, whole_gradients
 from memplan.child.tensor_types import TypeRecorder, has_memory
-from memplan.traces.trace import ACTIONS
+from memplan.traces.trace import ACTIONS, BUILD
 
 MOST_EVENTS = 10_000_000
 MOST_RECORDED = 600_000
@@ -89,7 +89,7 @@ class Recorder:
         self.without_gradient_bytes = 0
         self.types: TypeRecorder | None = None
         self.values: dict[str, Any] = {}
-        self._step, self._phase = 0, "build"
+        self._step, self._phase = 0, BUILD
         self.batches = Batches(lambda: (self._step, self.num_backwards))
         self.is_on = False
         self._hooked: set[int] = set()
@@ -194,6 +194,13 @@ class Recorder:
         self._phase = phase
         if self._is_recording:
             self.marks.append((*self._counts(), self._step, phase))
+
+    def end_building(self, *, was_none: bool = False) -> None:
+        """Note that what comes before the first step has ended; with *was_none*, that nobody can tell where it did."""
+        if self._phase == BUILD:
+            if was_none:
+                self.marks = [(*mark[:3], "forward" if mark[3] == BUILD else mark[3]) for mark in self.marks]
+            self.mark("forward")
 
     def begin_step(self, number: int) -> None:
         """Note that step *number* begins."""
@@ -547,7 +554,7 @@ class Recorder:
         """Return what was seen; *failure* says why the program ended early, where it did."""
         self._end_values()
         self.reads.detach()
-        failure = failure and failure | {"phase": f"step {self._step}" if self._step else "build"}
+        failure = failure and failure | {"phase": BUILD if self._phase == BUILD else f"step {self._step}"}
         if not self.is_on:
             return {"torch": torch.__version__, "gpu_name": None, "failure": failure}
         peaks = self.steps[-1] if self.types and self.steps else self._peaks()  # recording types keeps arguments alive for longer

@@ -15,6 +15,7 @@ from __future__ import annotations
 import atexit
 import ctypes
 import faulthandler
+import functools
 import json
 import multiprocessing
 import os
@@ -44,6 +45,7 @@ from memplan.child.ordinary_answers import compare_with_zeros
 from memplan.child.recorder import NOT_COMPILED, Recorder, objects_of
 from memplan.child.skipped_loading import skipped
 from memplan.child.skipped_weights import lacks_weights, skip_weights
+from memplan.traces.trace import BUILD
 
 SETTLE_SECONDS = 0.1
 """A thread of autograd that still lets go of its last backward when Python has ended would abort the process; where kernels take no time,
@@ -103,6 +105,7 @@ class Script:
             compare_with_zeros()
         self._recorder.compilers.on_first_choice = (self._path / "chooses").touch  # another run with the other choices may begin
         self._recorder.attach()
+        self._watch_for_an_optimizer()
         register_optimizer_step_post_hook(not_compiled(self._stepped))
         for _ in range(2):  # a signal may come as the first begins
             atexit.register(self._exit)
@@ -114,8 +117,20 @@ class Script:
                 if signal.getsignal(number) is signal.SIG_DFL:
                     signal.signal(number, self._terminated)
         self._recorder.begin_step(1)
+        self._recorder.mark(BUILD)
 
     # steps
+
+    def _watch_for_an_optimizer(self) -> None:
+        """Note that what is built before the first step is mostly there when the first optimizer is made."""
+        make = Optimizer.__init__
+
+        @functools.wraps(make)
+        def made(*arguments: Any, **keywords: Any) -> None:
+            self._recorder.end_building()
+            make(*arguments, **keywords)
+
+        Optimizer.__init__ = made  # type: ignore[method-assign]
 
     def _will_step(self, optimizer: Any, arguments: Any, keywords: Any) -> None:
         """End the step that some optimizer did not take part in, where this one begins its next."""
@@ -140,6 +155,7 @@ class Script:
     def _backward_begins(self) -> None:
         """Begin a step, in a program without optimizers: one that updates its parameters itself, or measures only."""
         self._leave_if_done()
+        self._recorder.end_building(was_none=True)
         if self._has_optimizer or self._counts:
             return
         number = self._num_backwards + 1
@@ -385,7 +401,7 @@ def begin(given: dict[str, str] | None = None) -> None:
     expected = os.environ["MEMPLAN_TORCH"]
     if torch.__version__ != expected:
         message = f"the program runs PyTorch {torch.__version__} with {sys.executable}, and the simulated GPU was built for {expected}"
-        failure = {"kind": "mistake", "message": message, "place": None, "phase": "build"}
+        failure = {"kind": "mistake", "message": message, "place": None, "phase": BUILD}
         record = {"torch": torch.__version__, "gpu_name": None, "failure": failure}
         (results / f"{os.getpid()}.json").write_text(json.dumps(record), encoding="utf-8")
         os._exit(3)

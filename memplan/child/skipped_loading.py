@@ -14,7 +14,7 @@ import os
 import sys
 import zipfile
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlparse
@@ -36,7 +36,23 @@ LARGE_BYTES = 2**20
 
 
 class AbsentWeights(dict[str, Any]):
-    """What a file of weights that is not there holds: whatever is asked for is of weights that are not there."""
+    """
+    What a file of weights that is not there holds: whatever is asked for is of weights that are not there.
+
+    *place*: where the program asks to have them (`map_location`). What they take on a GPU is known when a module gets them; from then on
+    it is taken for as long as the program keeps them.
+    """
+
+    def __init__(self, place: Any = None) -> None:
+        super().__init__()
+        known = isinstance(place, (str, int, torch.device))
+        self._device = torch.device(place) if known else torch.device("cpu")
+        self._on_gpu: list[torch.Tensor] = []
+
+    def hold_for(self, module: nn.Module) -> None:
+        """Hold on the GPU what the file has of *module*, if that is where it was to be loaded."""
+        if self._device.type == "cuda":
+            self._on_gpu += [torch.empty_like(tensor, device=self._device) for tensor in module.state_dict().values()]
 
     def __missing__(self, key: str) -> AbsentWeights:
         return self
@@ -72,7 +88,7 @@ def _map_files() -> None:
     def mapped(f: Any, *arguments: Any, **keywords: Any) -> Any:
         if isinstance(f, (str, os.PathLike)):
             if _is_absent(f):
-                return AbsentWeights()
+                return AbsentWeights(keywords.get("map_location", arguments[0] if arguments else None))
             if "MEMPLAN_OVERLAY" in os.environ and Path(f).is_file() and zipfile.is_zipfile(f):  # where nobody overwrites it
                 f, keywords = os.fspath(f), keywords | {"mmap": True}
         return load(f, *arguments, **keywords)
@@ -102,7 +118,7 @@ def _download_no_weights() -> None:
         name = given.get("file_name") or Path(urlparse(given["url"]).path).name
         if not (Path(folder) / name).exists():
             skipped.append(name)
-            return AbsentWeights()
+            return AbsentWeights(given.get("map_location"))
         return load(*arguments, **keywords)
 
     torch.hub.load_state_dict_from_url = loaded
@@ -116,6 +132,8 @@ def _look_at_no_weights() -> None:
 
     @functools.wraps(load)
     def load_state_dict(module: nn.Module, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+        if isinstance(state_dict, AbsentWeights):
+            state_dict.hold_for(module)
         if isinstance(state_dict, AbsentWeights) or not state_dict:
             return nn.modules.module._IncompatibleKeys([], [])
         if assign:
@@ -149,15 +167,25 @@ def _is_of_host(tensor: Any) -> bool:
 
 def _have_absent_files(module: Any) -> None:
     """Have *module*, `safetensors.torch`, answer for files that are not there; those that are it maps by itself."""
-    for name, answer in (("load_file", AbsentWeights()), ("load_model", ([], []))):
-        setattr(module, name, _unless_absent(getattr(module, name), answer))
+
+    def absent_file(filename: Any, device: Any = "cpu", **_: Any) -> AbsentWeights:
+        del filename
+        return AbsentWeights(device)
+
+    def absent_model(model: nn.Module, filename: Any, strict: bool = True, device: Any = "cpu", **_: Any) -> tuple[list[str], list[str]]:
+        del filename, strict
+        AbsentWeights(device).hold_for(model)
+        return [], []
+
+    module.load_file = _unless_absent(module.load_file, absent_file)
+    module.load_model = _unless_absent(module.load_model, absent_model)
 
 
-def _unless_absent(load: Any, answer: Any) -> Any:
+def _unless_absent(load: Any, answer: Callable[..., Any]) -> Any:
     @functools.wraps(load)
     def loaded(*arguments: Any, **keywords: Any) -> Any:
         files = (value for value in (*arguments, *keywords.values()) if isinstance(value, (str, os.PathLike)))
-        return answer if any(map(_is_absent, files)) else load(*arguments, **keywords)
+        return (answer if any(map(_is_absent, files)) else load)(*arguments, **keywords)
 
     return loaded
 

@@ -45,6 +45,9 @@ times by which a compiler chooses.
 _WIDE = ("float64", "float32", "complex128")
 _SHORT = ("float16", "bfloat16")
 
+MORE_BEFORE = 0.01
+"""Of what the steps allocate, by which more before them is worth a word."""
+
 
 def find(
     record: RunRecord,
@@ -62,6 +65,7 @@ def find(
     ends = step_ends(trace)[: len(record.steps)]
     return (
         *_unrecorded(unrecorded_peak),
+        *_before_steps(record, trace),
         *_checkpointing(record.checkpointing_off),
         *_without_gradient(record),
         *_wide_tensors(record),
@@ -85,6 +89,20 @@ def _unrecorded(phase: str | None) -> Iterator[Finding]:
             kind="unrecorded_peak",
             message=f"the peak came after the events that were recorded: the categories are those of {phase}, and what the peak took on "
             "top is counted with the activations; `steps=10` ends before that",
+        )
+
+
+def _before_steps(record: RunRecord, trace: MemoryTrace) -> Iterator[Finding]:
+    """Tell of a peak that is none of a step's: what is loaded may be held twice for a moment."""
+    first = trace.first_step
+    if first is None or record.was_stopped or record.out_of_memory is not None or not record.steps:
+        return
+    most_bytes = trace.allocated_from(first.position)
+    if trace.allocated_from(0) > most_bytes * (1 + MORE_BEFORE):
+        yield Finding(
+            kind="peak_before_steps",
+            message="the peak is before the first step, while the model is made or loaded: the steps themselves allocate "
+            f'{format_bytes(most_bytes)} at most; a checkpoint that is loaded with `map_location="cpu"` is not on the GPU twice',
         )
 
 

@@ -10,6 +10,9 @@ from memplan.memory.estimate import MemoryEstimate, MemoryRange
 from memplan.traces.read_basis import Basis
 from memplan.traces.trace import MemoryTrace
 
+SET_UP = "set-up before the first step"
+"""The phase of a peak while the model is made and its weights are loaded."""
+
 
 class StepPeaks(Description):
     """The allocator at the end of a step; peaks are those so far."""
@@ -113,7 +116,7 @@ class Finding(Description):
 
     kind: Literal[
         "checkpointing_without_effect", "parameters_without_gradient", "wide_tensors", "growth", "library_workspaces", "device_values",
-        "guessed_sizes", "unrecorded_peak", "not_served", "batch_shapes", "cached_shapes",
+        "guessed_sizes", "unrecorded_peak", "not_served", "batch_shapes", "cached_shapes", "peak_before_steps",
         "chosen_by_time", "nothing_walked", "drawn_values", "skipped_weights", "missing_weights", "varying_steps",
     ]  # fmt: skip
     """Which kind of finding."""

@@ -11,12 +11,12 @@ from typing import NamedTuple
 from memplan.execution.device_log import NO_LOG, DeviceLog
 from memplan.execution.findings import Cause, find, lower_bound_reasons, takes_as_much, trained_batches
 from memplan.execution.ranks import ONE_RANK, Ranks
-from memplan.execution.rehearsal import DeviceRead, OutOfMemory, ProgramFailure, Rehearsal
+from memplan.execution.rehearsal import SET_UP, DeviceRead, OutOfMemory, ProgramFailure, Rehearsal
 from memplan.execution.run_record import RecordedRead, RunRecord
 from memplan.execution.runner import ended
 from memplan.memory.breakdown import MemoryBreakdown
 from memplan.memory.estimate import MemoryRange
-from memplan.traces.trace import OOM, Block, Mark, MemoryTrace, bytes_by_category
+from memplan.traces.trace import BUILD, OOM, Block, Mark, MemoryTrace, bytes_by_category
 
 UNSPLIT_SHARE = 0.05
 """Of allocated bytes, at most what unsplit blocks hold beyond what was asked for: a trace whose peak is lower has not seen it."""
@@ -146,6 +146,8 @@ def _assumed_range(lower: Sequence[RunRecord], upper: RunRecord, outside_bytes: 
 def _phase(trace: MemoryTrace, position: int, num_steps: int | None) -> str:
     """Say in which phase of which step event *position* is, of *num_steps* that ended; None: the last one may not have come to its end."""
     mark = trace.phase_at(position)
+    if mark.phase == BUILD:
+        return SET_UP
     if num_steps is not None and mark.step > num_steps > 0:
         return f"what came after step {num_steps}"  # an evaluation: no optimizer step followed
     return f"{mark.phase} of step {mark.step}" if mark.step else mark.phase
@@ -197,10 +199,10 @@ def _failure(record: RunRecord, exit_code: int) -> ProgramFailure | None:
     if found is not None:
         return ProgramFailure(message=found.message, place=found.place, phase=found.phase)
     if is_ended_by_user(record, exit_code):
-        return None if record.steps else ProgramFailure(message="a signal ended it", place=None, phase="build")
+        return None if record.steps else ProgramFailure(message="a signal ended it", place=None, phase=BUILD)
     if exit_code == 0:
         return None
-    phase = f"step {record.marks[-1].step}" if record.marks and record.marks[-1].step else "build"
+    phase = f"step {record.marks[-1].step}" if record.marks and record.marks[-1].step else BUILD
     return ProgramFailure(message=f"it {ended(exit_code)}", place=None, phase=phase)
 
 

@@ -8,9 +8,10 @@ from typing import NamedTuple
 
 from memplan.analysis.would_fit import WouldFit
 from memplan.execution.findings import guessed_places, shown_place
-from memplan.execution.rehearsal import OutOfMemory, Rehearsal
+from memplan.execution.rehearsal import SET_UP, OutOfMemory, Rehearsal
 from memplan.hardware.gpu import GpuSpec
 from memplan.reports.breakdown_view import Breakdown, breakdown_rows, count
+from memplan.traces.trace import BUILD
 from memplan.units import format_bytes
 
 
@@ -53,7 +54,10 @@ def view_rehearsal(rehearsal: Rehearsal, gpu: GpuSpec, would_fit: WouldFit | Non
             facts.append(("by assumption", f"{low} to {high}: {' and '.join(_assumed(rehearsal))} decide sizes"))
     if rehearsal.process is not None:
         facts.append(("process", rehearsal.process))
-    breakdown = Breakdown("the step at its peak", breakdown_rows(rehearsal.breakdown, gpu.total_memory_bytes))
+    rows = breakdown_rows(rehearsal.breakdown, gpu.total_memory_bytes)
+    if rehearsal.peak_phase == SET_UP:  # nothing is kept for a backward yet
+        rows = tuple((name.replace("activations", "other tensors"), *rest) for name, *rest in rows)
+    breakdown = Breakdown(f"{'set-up' if rehearsal.peak_phase == SET_UP else 'the step'} at its peak", rows)
     fits = tuple(_would_fit(would_fit)) if would_fit else ()
     return RehearsalView(
         _rehearsal_headline(rehearsal, gpu),
@@ -148,7 +152,7 @@ def _rehearsal_headline(rehearsal: Rehearsal, gpu: GpuSpec) -> str:
     missing, failure = rehearsal.out_of_memory, rehearsal.failure
     if failure is not None:
         where = f" at {failure.place}" if failure.place else ""
-        when = f"in {failure.phase}" if failure.phase != "build" else "before its first step"
+        when = f"in {failure.phase}" if failure.phase != BUILD else "before its first step"
         return f"No verdict for {gpu.name}: the program failed {when}{where}: {_first_line(failure.message)}"
     if missing is not None and missing.is_caught:
         size = f" with batches of {missing.batch_size_after} instead of {missing.batch_size}" if missing.batch_size_after else ""
@@ -167,7 +171,7 @@ def _rehearsal_headline(rehearsal: Rehearsal, gpu: GpuSpec) -> str:
 
 
 def _when(missing: OutOfMemory) -> str:
-    when = f"in step {missing.step}, {missing.phase}" if missing.step else "while the model was built"
+    when = f"in step {missing.step}, {missing.phase}" if missing.phase != BUILD else "before the first step"
     return f"{when}, at {missing.place}" if missing.place else when
 
 

@@ -33,6 +33,9 @@ ACTIONS = {
 }
 """PyTorch's names of the events to the letters of a trace."""
 
+BUILD = "build"
+"""The phase before the first step: the model is made, and its weights are loaded."""
+
 FORMAT = 1
 """Of a trace in a file."""
 
@@ -46,7 +49,7 @@ class Mark(NamedTuple):
     position: int
     """Number of the event."""
     step: int
-    """1 for the first; 0 while the model is built."""
+    """1 for the first; 0 while a function builds the model. A whole program does so within its first."""
     phase: str
     """build, forward, backward or optimizer."""
 
@@ -141,7 +144,7 @@ class MemoryTrace:
     def phase_at(self, position: int) -> Mark:
         """Return the mark that holds at event *position*."""
         place = bisect.bisect_right([mark.position for mark in self.marks], position)
-        return self.marks[place - 1] if place else Mark(0, 0, "build")
+        return self.marks[place - 1] if place else Mark(0, 0, BUILD)
 
     def phases(self) -> list[Phase]:
         """Return what was asked for from each mark to the next, and what was held then."""
@@ -175,6 +178,11 @@ class MemoryTrace:
             elif action == FREE:
                 live.pop(self.addresses[event], None)
         return position, live
+
+    @property
+    def first_step(self) -> Mark | None:
+        """Return where the first step begins; None where none does."""
+        return next((mark for mark in self.marks if mark.step and mark.phase != BUILD), None)
 
     def allocated_from(self, position: int) -> int:
         """Return the most bytes that were alive from event *position* on."""
@@ -305,7 +313,7 @@ def _optimizer_allocations(trace: MemoryTrace) -> Iterator[tuple[int, int]]:
 
     Those between are its temporaries, and its state, which is noted.
     """
-    marks = [Mark(0, 0, "build"), *trace.marks, Mark(len(trace.actions), 0, "end")]
+    marks = [Mark(0, 0, BUILD), *trace.marks, Mark(len(trace.actions), 0, "end")]
     number = 0
     for mark, after in pairwise(marks):
         first, number = number, number + trace.actions.count(ALLOC, mark.position, after.position)

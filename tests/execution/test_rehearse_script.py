@@ -122,6 +122,58 @@ def test_a_script_is_started_as_python_starts_it(
     assert result.returncode == 3
 
 
+LOADS = """
+import sys
+from common import batch, make, torch
+
+model = make()
+state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+held = [torch.empty(16 * 2**20, dtype=torch.uint8, device="cuda") for _ in range(2)]
+model.load_state_dict(state)
+del state, held
+update = torch.optim.SGD(model.parameters()) if "optimizer" in sys.argv else None
+for number in range(2):
+    model(batch()).square().mean().backward()
+    if update is not None:
+        update.step()
+    for parameter in model.parameters():
+        parameter.grad = None
+"""
+"""Before its steps it has 4 MiB of weights twice, and 32 MiB more; its steps have weights, gradients, and cuBLAS's workspaces of 16 MiB."""
+
+
+def test_a_peak_before_the_first_step_is_told_as_that(script: Script) -> None:
+    """With what the steps take by themselves; nothing of it is called activations."""
+    found = seen(script(LOADS, "optimizer"))
+    view = view_rehearsal(found, find_gpu("t4"))
+
+    assert (found.peak_phase, found.peak_allocated_bytes) == ("set-up before the first step", 40 * MIB)
+    assert [finding.kind for finding in found.findings if "the steps themselves allocate 24" in finding.message] == ["peak_before_steps"]
+    assert view.breakdown.title == "set-up at its peak"
+    assert [name for name, *_ in view.breakdown.rows if name in ("activations", "other tensors")] == ["other tensors"]
+
+
+@pytest.mark.heavy
+def test_where_set_up_ends_is_not_known_without_an_optimizer(script: Script) -> None:
+    """What comes before the first backward may be its forward."""
+    found = seen(script(LOADS))
+
+    assert (found.peak_phase, found.peak_allocated_bytes) == ("forward of step 1", 40 * MIB)
+    assert not [finding for finding in found.findings if finding.kind == "peak_before_steps"]
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize(
+    ("line", "headline"),
+    [("1 / 0", "the program failed before its first step"), ("torch.empty(2**36, device='cuda')", "out of memory before the first step")],
+)
+def test_what_ends_a_program_before_its_first_step_is_told_as_that(script: Script, line: str, headline: str) -> None:
+    """An error of its own, or a full GPU."""
+    found = script(LOADS.replace("update =", f"{line}\nupdate ="), "optimizer")
+
+    assert headline in view_rehearsal(found, find_gpu("t4")).headline
+
+
 @pytest.mark.heavy
 def test_the_order_of_the_module_path_is_the_programs(script: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As without a rehearsal, also where memplan's own folder is in PYTHONPATH, before others."""

@@ -56,7 +56,7 @@ def view_rehearsal(rehearsal: Rehearsal, gpu: GpuSpec, would_fit: WouldFit | Non
         facts.append(("process", rehearsal.process))
     rows = breakdown_rows(rehearsal.breakdown, gpu.total_memory_bytes)
     if rehearsal.peak_phase == SET_UP:  # nothing is kept for a backward yet
-        rows = tuple((name.replace("activations", "other tensors"), *rest) for name, *rest in rows)
+        rows = tuple((name.replace("activations", "other tensors"), size, share) for name, size, share in rows)
     breakdown = Breakdown(f"{'set-up' if rehearsal.peak_phase == SET_UP else 'the step'} at its peak", rows)
     fits = tuple(_would_fit(would_fit)) if would_fit else ()
     return RehearsalView(

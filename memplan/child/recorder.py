@@ -9,21 +9,17 @@ What the notes mean is worked out by whoever reads the record (`execution/run_re
 from __future__ import annotations
 
 import functools
-import gc
-import itertools
 import os
 import random
 import sys
 import time
 import traceback
-import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, cast
 
 import torch
-import torch.utils.checkpoint
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
@@ -36,8 +32,8 @@ from memplan.child.not_compiled import not_compiled, not_followed
 from memplan.child.one_rank import world
 from memplan.child.program_frames import place_in
 from memplan.child.recorded_values import RecordedValues, ValueWriter
-from memplan.child.shard_buffers import bucket_buffers, classes_of_shards, whole_gradients
-from memplan.child.tensor_types import TypeRecorder, has_memory
+from memplan.child.tensor_notes import TensorNotes, is_compiled
+from memplan.child.tensor_types import TypeRecorder
 from memplan.traces.trace import ACTIONS, BUILD
 
 MOST_EVENTS = 10_000_000
@@ -48,23 +44,11 @@ MOST_IN_A_STEP = 2_000_000  # L-BFGS may have a closure called 50,000 times in o
 SCANNED_STEPS = 10
 """Steps at whose end what lasts is looked for; from then on at every step whose number is a power of two."""
 
-MOST_SCANS = 64
-"""How often every object of the process is looked at when a backward begins; with many micro-batches the later ones are like the first."""
-
-NOTED = ("parameters", "gradients", "optimizer_state", "workspaces", "batch_data")
-"""What can be told of a tensor that is there; the rest are activations."""
-
 VARYING_SHARE = 0.01
 """Of what a step allocates, by which another has to differ to be of another size."""
 
 NOT_COMPILED = {"TORCHDYNAMO_DISABLE": "1"}
 """The variables that are set while values are sought."""
-
-CHECKPOINT_FLAGS = (
-    "gradient_checkpointing", "grad_checkpointing", "use_gradient_checkpointing", "use_checkpoint", "use_checkpointing",
-    "activation_checkpointing", "use_activation_checkpointing",
-)  # fmt: skip
-"""How models call the switch: transformers, timm, and what people write."""
 
 
 class Recorder:
@@ -82,29 +66,14 @@ class Recorder:
         self.steps: list[dict[str, int]] = []
         self._allocated_in_all: list[int] = []  # bytes, at the end of each step
         self.marks: list[tuple[int, int, int, str]] = []
-        self.notes: dict[str, set[tuple[int, int]]] = {name: set() for name in NOTED}
+        self._tensors = TensorNotes(self._num_allocs, lambda: self._is_recording)
         self.out_of_memory: dict[str, Any] | None = None
-        self.checkpointing_off: set[str] = set()
-        self.without_gradient: set[str] = set()
-        self.without_gradient_bytes = 0
         self.types: TypeRecorder | None = None
         self.values: dict[str, Any] = {}
         self._step, self._phase = 0, BUILD
         self.batches = Batches(lambda: (self._step, self.num_backwards))
         self.is_on = False
-        self._hooked: set[int] = set()
-        self._at_backward: dict[int, weakref.ref[Any]] = {}
-        """What may be a weight, as it was seen when the step's first backward began."""
-        self._at_end: dict[int, weakref.ref[Any]] = {}
-        """The same at the end of the last step."""
-        self._has_looked = False
-        self._num_scans = self._backwards = 0
-        self._gradients_seen: set[int] = set()
-        self._copies: set[tuple[int, int]] = set()  # what lasts as weights do: weights that no module has, or an optimizer's state
-        self._has_accumulated = False  # a gradient, by backward
-        self._has_optimizer = False  # of PyTorch
-        self._gradients_missed: set[int] = set()
-        self._checkpoints = self._flagged = 0
+        self._backwards = 0
         self._events: list[dict[str, Any]] = []
         self._highest = {"peak_allocated_bytes": 0, "peak_reserved_bytes": 0}
         self._ends_at: tuple[int, int] | None = None
@@ -114,7 +83,7 @@ class Recorder:
         self._retries: int | None = None
         self._free_at_first = 0
         self._num_devices, self._own_device = 1, 0
-        self._moves = self._most_walked = 0
+        self._most_walked = 0
         self._habits = habits_asked_for(lambda: self._step, lambda: self.num_backwards)
         self._buckets: list[tuple[int, int]] = []
         """Numbers of the allocations between which DDP's are."""
@@ -122,10 +91,9 @@ class Recorder:
     def attach(self) -> None:
         """Follow this process: at once if CUDA is initialised, else as soon as it is."""
         self._watch_backward()
-        self._watch_checkpointing()
+        self._tensors.attach()
         self._watch_buckets()
         self._watch_resets()
-        self._watch_weights()
         self.batches.attach()
         self.compilers.attach()
         if self._habits is not None:
@@ -208,7 +176,7 @@ class Recorder:
         self.reads.begin_step()
         self.mark("forward")
         if number == 1 and self._is_recording:  # what was built; a whole program builds within its first step
-            self._note_what_lasts()
+            self._tensors.note_what_lasts()
 
     def end_step(self) -> None:
         """Note the peaks so far, and where everything that lasts lies."""
@@ -217,10 +185,10 @@ class Recorder:
         if not torch.cuda.is_current_stream_capturing():  # an optimizer may step within a CUDA graph that is captured
             torch.cuda.synchronize()
         self._step_seconds.append(time.monotonic() - self._began_at)
-        self._checkpoints = 0
+        self._tensors.step_ends()
         number = len(self.steps) + 1
         if self._is_recording and (number <= SCANNED_STEPS or number & (number - 1) == 0):
-            self._note_what_lasts()
+            self._tensors.note_what_lasts()
         self.steps.append({
             **self._peaks(),
             "allocated_bytes": torch.cuda.memory_allocated(self._device),
@@ -323,22 +291,6 @@ class Recorder:
 
         return call
 
-    def _watch_checkpointing(self) -> None:
-        """Count the regions that are checkpointed, under both implementations."""
-        module: Any = torch.utils.checkpoint
-        generator, apply = module._checkpoint_without_reentrant_generator, module.CheckpointFunction.apply
-
-        def counted(function: Callable[..., Any]) -> Callable[..., Any]:
-            @functools.wraps(function)
-            def call(*arguments: Any, **keywords: Any) -> Any:
-                self._checkpoints += 1
-                return function(*arguments, **keywords)
-
-            return not_followed(call)
-
-        module._checkpoint_without_reentrant_generator = counted(generator)
-        module.CheckpointFunction.apply = counted(apply)
-
     def _watch_buckets(self) -> None:
         """Note what the reducer of DistributedDataParallel allocates: buckets of gradients, at first and again before the second step."""
         reducer: Any = getattr(torch.distributed, "Reducer", None)
@@ -357,42 +309,15 @@ class Recorder:
 
         return call
 
-    def _watch_weights(self) -> None:
-        """Note parameters when a module gets them, and when it moves: what shards them gives the whole ones up before the first step."""
-        move, note_present = torch.nn.Module._apply, not_compiled(self._note_present)
-
-        @functools.wraps(move)
-        def moved(module: Any, *arguments: Any, **keywords: Any) -> Any:
-            self._moves += 1
-            try:
-                return move(module, *arguments, **keywords)
-            finally:
-                self._moves -= 1
-                if self._moves == 0:
-                    note_present(module.parameters())
-
-        torch.nn.Module._apply = not_followed(moved)  # type: ignore[method-assign]
-        torch.nn.modules.module.register_module_parameter_registration_hook(
-            not_compiled(lambda _, __, parameter: self._note_present([parameter]))
-        )
-
-    def _note_present(self, parameters: Iterable[Any]) -> None:
-        found = addresses(parameter for parameter in parameters if parameter is not None) if self._is_recording else set()
-        if found:
-            count = self._num_allocs()
-            self.notes["parameters"] |= {(address, count) for address in found}
-
     def _backward_begins(self) -> None:
         if self._is_recording and sum(self._counts()) > MOST_IN_A_STEP:
-            self._note_what_lasts()
+            self._tensors.note_what_lasts()
             self._events, _, self._ends_at = self._stop_history()
-        if self._is_recording and self._num_scans < MOST_SCANS:
-            self._num_scans += 1
-            self._scan()
+        self._tensors.backward_begins()
         self.mark("backward")
 
     def _optimizer_begins(self, optimizer: Any, arguments: Any, keywords: Any) -> Any:
-        self._look_for_gradients(optimizer)
+        self._tensors.look_for_gradients(optimizer)
         self.mark("optimizer")
         closure, *rest = arguments[1:] or (keywords.get("closure"),)
         if not callable(closure):
@@ -413,25 +338,15 @@ class Recorder:
 
     def _optimizer_ends(self, optimizer: Any, arguments: Any, keywords: Any) -> None:
         del arguments, keywords
-        self._look_for_gradients(optimizer)  # a closure makes them within the step
+        self._tensors.look_for_gradients(optimizer)  # a closure makes them within the step
         self.mark("forward")
-
-    def _look_for_gradients(self, optimizer: Any) -> None:
-        """Note which parameters have a gradient, and where it lies: FSDP puts it there itself, and autograd tells of none."""
-        found = [parameter.grad for group in optimizer.param_groups for parameter in group["params"] if parameter.grad is not None]
-        if self._is_recording and any(hasattr(gradient, "_local_tensor") for gradient in found):
-            self.notes["gradients"] |= {(address, self._num_allocs()) for address in addresses(found)}
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                if parameter.requires_grad and getattr(parameter, "_local_tensor", parameter).numel():  # else its shard is empty
-                    (self._gradients_missed if parameter.grad is None else self._gradients_seen).add(id(parameter))
 
     def _memory_ran_out(self, device: int, asked: int, total: int, free: int) -> None:
         del device, total
         if self.types is not None:
             return
         if self.out_of_memory is None and self._is_recording:
-            self._note_what_lasts()  # no step ends here that would
+            self._tensors.note_what_lasts()  # no step ends here that would
         self.out_of_memory = self.out_of_memory or {
             "requested_bytes": asked,
             "free_bytes": free,
@@ -441,112 +356,6 @@ class Recorder:
             "message": f"tried to allocate {asked} bytes with {free} bytes free",
             "batch_size": self.batches.last_size,
         }
-
-    # what lies where
-
-    def _scan(self) -> None:
-        """Look at every object: hook new parameters, note the batch, see whether checkpointing is on and has no effect."""
-        count = self._num_allocs()
-        plain: list[Any] = []
-        self._flagged = 0
-        kinds = (torch.nn.Module, torch.optim.Optimizer, torch.Tensor)
-        fsdp, zero = classes_of_shards()
-        modules, optimizers, tensors, checkpointed, *found_of_shards = objects_of(*kinds, _kept_by_checkpointing(), *fsdp, *zero)
-        gradients = addresses(whole_gradients(each for found in found_of_shards[: len(fsdp)] for each in found))
-        buffers = addresses(bucket_buffers(each for found in found_of_shards[len(fsdp) :] for each in found))
-        compiled = _is_compiled()
-        if not self._has_looked:
-            self._has_looked = True
-            self._at_backward = _possible_weights(modules, tensors)
-            self._note_copies(_those_of_both(self._at_end, self._at_backward), modules, optimizers, count)
-        for tensor in filter(_is_whole, tensors):
-            if not isinstance(tensor, torch.nn.Parameter) and not tensor.requires_grad and tensor.grad_fn is None:
-                is_mask = tensor.dtype == torch.bool
-                if not compiled or not (is_mask or tensor.is_floating_point()):  # what a compiled forward keeps looks the same as a batch
-                    plain.append(tensor)
-            elif tensor.is_leaf and tensor.requires_grad and id(tensor) not in self._hooked:
-                self._hooked.add(id(tensor))
-                tensor.register_post_accumulate_grad_hook(self._note_gradient)
-        saved = addresses(kept.val for kept in checkpointed if isinstance(kept.val, torch.Tensor))
-        weights = addresses(self._trained_or_of_modules(modules, tensors, count))  # a flat one is of no module
-        weights |= addresses(plain) & addresses(tensor for tensor in tensors if _is_view_in_graph(tensor))  # gathered, of FSDP
-        self.notes["parameters"] |= {(address, count) for address in weights}
-        self.notes["gradients"] |= {(address, count) for address in gradients}
-        self.notes["workspaces"] |= {(address, count) for address in buffers}
-        for module in modules:
-            self._check_checkpointing(module)
-        self._note_weights(modules, optimizers, count)  # a program without an optimizer ends no step
-        if self._flagged and not self._checkpoints and not compiled:
-            modules_on = f"{self._flagged} module{'s' if self._flagged > 1 else ''}"
-            self.checkpointing_off.add(f"the switch is on in {modules_on}, and not one region was checkpointed")
-        self.notes["batch_data"] |= {(address, count) for address in addresses(plain) - saved - weights - gradients - buffers}
-
-    def _check_checkpointing(self, module: Any) -> None:
-        names = [name for name in CHECKPOINT_FLAGS if module.__dict__.get(name) is True]
-        if not names:
-            return
-        if module.training:
-            self._flagged += 1
-        elif any(parameter.requires_grad for parameter in module.parameters()):  # else a frozen teacher: it has nothing to checkpoint
-            self.checkpointing_off.add(f"{type(module).__name__} is in eval mode")
-
-    def _note_gradient(self, parameter: Any) -> None:
-        self._has_accumulated = True
-        if self._is_recording and parameter.grad is not None:
-            count = self._num_allocs()
-            self.notes["gradients"] |= {(address, count) for address in addresses(parts_of(parameter.grad))}
-
-    def _note_what_lasts(self) -> None:
-        """Note where parameters, buffers and the optimizers' states lie now."""
-        count = self._num_allocs()
-        modules, optimizers, tensors = objects_of(torch.nn.Module, torch.optim.Optimizer, torch.Tensor)
-        self._note_weights(modules, optimizers, count)
-        loose = self._trained_or_of_modules(modules, tensors, count)
-        self.notes["parameters"] |= {(address, count) for address in addresses([*trained_by(optimizers), *loose])}
-        self.notes["optimizer_state"] |= {(address, count) for address in addresses(states_of(optimizers))}
-        self._at_end = _possible_weights(modules, tensors)
-        self._note_copies(_those_of_both(self._at_backward, self._at_end), modules, optimizers, count, are_of_whole_models=True)
-        self._has_looked = False
-        missed = self._gradients_missed - self._gradients_seen
-        self.without_gradient = (names_of(missed, modules) or {f"{len(missed)} parameters"}) if missed else set()
-        self.without_gradient_bytes = sum(
-            each.numel() * each.element_size()
-            for each in {id(each): each for each in trained_by(optimizers)}.values()
-            if id(each) in missed
-        )
-
-    def _note_weights(self, modules: list[Any], optimizers: list[Any], count: int) -> None:
-        """Note parameters and buffers; of a step that is compiled, the module that it became has the optimizer's state as buffers."""
-        buffers = addresses(tensor for module in modules for tensor in module.buffers(False)) - addresses(states_of(optimizers))
-        weights = addresses(tensor for module in modules for tensor in module.parameters(False)) | buffers
-        self.notes["parameters"] |= {(address, count) for address in weights}
-
-    def _trained_or_of_modules(self, modules: list[Any], tensors: list[Any], count: int) -> list[Any]:
-        """Return the Parameters among *tensors* that are weights for certain; the others, as which Keras keeps its moments, are copies."""
-        found = [tensor for tensor in tensors if isinstance(tensor, torch.nn.Parameter)]
-        of_modules = {id(parameter) for module in modules for parameter in module.parameters(False)}
-        others = {id(parameter): parameter for parameter in found if not parameter.requires_grad and id(parameter) not in of_modules}
-        self._copies |= {(address, count) for address in addresses(others.values())}
-        return [parameter for parameter in found if id(parameter) not in others]
-
-    def _note_copies(
-        self, lasting: list[Any], modules: list[Any], optimizers: list[Any], count: int, *, are_of_whole_models: bool = False
-    ) -> None:
-        """
-        Note those of *lasting* that belong to no module and last as weights do, as an average or a teacher that is kept in a dict.
-
-        They look like weights and were there at the end of the last step, as no batch is. Or, where they *are_of_whole_models*, they
-        were there from a step's first backward to its end, and have most of the shapes of the weights: an average that is made anew in each
-        step. A batch may have the shape of one.
-        """
-        weights = [weight for module in modules for weight in (*module.parameters(False), *module.buffers(False))]
-        gradients = [weight.grad for weight in (*weights, *trained_by(optimizers)) if weight.grad is not None]
-        taken = addresses([*weights, *gradients, *states_of(optimizers)])
-        copies = {address: tensor for tensor in lasting for address in addresses([tensor]) if address not in taken}
-        if not are_of_whole_models or len({tensor.shape for tensor in copies.values()}) > len(_shapes_of(modules)) / 2:
-            for address, tensor in copies.items():
-                (self.notes["parameters"] if tensor.requires_grad else self._copies).add((address, count))
-        self._has_optimizer = self._has_optimizer or bool(optimizers)
 
     # the result
 
@@ -568,9 +377,6 @@ class Recorder:
             workspaces = {(address, self._ends_at[0]) for address, _ in given_back}
         workspaces |= self._buckets_in(self._events)
         free, reserved = torch.cuda.mem_get_info(self._device)[0], torch.cuda.memory_reserved(self._device)
-        has_other_optimizer = self._has_accumulated and not self._has_optimizer  # fastai's, Keras's
-        self.notes["optimizer_state" if has_other_optimizer else "parameters"] |= self._copies
-        notes = {name: sorted(found) for name, found in self.notes.items()} | {"workspaces": sorted(workspaces | self.notes["workspaces"])}
         return {
             "gpu_name": torch.cuda.get_device_properties(self._device).name,
             "torch": torch.__version__,
@@ -585,17 +391,17 @@ class Recorder:
             "end": self._ends_at if was_stopped else self._types_from or self._ends_at,
             "was_stopped": was_stopped,
             "marks": self.marks,
-            "notes": notes,
-            "tensor_types": self.types.seen if self.types and not was_stopped and not _is_compiled() else [],
+            "notes": self._tensors.in_all(workspaces),
+            "tensor_types": self.types.seen if self.types and not was_stopped and not is_compiled() else [],
             "reads": self.reads.seen(),
             "chosen_by_time": self.compilers.chosen_by_time(),
             "batches": self.batches.seen,
             "num_backwards": self.num_backwards,
             "habits": self._habits and self._habits.seen(),
             "num_walked_batches": self.batches.num_walked if self._most_walked else None,
-            "checkpointing_off": sorted(self.checkpointing_off),
-            "without_gradient": sorted(self.without_gradient),
-            "without_gradient_bytes": self.without_gradient_bytes,
+            "checkpointing_off": sorted(self._tensors.checkpointing_off),
+            "without_gradient": sorted(self._tensors.without_gradient),
+            "without_gradient_bytes": self._tensors.without_gradient_bytes,
             "out_of_memory": self.out_of_memory,
             "values": self.values,
             "failure": failure,
@@ -630,127 +436,6 @@ class Recorder:
         return events, {(address, count) for address in freed}, (count, all_frees)
 
 
-def objects_of(*kinds: type) -> list[list[Any]]:
-    """Return the objects of this process that are of each kind. Their classes are looked up first: a million objects take no second."""
-    found: dict[type, list[Any]] = {}
-    lists: list[list[Any]] = []
-    for kind in kinds:
-        lists.append([])
-        for known in (kind, *subclasses(kind)):
-            found[known] = lists[-1]
-    candidates = gc.get_objects()  # millions, in a program that was compiled
-    for candidate in itertools.compress(candidates, map(found.__contains__, map(type, candidates))):
-        found[type(candidate)].append(candidate)
-    return lists
-
-
-def subclasses(kind: type) -> set[type]:
-    """Return every class that is derived from *kind*."""
-    direct: set[type] = set(type.__subclasses__(kind))
-    return direct.union(*(subclasses(known) for known in direct))
-
-
-def _kept_by_checkpointing() -> type:
-    """Return the class that keeps a result of selective activation checkpointing as `val`: it has no graph, as a batch has none."""
-    kind: type = getattr(torch.utils.checkpoint, "_VersionWrapper", _NoneBefore)  # private
-    return kind
-
-
-class _NoneBefore:
-    """Nothing is of this class: PyTorch before 2.4 has no selective checkpointing of this kind."""
-
-
-def _is_compiled() -> bool:
-    """Say whether torch.compile has compiled anything: it has its own way with checkpoints."""
-    utils = sys.modules.get("torch._dynamo.utils")
-    return utils is not None and bool(utils.counters["frames"])
-
-
-def trained_by(optimizers: Iterable[Any]) -> list[Any]:
-    """Return what *optimizers* train."""
-    return [parameter for optimizer in optimizers for group in optimizer.param_groups for parameter in group["params"]]
-
-
-def states_of(optimizers: Iterable[Any]) -> list[Any]:
-    """Return the values of the states of *optimizers*."""
-    return [value for optimizer in optimizers for state in optimizer.state.values() for value in tensors_of(state)]
-
-
-def addresses(tensors: Iterable[Any]) -> set[int]:
-    """Return where those of *tensors* that lie on the device begin."""
-    found = set()
-    with torch._C.DisableTorchFunctionSubclass():
-        for tensor in itertools.chain.from_iterable(map(_inner, tensors)):
-            if has_memory(tensor) and tensor.is_cuda and tensor.layout is torch.strided and not _is_wrapped(tensor):
-                found.add(tensor.untyped_storage().data_ptr())
-    return found
-
-
-def _inner(tensor: Any) -> Iterator[Any]:
-    """Yield what *tensor* consists of: of a DTensor what lies here, of a quantised one its codes and scales; itself, where it is plain."""
-    flatten = getattr(tensor, "__tensor_flatten__", None)
-    if flatten is None:
-        yield tensor
-        return
-    for name in flatten()[0]:
-        yield from _inner(getattr(tensor, name))
-
-
-def _shapes_of(modules: list[Any]) -> set[torch.Size]:
-    weights = (weight for module in modules for weight in (*module.parameters(False), *module.buffers(False)))
-    return {weight.shape for weight in weights if weight.dim()}
-
-
-def _possible_weights(modules: list[Any], tensors: list[Any]) -> dict[int, weakref.ref[Any]]:
-    """Return those of *tensors* that look like weights, by their identity."""
-    shapes = _shapes_of(modules)
-    return {id(tensor): weakref.ref(tensor) for tensor in filter(_is_whole, tensors) if _may_be_weight(tensor, shapes)}
-
-
-def _those_of_both(before: dict[int, weakref.ref[Any]], now: dict[int, weakref.ref[Any]]) -> list[Any]:
-    """Return what was there before and is there now."""
-    found = ((before[key](), reference()) for key, reference in now.items() if key in before)
-    return [tensor for earlier, tensor in found if tensor is not None and tensor is earlier]
-
-
-def _may_be_weight(tensor: Any, shapes: set[torch.Size]) -> bool:
-    """Say whether *tensor* has one of *shapes*, those of the weights, or is itself what gradients are accumulated for."""
-    with torch._C.DisableTorchFunctionSubclass():
-        if not has_memory(tensor) or not tensor.is_cuda or not tensor.is_floating_point() or not tensor.is_leaf:
-            return False
-        return tensor.requires_grad or tensor.shape in shapes
-
-
-def _is_whole(tensor: Any) -> bool:
-    """Say whether *tensor* has a content: one that is being made or has been given up, by another thread perhaps, is an object without."""
-    try:
-        _ = tensor.is_leaf
-    except RuntimeError:
-        return False
-    return True
-
-
-def _is_view_in_graph(tensor: Any) -> bool:
-    """Say whether *tensor* is a part of another, and autograd goes on from it, as parameters are of a flat one."""
-    return _is_whole(tensor) and tensor.grad_fn is not None and tensor._is_view()
-
-
-def _is_wrapped(tensor: Any) -> bool:
-    """Say whether *tensor* stands for another, as torch.compile and torch.func have them: it has no memory of its own."""
-    return bool(torch._is_functional_tensor(tensor) or torch._C._functorch.is_functorch_wrapped_tensor(tensor))
-
-
-def parts_of(gradient: Any) -> tuple[Any, ...]:
-    """Return the tensors that hold *gradient*: that of an embedding may be sparse, its rows and which they are."""
-    return (gradient._indices(), gradient._values()) if gradient.layout is torch.sparse_coo else (gradient,)
-
-
-def tensors_of(state: Any) -> Iterable[Any]:
-    """Return the values of an optimizer's state for one parameter, those of lists in it as well."""
-    values = list(state.values()) if isinstance(state, dict) else []
-    return [inner for value in values for inner in (value if isinstance(value, (list, tuple)) else (value,))]
-
-
 def columns(events: list[dict[str, Any]]) -> dict[str, Any]:
     """Return the allocator's events as columns: one letter each, addresses, bytes, streams."""
     kept = [event for event in events if event["action"] in ACTIONS]
@@ -760,10 +445,3 @@ def columns(events: list[dict[str, Any]]) -> dict[str, Any]:
         "sizes": [event["size"] for event in kept],
         "streams": [event.get("stream", 0) for event in kept],
     }
-
-
-def names_of(missed: set[int], modules: list[Any]) -> set[str]:
-    """Return the names of the parameters whose id is in *missed*, as the models that are no part of another call them."""
-    inner = {id(child) for module in modules for child in module._modules.values()}
-    models = [module for module in modules if id(module) not in inner]
-    return {name for model in models for name, parameter in model.named_parameters() if id(parameter) in missed}

@@ -39,10 +39,11 @@ from memplan.child.held_back import hold_back
 from memplan.child.held_memory import wait_for
 from memplan.child.host_optimizers import skip_host_steps
 from memplan.child.installed_modules import installed_modules
+from memplan.child.live_objects import objects_of
 from memplan.child.not_compiled import not_compiled
 from memplan.child.one_rank import world
 from memplan.child.ordinary_answers import compare_with_zeros
-from memplan.child.recorder import NOT_COMPILED, Recorder, objects_of
+from memplan.child.recorder import NOT_COMPILED, Recorder
 from memplan.child.skipped_loading import skipped
 from memplan.child.skipped_weights import lacks_weights, skip_weights
 from memplan.traces.trace import BUILD

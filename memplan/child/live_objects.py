@@ -1,0 +1,126 @@
+"""Objects of this process: its modules, optimizers and tensors, and where those of the device lie."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import weakref
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+
+from memplan.child.tensor_types import has_memory
+
+
+def objects_of(*kinds: type) -> list[list[Any]]:
+    """Return the objects of this process that are of each kind. Their classes are looked up first: a million objects take no second."""
+    found: dict[type, list[Any]] = {}
+    lists: list[list[Any]] = []
+    for kind in kinds:
+        lists.append([])
+        for known in (kind, *subclasses(kind)):
+            found[known] = lists[-1]
+    candidates = gc.get_objects()  # millions, in a program that was compiled
+    for candidate in itertools.compress(candidates, map(found.__contains__, map(type, candidates))):
+        found[type(candidate)].append(candidate)
+    return lists
+
+
+def subclasses(kind: type) -> set[type]:
+    """Return every class that is derived from *kind*."""
+    direct: set[type] = set(type.__subclasses__(kind))
+    return direct.union(*(subclasses(known) for known in direct))
+
+
+def trained_by(optimizers: Iterable[Any]) -> list[Any]:
+    """Return what *optimizers* train."""
+    return [parameter for optimizer in optimizers for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def states_of(optimizers: Iterable[Any]) -> list[Any]:
+    """Return the values of the states of *optimizers*."""
+    return [value for optimizer in optimizers for state in optimizer.state.values() for value in tensors_of(state)]
+
+
+def addresses(tensors: Iterable[Any]) -> set[int]:
+    """Return where those of *tensors* that lie on the device begin."""
+    found = set()
+    with torch._C.DisableTorchFunctionSubclass():
+        for tensor in itertools.chain.from_iterable(map(_inner, tensors)):
+            if has_memory(tensor) and tensor.is_cuda and tensor.layout is torch.strided and not _is_wrapped(tensor):
+                found.add(tensor.untyped_storage().data_ptr())
+    return found
+
+
+def _inner(tensor: Any) -> Iterator[Any]:
+    """Yield what *tensor* consists of: of a DTensor what lies here, of a quantised one its codes and scales; itself, where it is plain."""
+    flatten = getattr(tensor, "__tensor_flatten__", None)
+    if flatten is None:
+        yield tensor
+        return
+    for name in flatten()[0]:
+        yield from _inner(getattr(tensor, name))
+
+
+def shapes_of(modules: list[Any]) -> set[torch.Size]:
+    """Return the shapes of the parameters and buffers of *modules*, but for scalars."""
+    weights = (weight for module in modules for weight in (*module.parameters(False), *module.buffers(False)))
+    return {weight.shape for weight in weights if weight.dim()}
+
+
+def possible_weights(modules: list[Any], tensors: list[Any]) -> dict[int, weakref.ref[Any]]:
+    """Return those of *tensors* that look like weights, by their identity."""
+    shapes = shapes_of(modules)
+    return {id(tensor): weakref.ref(tensor) for tensor in filter(is_whole, tensors) if _may_be_weight(tensor, shapes)}
+
+
+def those_of_both(before: dict[int, weakref.ref[Any]], now: dict[int, weakref.ref[Any]]) -> list[Any]:
+    """Return what was there before and is there now."""
+    found = ((before[key](), reference()) for key, reference in now.items() if key in before)
+    return [tensor for earlier, tensor in found if tensor is not None and tensor is earlier]
+
+
+def _may_be_weight(tensor: Any, shapes: set[torch.Size]) -> bool:
+    """Say whether *tensor* has one of *shapes*, those of the weights, or is itself what gradients are accumulated for."""
+    with torch._C.DisableTorchFunctionSubclass():
+        if not has_memory(tensor) or not tensor.is_cuda or not tensor.is_floating_point() or not tensor.is_leaf:
+            return False
+        return tensor.requires_grad or tensor.shape in shapes
+
+
+def is_whole(tensor: Any) -> bool:
+    """Say whether *tensor* has a content: one that is being made or has been given up, by another thread perhaps, is an object without."""
+    try:
+        _ = tensor.is_leaf
+    except RuntimeError:
+        return False
+    return True
+
+
+def is_view_in_graph(tensor: Any) -> bool:
+    """Say whether *tensor* is a part of another, and autograd goes on from it, as parameters are of a flat one."""
+    return is_whole(tensor) and tensor.grad_fn is not None and tensor._is_view()
+
+
+def _is_wrapped(tensor: Any) -> bool:
+    """Say whether *tensor* stands for another, as torch.compile and torch.func have them: it has no memory of its own."""
+    return bool(torch._is_functional_tensor(tensor) or torch._C._functorch.is_functorch_wrapped_tensor(tensor))
+
+
+def parts_of(gradient: Any) -> tuple[Any, ...]:
+    """Return the tensors that hold *gradient*: that of an embedding may be sparse, its rows and which they are."""
+    return (gradient._indices(), gradient._values()) if gradient.layout is torch.sparse_coo else (gradient,)
+
+
+def tensors_of(state: Any) -> Iterable[Any]:
+    """Return the values of an optimizer's state for one parameter, those of lists in it as well."""
+    values = list(state.values()) if isinstance(state, dict) else []
+    return [inner for value in values for inner in (value if isinstance(value, (list, tuple)) else (value,))]
+
+
+def names_of(missed: set[int], modules: list[Any]) -> set[str]:
+    """Return the names of the parameters whose id is in *missed*, as the models that are no part of another call them."""
+    inner = {id(child) for module in modules for child in module._modules.values()}
+    models = [module for module in modules if id(module) not in inner]
+    return {name for model in models for name, parameter in model.named_parameters() if id(parameter) in missed}

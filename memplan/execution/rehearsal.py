@@ -10,9 +10,6 @@ from memplan.memory.estimate import MemoryEstimate, MemoryRange
 from memplan.traces.read_basis import Basis
 from memplan.traces.trace import MemoryTrace
 
-SET_UP = "set-up before the first step"
-"""The phase of a peak while the model is made and its weights are loaded."""
-
 
 class StepPeaks(Description):
     """The allocator at the end of a step; peaks are those so far."""

@@ -11,11 +11,11 @@ from typing import NamedTuple
 from memplan.execution.device_log import NO_LOG, DeviceLog
 from memplan.execution.findings import Cause, find, lower_bound_reasons, takes_as_much, trained_batches
 from memplan.execution.ranks import ONE_RANK, Ranks
-from memplan.execution.rehearsal import SET_UP, DeviceRead, OutOfMemory, ProgramFailure, Rehearsal
+from memplan.execution.rehearsal import DeviceRead, OutOfMemory, ProgramFailure, Rehearsal
 from memplan.execution.run_record import RecordedRead, RunRecord
 from memplan.execution.runner import ended
 from memplan.memory.breakdown import MemoryBreakdown
-from memplan.memory.estimate import MemoryRange
+from memplan.memory.estimate import SET_UP, MemoryRange
 from memplan.traces.trace import BUILD, OOM, Block, Mark, MemoryTrace, bytes_by_category
 
 UNSPLIT_SHARE = 0.05

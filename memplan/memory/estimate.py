@@ -9,6 +9,9 @@ from memplan.memory.breakdown import MemoryBreakdown
 
 Method = Literal["analytic", "guide", "rehearsed", "measured"]
 
+SET_UP = "set-up before the first step"
+"""The phase of a peak while a program makes its model and loads the weights."""
+
 
 class MemoryRange(Description):
     """How sure a figure is."""

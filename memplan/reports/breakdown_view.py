@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from memplan.memory.breakdown import MemoryBreakdown
+from memplan.memory.estimate import SET_UP, MemoryEstimate
 from memplan.units import format_bytes
 
 CATEGORIES = {
@@ -43,14 +43,21 @@ class Breakdown(NamedTuple):
     """Category, size, share of the GPU; the total comes last, where there is one."""
 
 
-def breakdown_rows(breakdown: MemoryBreakdown, total_bytes: int, *, is_short: bool = False) -> tuple[tuple[str, str, float], ...]:
-    """Return the rows of *breakdown* on a GPU of *total_bytes*; a short one has model states, activations and the rest, without a total."""
+def breakdown_rows(estimate: MemoryEstimate, total_bytes: int, *, is_short: bool = False) -> tuple[tuple[str, str, float], ...]:
+    """
+    Return the rows of the breakdown of *estimate* on a GPU of *total_bytes*.
+
+    A short one has model states, activations and the rest, without a total. Before the first step nothing is kept for a backward, and what
+    would be activations are other tensors.
+    """
+    breakdown = estimate.breakdown
     if is_short:
         parts = [(name, sum(getattr(breakdown, field) for field in fields)) for name, fields in SHORT.items()]
     else:
         parts = [(CATEGORIES[name], value) for name, value in breakdown]
         parts.append(("total", breakdown.total_bytes))
-    return tuple((name, format_bytes(value), value / total_bytes) for name, value in parts if value)
+    names = {"activations": "other tensors"} if estimate.peak_phase == SET_UP else {}
+    return tuple((names.get(name, name), format_bytes(value), value / total_bytes) for name, value in parts if value)
 
 
 def joined(names: Sequence[str]) -> str:

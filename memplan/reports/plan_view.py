@@ -235,9 +235,9 @@ def _breakdowns(plan: Plan, *, is_short: bool) -> list[Breakdown]:
     return [
         Breakdown(
             f"{joined([stage.name for stage in stages])} at the peak ({stages[0].estimate.peak_phase})",
-            breakdown_rows(breakdown, total_bytes, is_short=is_short),
+            breakdown_rows(stages[0].estimate, total_bytes, is_short=is_short),
         )
-        for breakdown, stages in groups.items()
+        for stages in groups.values()
     ]
 
 

@@ -8,8 +8,9 @@ from typing import NamedTuple
 
 from memplan.analysis.would_fit import WouldFit
 from memplan.execution.findings import guessed_places, shown_place
-from memplan.execution.rehearsal import SET_UP, OutOfMemory, Rehearsal
+from memplan.execution.rehearsal import OutOfMemory, Rehearsal
 from memplan.hardware.gpu import GpuSpec
+from memplan.memory.estimate import SET_UP
 from memplan.reports.breakdown_view import Breakdown, breakdown_rows, count
 from memplan.traces.trace import BUILD
 from memplan.units import format_bytes
@@ -54,10 +55,8 @@ def view_rehearsal(rehearsal: Rehearsal, gpu: GpuSpec, would_fit: WouldFit | Non
             facts.append(("by assumption", f"{low} to {high}: {' and '.join(_assumed(rehearsal))} decide sizes"))
     if rehearsal.process is not None:
         facts.append(("process", rehearsal.process))
-    rows = breakdown_rows(rehearsal.breakdown, gpu.total_memory_bytes)
-    if rehearsal.peak_phase == SET_UP:  # nothing is kept for a backward yet
-        rows = tuple((name.replace("activations", "other tensors"), size, share) for name, size, share in rows)
-    breakdown = Breakdown(f"{'set-up' if rehearsal.peak_phase == SET_UP else 'the step'} at its peak", rows)
+    what = "set-up" if rehearsal.peak_phase == SET_UP else "the step"
+    breakdown = Breakdown(f"{what} at its peak", breakdown_rows(rehearsal, gpu.total_memory_bytes))
     fits = tuple(_would_fit(would_fit)) if would_fit else ()
     return RehearsalView(
         _rehearsal_headline(rehearsal, gpu),

@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
-from memplan.execution.rehearsal import SET_UP, Rehearsal
+from memplan.execution.rehearsal import Rehearsal
 from memplan.execution.rehearse_script import rehearse_script
 from memplan.hardware.catalog import find_gpu
 from memplan.hardware.torch_install import TorchBuild
+from memplan.memory.estimate import SET_UP
 from tests.standin.conftest import torch_build
 
 __all__ = ["torch_build"]

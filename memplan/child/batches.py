@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -164,11 +164,14 @@ def _copy_of(batch: Any) -> Any:
 
 
 def tensors_in(batch: Any, depth: int = 4) -> Iterator[torch.Tensor]:
-    """Yield the tensors of *batch*: itself, or what is in lists, tuples, mappings and objects, some levels deep."""
+    """
+    Yield the tensors of *batch*: itself, or what is in lists, tuples, mappings and objects, some levels deep.
+
+    Of a class of which nobody knows anything here no method is called: `values` may be an array, or a function that takes arguments.
+    """
     if isinstance(batch, torch.Tensor):
         yield batch
-    elif depth and not isinstance(batch, (str, bytes, int, float, type(None))):
-        values = batch.values() if hasattr(batch, "values") else batch if isinstance(batch, (list, tuple)) else ()
-        inner = values if not callable(values) else ()
-        for value in inner or getattr(batch, "__dict__", {}).values():
+    elif depth and not isinstance(batch, (str, bytes, int, float, type(None), type)):
+        inner = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, (list, tuple)) else ()
+        for value in list(inner) or list(getattr(batch, "__dict__", {}).values()):
             yield from tensors_in(value, depth - 1)

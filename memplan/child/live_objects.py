@@ -34,13 +34,13 @@ def subclasses(kind: type) -> set[type]:
 
 
 def trained_by(optimizers: Iterable[Any]) -> list[Any]:
-    """Return what *optimizers* train."""
-    return [parameter for optimizer in optimizers for group in optimizer.param_groups for parameter in group["params"]]
+    """Return what *optimizers* train: of one that wraps another, and is none itself, nothing perhaps."""
+    return [parameter for optimizer in optimizers for group in getattr(optimizer, "param_groups", ()) for parameter in group["params"]]
 
 
 def states_of(optimizers: Iterable[Any]) -> list[Any]:
     """Return the values of the states of *optimizers*."""
-    return [value for optimizer in optimizers for state in optimizer.state.values() for value in tensors_of(state)]
+    return [value for optimizer in optimizers for state in getattr(optimizer, "state", {}).values() for value in tensors_of(state)]
 
 
 def addresses(tensors: Iterable[Any]) -> set[int]:

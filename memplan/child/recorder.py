@@ -379,6 +379,7 @@ class Recorder:
         free, reserved = torch.cuda.mem_get_info(self._device)[0], torch.cuda.memory_reserved(self._device)
         return {
             "gpu_name": torch.cuda.get_device_properties(self._device).name,
+            "gpu_memory_bytes": torch.cuda.get_device_properties(self._device).total_memory,
             "torch": torch.__version__,
             "steps": self.steps,
             "step_seconds": self._step_seconds,

@@ -26,6 +26,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -82,7 +83,7 @@ class Script:
         self._counts: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()
         self._last: weakref.ref[Optimizer] | None = None
         """The optimizer that stepped last."""
-        self._num_ended = self._num_backwards = 0
+        self._num_ended = self._num_backwards = self._num_optimizers = 0
         self._has_optimizer = False
         self._told_at = 0.0
         self._path = results
@@ -113,6 +114,7 @@ class Script:
         os.register_at_fork(after_in_child=self._forked)
         os._exit = self._writing_first(os._exit)  # forked children of multiprocessing leave by it, and scripts whose threads hang
         sys.exit = self._noting_error(sys.exit)
+        self._watch_children()
         if threading.current_thread() is threading.main_thread():  # where hook/sitecustomize.py was not loaded
             for number in (signal.SIGTERM, signal.SIGHUP):
                 if signal.getsignal(number) is signal.SIG_DFL:
@@ -128,6 +130,7 @@ class Script:
 
         @functools.wraps(make)
         def made(*arguments: Any, **keywords: Any) -> None:
+            self._num_optimizers += 1
             self._recorder.end_building()
             make(*arguments, **keywords)
 
@@ -179,7 +182,12 @@ class Script:
         """Return the optimizers that have not stepped yet, though they have parameters to train that no other one has."""
         known = objects_of(Optimizer)[0]
         done: set[int] = set().union(*(_parameters(one) for one in known if one in self._counts))
-        return [one for one in known if one not in self._counts and not _parameters(one) <= done]
+        waiting = []
+        for one in known:
+            if one not in self._counts and not _parameters(one) <= done:
+                waiting.append(one)
+                done |= _parameters(one)  # one that wraps it, as accelerate's, is no other
+        return waiting
 
     def _end_step(self) -> None:
         self._recorder.end_step()
@@ -265,10 +273,30 @@ class Script:
 
         def note_and_leave(status: Any = None, /) -> None:
             if status not in (None, 0):
-                self._error = sys.exc_info()[1]
+                self._error = sys.exc_info()[1] or self._error
             leave(status)
 
         return note_and_leave
+
+    def _watch_children(self) -> None:
+        """Keep the error that ends a process of multiprocessing's, which prints it and tells its parent of an exit code."""
+        begin = BaseProcess._bootstrap  # type: ignore[attr-defined]  # in no stub
+
+        @functools.wraps(begin)
+        def noting(process: Any, *arguments: Any, **keywords: Any) -> Any:
+            run = process.run
+
+            def noted() -> None:
+                try:
+                    run()
+                except Exception as error:
+                    self._error = error
+                    raise
+
+            process.run = noted
+            return begin(process, *arguments, **keywords)
+
+        BaseProcess._bootstrap = noting  # type: ignore[attr-defined]
 
     def write(self) -> None:
         """Write what was seen, once, where CUDA was used: a worker that only loads data has nothing to say."""
@@ -304,6 +332,7 @@ class Script:
             "was_interrupted": isinstance(error, KeyboardInterrupt),
             "peers": sorted(seen.peers),
             "needed_rank": seen.needed[0] if seen.needed else None,
+            "num_optimizers": self._num_optimizers,
             "never_stepped": never_stepped,
             "skipped_weights": skipped,
             "lacks_weights": lacks_weights(error),

@@ -247,7 +247,10 @@ class TensorNotes:
         gradients = [weight.grad for weight in (*weights, *trained_by(optimizers)) if weight.grad is not None]
         taken = addresses([*weights, *gradients, *states_of(optimizers)])
         copies = {address: tensor for tensor in lasting for address in addresses([tensor]) if address not in taken}
-        if not are_of_whole_models or len({tensor.shape for tensor in copies.values()}) > len(shapes_of(modules)) / 2:
+        shapes = shapes_of(modules)
+        if optimizers:  # what requires a gradient, and is trained by none of them, may be an input
+            copies = {address: tensor for address, tensor in copies.items() if tensor.shape in shapes}
+        if not are_of_whole_models or len({tensor.shape for tensor in copies.values()}) > len(shapes) / 2:
             for address, tensor in copies.items():
                 (self.notes["parameters"] if tensor.requires_grad else self._copies).add((address, count))
         self._has_optimizer = self._has_optimizer or bool(optimizers)

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from memplan.execution.device_log import NO_LOG, DeviceLog
 from memplan.execution.rehearsal import DeviceRead, Finding
@@ -55,6 +55,7 @@ def find(
     *,
     log: DeviceLog = NO_LOG,
     unrecorded_peak: str | None = None,
+    first_again: FirstStepAgain | None = None,
     others: Mapping[Cause, RunRecord] = MappingProxyType({}),
 ) -> tuple[Finding, ...]:
     """
@@ -66,6 +67,7 @@ def find(
     return (
         *_unrecorded(unrecorded_peak),
         *_before_steps(record, trace),
+        *_first_step(first_again),
         *_checkpointing(record.checkpointing_off),
         *_without_gradient(record),
         *_wide_tensors(record),
@@ -103,6 +105,24 @@ def _before_steps(record: RunRecord, trace: MemoryTrace) -> Iterator[Finding]:
             kind="peak_before_steps",
             message="the peak is before the first step, while the model is made or loaded: the steps themselves allocate "
             f'{format_bytes(most_bytes)} at most; a checkpoint that is loaded with `map_location="cpu"` is not on the GPU twice',
+        )
+
+
+class FirstStepAgain(NamedTuple):
+    """A later step that asks for as much as the first, which had the peak."""
+
+    state_bytes: int
+    """The optimizer's state, which the first did not have."""
+    more_bytes: int
+    """That may be reserved beyond what was."""
+
+
+def _first_step(again: FirstStepAgain | None) -> Iterator[Finding]:
+    if again is not None:
+        yield Finding(
+            kind="peak_before_state",
+            message=f"the peak is in step 1, where the optimizer has no state yet ({format_bytes(again.state_bytes)}), and later steps ask "
+            f"for less: one that asks for as much again takes up to {format_bytes(again.more_bytes)} more, which is in the upper bound",
         )
 
 
@@ -456,6 +476,8 @@ def lower_bound_reasons(
         yield f"sizes were guessed as zero at {guessed}"
     if record.never_stepped:
         yield f"{_listed(record.never_stepped)} never stepped, so its state is not counted, nor what leads to its step"
+    elif record.num_optimizers and not record.steps:
+        yield "an optimizer was made and never stepped, so its state is not counted, nor what leads to its step"
     if drawn:
         yield f"numbers that are drawn at random on the GPU decide sizes at {_places(drawn)}"
     yield from _failed_ends(record, others)

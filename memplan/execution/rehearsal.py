@@ -113,7 +113,7 @@ class Finding(Description):
 
     kind: Literal[
         "checkpointing_without_effect", "parameters_without_gradient", "wide_tensors", "growth", "library_workspaces", "device_values",
-        "guessed_sizes", "unrecorded_peak", "not_served", "batch_shapes", "cached_shapes", "peak_before_steps",
+        "guessed_sizes", "unrecorded_peak", "not_served", "batch_shapes", "cached_shapes", "peak_before_steps", "peak_before_state",
         "chosen_by_time", "nothing_walked", "drawn_values", "skipped_weights", "missing_weights", "varying_steps",
     ]  # fmt: skip
     """Which kind of finding."""
@@ -156,6 +156,9 @@ class Rehearsal(MemoryEstimate):
 
     gpu_name: str
     """The GPU that was simulated."""
+
+    gpu_memory_bytes: PositiveInt | None = None
+    """What it had for programs; None: no limit."""
 
     torch: str
     """The PyTorch that ran."""
@@ -251,8 +254,9 @@ class Rehearsal(MemoryEstimate):
     @property
     def verdict(self) -> Verdict:
         """
-        Return what can be said: it fits; it ran only by giving cached memory back (tight: most such steps run out on a real GPU); it does
-        not fit; or unknown, where the program failed, or sizes were guessed.
+        Return what can be said: it fits; it is tight, because it ran only by giving cached memory back (most such steps run out on a real
+        GPU), or because the upper bound is more than the GPU has; it does not fit; or unknown, where the program failed, or sizes were
+        guessed.
         """
         if self.failure is not None:
             return "unknown"
@@ -260,7 +264,12 @@ class Rehearsal(MemoryEstimate):
             return "does_not_fit"
         if self.lower_bound_reasons:
             return "unknown"
-        return "tight" if self.num_alloc_retries else "fits"
+        return "tight" if self.num_alloc_retries or self.may_be_too_large else "fits"
+
+    @property
+    def may_be_too_large(self) -> bool:
+        """Say whether the upper bound is more than the GPU has."""
+        return self.gpu_memory_bytes is not None and self.gpu_memory_bytes < self.device_used.high_bytes
 
     @computed_field  # type: ignore[prop-decorator]
     @property

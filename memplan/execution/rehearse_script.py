@@ -135,7 +135,7 @@ def rehearse_in_both_orders(
         in_order = rehearse_script(words, on_next_run=on_next_run, **options, is_heard=False)
     except NothingSeenError:  # it asks for what nobody types again
         return walked
-    if in_order.failure is not None or (in_order.verdict == "fits" and in_order.device_used.high_bytes <= walked.device_used.high_bytes):
+    if in_order.failure is not None or (in_order.verdict == "fits" and in_order.device_used_bytes <= walked.device_used_bytes):
         return walked
     findings = (*(finding for finding in in_order.findings if finding.kind != "batch_shapes"), *shapes)
     return in_order.model_copy(update={"findings": findings, "num_walked_batches": walked.num_walked_batches})

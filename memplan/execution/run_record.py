@@ -110,6 +110,9 @@ class RunRecord(Description):
     torch: str
     """The PyTorch that ran."""
 
+    gpu_memory_bytes: NonNegativeInt = 0
+    """What the GPU has for programs."""
+
     gpu_name: str | None
     """The name of the GPU; None where the program never used one, and then nothing below was seen."""
 
@@ -219,6 +222,9 @@ class RunRecord(Description):
 
     needed_rank: NonNegativeInt | None = None
     """The rank whose objects it waited for in vain."""
+
+    num_optimizers: NonNegativeInt = 0
+    """How many of PyTorch's were made."""
 
     never_stepped: tuple[str, ...] = ()
     """Optimizers that never stepped, though others did: each with what it has to train."""

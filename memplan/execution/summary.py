@@ -9,11 +9,12 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from memplan.execution.device_log import NO_LOG, DeviceLog
-from memplan.execution.findings import Cause, find, lower_bound_reasons, takes_as_much, trained_batches
+from memplan.execution.findings import Cause, FirstStepAgain, find, lower_bound_reasons, takes_as_much, trained_batches
 from memplan.execution.ranks import ONE_RANK, Ranks
 from memplan.execution.rehearsal import DeviceRead, OutOfMemory, ProgramFailure, Rehearsal
 from memplan.execution.run_record import RecordedRead, RunRecord
 from memplan.execution.runner import ended
+from memplan.hardware.gpu import UNLIMITED_BYTES
 from memplan.memory.breakdown import MemoryBreakdown
 from memplan.memory.estimate import SET_UP, MemoryRange
 from memplan.traces.trace import BUILD, OOM, Block, Mark, MemoryTrace, bytes_by_category
@@ -69,6 +70,8 @@ def rehearsal_of(
     )
     behind = record.was_stopped and sum(recorded.values()) < allocated * (1 - UNSPLIT_SHARE)
     beside_bytes = record.others_bytes + record.shared_bytes
+    first_again = None if behind else first_step_again(record, trace, position)
+    more_bytes = 0 if first_again is None else first_again.more_bytes
     ends = {cause: other.record for cause, other in others.items()}
     outside_bytes = context.expected_bytes + nccl.expected_bytes + beside_bytes
     return Rehearsal(
@@ -79,16 +82,17 @@ def rehearsal_of(
         device_used=MemoryRange(
             low_bytes=min(low, reserved) + context.low_bytes + nccl.low_bytes + record.shared_bytes,
             expected_bytes=reserved + outside_bytes,
-            high_bytes=reserved + context.high_bytes + nccl.high_bytes + beside_bytes,
+            high_bytes=reserved + more_bytes + context.high_bytes + nccl.high_bytes + beside_bytes,
         ),
         peak_phase="a step behind those recorded" if behind else where,
         gpu_name=record.gpu_name,
+        gpu_memory_bytes=record.gpu_memory_bytes if 0 < record.gpu_memory_bytes < UNLIMITED_BYTES else None,
         torch=record.torch,
         out_of_memory=_out_of_memory(record, exit_code, trace),
         num_alloc_retries=record.num_alloc_retries,
         steps=record.steps,
         grows=len(record.steps) > 2 and record.steps[-1].peak_allocated_bytes > record.steps[-2].peak_allocated_bytes,
-        findings=find(record, trace, log=run.log, unrecorded_peak=where if behind else None, others=ends),
+        findings=find(record, trace, log=run.log, unrecorded_peak=where if behind else None, first_again=first_again, others=ends),
         reads=reads_by_bytes(record.reads, blocks.values()),
         values=dict(record.values),
         exit_code=exit_code,
@@ -108,6 +112,22 @@ def rehearsal_of(
         was_cut=record.was_cut,
         trace=trace,
     )
+
+
+def first_step_again(record: RunRecord, trace: MemoryTrace, position: int) -> FirstStepAgain | None:
+    """
+    Return what a later step takes that asks for as much as the first, where that has the peak, at event *position*; None where not.
+
+    The optimizer's state is not there in the first, and is beside all that any later one asks for.
+    """
+    mark = trace.phase_at(position)
+    if mark.step != 1 or mark.phase == BUILD or len(record.steps) < 2 or record.was_stopped or record.out_of_memory is not None:
+        return None
+    state_bytes = trace.state_missing_at(position)
+    reserved = record.peak_reserved_bytes
+    is_highest = record.steps[0].peak_reserved_bytes == reserved
+    more_bytes = state_bytes if is_highest else max(0, record.peak_allocated_bytes + state_bytes - reserved)
+    return FirstStepAgain(state_bytes, more_bytes) if more_bytes else None
 
 
 _OF_A_STEP = ("activations", "batch_data", "workspaces")

@@ -164,6 +164,9 @@ def _rehearsal_headline(rehearsal: Rehearsal, gpu: GpuSpec) -> str:
         return f"Does not fit on {gpu.name}: out of memory {_when(missing)}"
     if rehearsal.lower_bound_reasons:
         return f"At least {peak} on {gpu.name}: {rehearsal.lower_bound_reasons[0]}"
+    if rehearsal.verdict == "tight" and not rehearsal.num_alloc_retries:
+        high, total = (format_bytes(size) for size in (rehearsal.device_used.high_bytes, gpu.total_memory_bytes))
+        return f"Tight on {gpu.name}: {peak} at {steps}, and up to {high} of {total}"
     if rehearsal.verdict == "tight":
         return f"Tight on {gpu.name}: it ran only by giving cached memory back ({count(rehearsal.num_alloc_retries, 'retry', 'retries')})"
     return f"Fits on {gpu.name}: {peak} at {steps}"
@@ -195,20 +198,20 @@ def _rehearsal_warnings(rehearsal: Rehearsal, gpu: GpuSpec) -> list[str]:
         cause = f"; a guessed value may be the cause: reads answered with zero at {guessed}" if guessed else ""
         warnings.append(f"the figures cover what ran before it failed{cause}")
     warnings.extend(f"it may take more: {reason}" for reason in rehearsal.lower_bound_reasons)
-    if rehearsal.fits and rehearsal.device_used.high_bytes > gpu.total_memory_bytes:
+    if rehearsal.verdict in ("fits", "tight") and rehearsal.device_used.high_bytes > gpu.total_memory_bytes:
         most = format_bytes(max(0, gpu.total_memory_bytes - rehearsal.peak_reserved_bytes))
         if rehearsal.breakdown.nccl_buffers_bytes:
             warnings.append(f"it barely fits: not where the CUDA context and NCCL's buffers together take more than {most}")
         else:
             warnings.append(f"it barely fits: not with a CUDA context of more than {most}, and that varies up to 0.62 GiB")
-    if rehearsal.verdict == "tight":
+    if rehearsal.verdict == "tight" and rehearsal.num_alloc_retries:
         warnings.append("the allocator had to release cached memory to go on; most steps that do so run out of memory on a real GPU")
     return [*warnings, *(finding.message for finding in rehearsal.findings)]
 
 
 def _would_fit(found: WouldFit) -> Iterator[str]:
     if found.name and found.value:
-        yield f"{found.name}={found.value} on this GPU: the largest that completed"
+        yield f"{found.name}={found.value} on this GPU: the largest that fits"
     elif found.name is None:
         yield "perhaps a smaller batch: no value of the program is called batch (or batch_size, micro_batch, bs, n), so none was tried"
     else:

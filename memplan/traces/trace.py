@@ -215,6 +215,22 @@ class MemoryTrace:
                 current -= live.pop(self.addresses[event], 0)
         return position
 
+    def state_missing_at(self, position: int) -> int:
+        """Return how many bytes of the optimizer's state are made behind event *position*, more than there are at it."""
+        live: dict[int, int] = {}
+        number = current = there = most = 0
+        for event, action in enumerate(self.actions):
+            if action == ALLOC:
+                number += 1
+                if self._category(number) == "optimizer_state":
+                    live[self.addresses[event]] = rounded(self.sizes[event])
+                    current += live[self.addresses[event]]
+            elif action == FREE:
+                current -= live.pop(self.addresses[event], 0)
+            there = current if event == position else there
+            most = max(most, current)
+        return most - there
+
     def _category(self, number: int) -> str:
         return CATEGORIES[self.purposes[number - 1]]
 

@@ -91,7 +91,7 @@ def runs(rehearser: Rehearser, gpu: GpuSpec, batch: int) -> bool:
         seen = run(rehearser, gpu, batch)
     except UsageError:
         return False
-    return seen.fits and seen.num_alloc_retries == 0
+    return seen.failure is None and seen.out_of_memory is None and seen.num_alloc_retries == 0
 
 
 def requests(rehearsal: Rehearsal) -> Requests:

@@ -1646,6 +1646,109 @@ def test_a_number_by_which_the_best_is_kept_is_no_reason_to_run_again(script: Sc
     assert rehearsal.findings == ()
 
 
+EVERY_FOURTH = """
+import torch
+from torch import nn
+
+model = nn.Sequential(*[nn.Linear(512, 512, bias=False) for _ in range(4)]).cuda()
+update = torch.optim.Adam(model.parameters())
+for step in range(5):
+    loss = model(torch.randn(8, 512, device="cuda")).square().mean()
+    if step % 4 == 0:
+        penalty = torch.randn(8192, 512, device="cuda", requires_grad=True)
+        loss = loss + model(penalty).square().mean()
+        del penalty
+    loss.backward()
+    update.step()
+    update.zero_grad()
+"""
+"""A penalty in the first step, and in the fifth, when Adam's state of 8 MiB is there."""
+
+
+def test_a_first_step_that_takes_most_may_come_again_beside_the_optimizers_state(script: Script) -> None:
+    """The upper bound has it, and what a later step takes is within it; where that step was run, nothing is added."""
+    three, five = seen(script(EVERY_FOURTH, steps=3)), seen(script(EVERY_FOURTH, steps=5))
+
+    assert three.peak_phase.endswith("of step 1")
+    assert [finding.kind for finding in three.findings] == ["peak_before_state"]
+    assert three.device_used.high_bytes == three.peak_reserved_bytes + 630 * MIB + 8 * MIB
+    assert five.peak_allocated_bytes > three.peak_allocated_bytes
+    assert three.peak_reserved_bytes <= five.peak_reserved_bytes <= three.peak_reserved_bytes + 8 * MIB
+    assert five.device_used.high_bytes == five.peak_reserved_bytes + 630 * MIB
+
+
+def test_what_may_be_too_large_is_tight(script: Script) -> None:
+    """The upper bound decides: with a small context it runs, with a large one it does not."""
+    reserved_bytes = seen(script(TRAINING)).peak_reserved_bytes
+    gpus = [find_gpu("t4").model_copy(update={"total_memory_bytes": reserved_bytes + rest * MIB}) for rest in (630, 629)]
+
+    ample, small = (rehearse_script(["train.py"], gpu=gpu, timeout_seconds=100) for gpu in gpus)
+
+    assert (ample.verdict, small.verdict, small.num_alloc_retries) == ("fits", "tight", 0)
+    assert view_rehearsal(small, gpus[1]).headline.startswith("Tight on Tesla T4: ")
+
+
+DIES = """
+import multiprocessing
+from common import make, torch
+
+def work(fails):
+    update = torch.optim.AdamW(make().parameters())
+    if fails:
+        raise ValueError("no group of processes")
+
+if __name__ == "__main__":
+    multiprocessing.set_start_method("spawn")
+    process = multiprocessing.Process(target=work, args=(FAILS,))
+    process.start()
+    process.join()
+"""
+
+
+@pytest.mark.heavy
+def test_a_process_that_dies_without_its_parent_has_no_verdict(script: Script) -> None:
+    """The parent ends well; the error is that of the process that trains."""
+    found = seen(script(DIES.replace("FAILS", "True")))
+
+    assert (found.verdict, found.steps) == ("unknown", ())
+    assert found.failure is not None
+    assert found.failure.message == "ValueError: no group of processes"
+
+
+@pytest.mark.heavy
+def test_an_optimizer_that_is_gone_before_it_stepped_leaves_a_lower_bound(script: Script) -> None:
+    """A program that prepares a training and ends has not shown what that takes."""
+    found = seen(script(DIES.replace("FAILS", "False")))
+
+    assert found.verdict == "unknown"
+    assert found.lower_bound_reasons == (
+        "an optimizer was made and never stepped, so its state is not counted, nor what leads to its step",
+    )
+
+
+@pytest.mark.heavy
+def test_an_optimizer_that_wraps_another_is_not_named_beside_it(script: Script) -> None:
+    """As accelerate's does: it has the same parameters."""
+    wraps = (
+        "class Wrapper(torch.optim.Optimizer):\n    def __init__(self, inner):\n"
+        "        self.inner, self.param_groups, self.state = inner, inner.param_groups, inner.state\n"
+    )
+    text = TRAINING.replace("for number", f"{wraps}wrapper = Wrapper(update)\nfor number").replace("update.step()", "pass")
+
+    (reason,) = seen(script(text)).lower_bound_reasons
+
+    assert reason.startswith("AdamW with 4 parameters never stepped")
+
+
+@pytest.mark.heavy
+def test_an_input_that_requires_a_gradient_is_no_parameter(script: Script) -> None:
+    """Points at which a network solves an equation: made anew for each step, and there until the next."""
+    points = "points = torch.rand(2**20, 4, device='cuda').requires_grad_()\n    (model(batch()).square().mean() + points.sum())"
+    found = seen(script(TRAINING.replace("model(batch()).square().mean()", points)))
+
+    assert found.breakdown.parameters_bytes == 4 * MIB
+
+
 @pytest.mark.heavy
 def test_an_optimizer_that_never_stepped_leaves_a_lower_bound(script: Script) -> None:
     """Its state is not there: 8 MiB of moments would be. That is told once."""

@@ -6,6 +6,7 @@ import copy
 import functools
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -49,12 +50,12 @@ class Batches:
             step, num_backwards = self._now()
             self.seen.append((step, shapes, num_backwards))
 
-    def lead_with_largest(self, most: int, *, after_one: bool) -> None:
+    def lead_with_largest(self, most: int, *, after: int) -> None:
         """
         Have every DataLoader give its largest batches early: it is walked through once before, *most* batches of it.
 
         They are those with the most elements, all tensors together and each by itself: where the input is longest, and where the target is.
-        *after_one*: the program's own first batch comes before them, as in an epoch, which hardly begins with the largest: what PyTorch has
+        *after*: how many of the program's own come before them, as in an epoch, which hardly begins with the largest: what PyTorch has
         cached for a smaller batch mostly does not serve a larger one. Where a program takes no more than one batch of a DataLoader, the
         next that it takes of it, or of another, is the largest.
         """
@@ -63,14 +64,14 @@ class Batches:
         @functools.wraps(make)
         def led(loader: Any) -> Any:
             if loader not in self._led:
-                begins = after_one and (self._last is None or self._last.was_given)
-                self._led[loader] = self._last = _Largest(self._largest(make(loader), most, after_one=begins), begins_with_one=begins)
-            own, largest = make(loader), self._led[loader]
-            return own if largest.is_done else _Led(largest, own, self._note, lambda: self._now()[0] > 1)
+                own = after if self._last is None or self._last.was_given else 0
+                self._led[loader] = self._last = _Largest(self._largest(make(loader), most, after=own), num_before=own)
+            rest, largest = make(loader), self._led[loader]
+            return rest if largest.is_done else _Led(largest, rest, self._note, lambda: self._now()[0] > 1)
 
         setattr(DataLoader, "__iter__", led)  # noqa: B010
 
-    def _largest(self, iterator: Any, most: int, *, after_one: bool) -> list[Any]:
+    def _largest(self, iterator: Any, most: int, *, after: int) -> list[Any]:
         best: dict[int, tuple[int, Any]] = {}
         number = 0
         self._is_walking = True
@@ -86,7 +87,8 @@ class Batches:
             self._is_walking = False
             self.num_walked += number
         largest = sorted({id(batch): (size, batch) for size, batch in best.values()}.values(), key=lambda found: -found[0])
-        print(f"memplan: of {number} batches the largest come {'after the first one' if after_one else 'first'}", file=sys.stderr)
+        when = "first" if not after else "after the first one" if after == 1 else f"after the first {after}"
+        print(f"memplan: of {number} batches the largest come {when}", file=sys.stderr)
         return [batch for _, batch in largest]
 
     @property
@@ -99,9 +101,9 @@ class Batches:
 class _Largest:
     """The largest batches of a DataLoader that are still to come; again when a step has ended: the optimizer's state is there then."""
 
-    def __init__(self, batches: list[Any], *, begins_with_one: bool) -> None:
-        self.begins_with_one = begins_with_one
-        """One of the program's own comes before them."""
+    def __init__(self, batches: list[Any], *, num_before: int) -> None:
+        self.num_before = num_before
+        """How many of the program's own come before them still."""
         self.was_given = False
         self._left, self._again = list(batches), list(map(_copy_of, batches))
 
@@ -137,9 +139,10 @@ class _Led:
         return self
 
     def __next__(self) -> Any:
-        if self._largest.begins_with_one:
-            self._largest.begins_with_one = False
-            return next(self._rest)
+        if self._largest.num_before:
+            self._largest.num_before -= 1
+            with suppress(StopIteration):  # it has fewer
+                return next(self._rest)
         batch = self._largest.next(has_stepped=self._has_stepped())
         if batch is None:
             try:

@@ -100,7 +100,8 @@ class Recorder:
             self._habits.attach()
         self._most_walked = int(os.environ.get("MEMPLAN_WORST_BATCH") or 0)
         if self._most_walked:
-            self.batches.lead_with_largest(self._most_walked, after_one=os.environ.get("MEMPLAN_STEPS") != "1")
+            own_first = int(os.environ.get("MEMPLAN_OWN_FIRST") or 1)
+            self.batches.lead_with_largest(self._most_walked, after=0 if os.environ.get("MEMPLAN_STEPS") == "1" else own_first)
         register_optimizer_step_pre_hook(not_compiled(self._optimizer_begins))
         register_optimizer_step_post_hook(not_compiled(self._optimizer_ends))
         if torch.cuda._initialization_lock.locked():  # CUDA is being initialised, below this call perhaps: it will see to the queue

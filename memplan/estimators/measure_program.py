@@ -6,7 +6,7 @@ import tempfile
 from pathlib import Path
 
 from memplan.errors import NothingSeenError, NotRehearsedError, SizeRefusedError, UsageError
-from memplan.estimators.program_steps import MOST_WALKED_BATCHES, NUM_STEPS, files_shown
+from memplan.estimators.program_steps import NUM_STEPS, WALKED, files_shown
 from memplan.estimators.rehearse_program import last_lines, words_of
 from memplan.estimators.workload_steps import allocator_environment
 from memplan.execution.measure import Measurer
@@ -53,7 +53,7 @@ def _measure_command(program: CommandProgram, gpu: GpuSpec, said: Path) -> Measu
             steps=NUM_STEPS,
             shown=files_shown(program),
             said=said,
-            most_walked_batches=MOST_WALKED_BATCHES,
+            walks_where_they_differ=WALKED,
             skip_weights=program.skips_weights,
         )
     except NothingSeenError as error:

@@ -28,6 +28,7 @@ from memplan.estimators.rehearse_program import last_lines, rehearse_command, re
 from memplan.estimators.steps import Step, StepRunner, with_fewest_micro_batches
 from memplan.execution.command import command_from
 from memplan.execution.findings import MISSING_WEIGHTS
+from memplan.execution.recorded_run import WalkedBatches
 from memplan.execution.rehearsal import Rehearsal
 from memplan.execution.rehearse import Rehearser
 from memplan.execution.rehearse_script import torch_of
@@ -49,8 +50,11 @@ from memplan.workload.stage import Stage
 
 NUM_STEPS = DEFAULT_STEPS
 
-MOST_WALKED_BATCHES = 1000
-"""Of a DataLoader whose batches differ in shape."""
+WALKED = WalkedBatches(most=1000, own_first=3, steps=NUM_STEPS + 2)
+"""
+Where batches differ in shape: what PyTorch has cached for a few of different sizes does not serve the next, and counts beside the largest.
+The three batches that a KTO training of TRL begins with reserve 14.0 GiB, its largest one after the first alone 10.7.
+"""
 
 _WARM = "warm"
 """The file that says where a warm process is."""
@@ -380,9 +384,10 @@ def run_command(program: CommandProgram, gpu: GpuSpec, known: Known, *, said: Pa
             gpu=gpu,
             shown=files_shown(program),
             said=said or Path(folder, "said"),
-            steps=NUM_STEPS,
-            most_walked_batches=MOST_WALKED_BATCHES if known.has_several_shapes else 0,
-            walks_where_they_differ=MOST_WALKED_BATCHES,
+            steps=WALKED.steps if known.has_several_shapes else NUM_STEPS,
+            most_walked_batches=WALKED.most if known.has_several_shapes else 0,
+            own_first=WALKED.own_first,
+            walks_where_they_differ=WALKED,
             of_one_rank={
                 "keep_warm": known.warm_file or False,
                 "prepared": known.prepared,

@@ -18,7 +18,7 @@ from memplan.execution.held_back import Writes
 from memplan.execution.measure import held_bytes, measurement_of, seen_at_the_end
 from memplan.execution.measurement import Measurement
 from memplan.execution.program_process import ended_after, wait_for
-from memplan.execution.recorded_run import checked, deciding_record, recorder_variables, streams
+from memplan.execution.recorded_run import WalkedBatches, checked, deciding_record, recorder_variables, streams
 from memplan.execution.rehearse_script import NOTHING_SHOWN, torch_of
 from memplan.execution.run_record import RunRecord
 from memplan.execution.runner import SKIP_WEIGHTS
@@ -34,14 +34,14 @@ def measure_script(
     steps: int,
     shown: Mapping[Path, bytes] = NOTHING_SHOWN,
     said: Path | None = None,
-    most_walked_batches: int = 0,
+    walks_where_they_differ: WalkedBatches | None = None,
     skip_weights: bool = False,
 ) -> Measurement:
     """
     Run the program that *words* say on *gpu*, of this machine, which it sees alone; return what it took. It is ended after *steps* steps.
 
     *shown*: other contents of files, which the program finds in their place. *said*: a file for what it says. Where its batches differ in
-    shape, *most_walked_batches* of each DataLoader are looked at, and it is run again with the largest first. *skip_weights*: pretrained
+    shape, those that *walks_where_they_differ* says are looked at, and it is run again with the largest early. *skip_weights*: pretrained
     models are built without reading their weights.
 
     Raises NothingSeenError for a program that did not use the GPU, KeyboardInterrupt where a signal was to end it.
@@ -50,14 +50,14 @@ def measure_script(
     with tempfile.TemporaryDirectory(prefix="memplan-measurement-") as name:
         folder = Path(name).resolve()
 
-        def measured(number: int, walked: int) -> tuple[RunRecord, int | None]:
+        def measured(number: int, walked: WalkedBatches) -> tuple[RunRecord, int | None]:
             own = folder / str(number)
             own.mkdir()
-            return _run(command, gpu, own, steps=steps, shown=shown, said=said, walked=walked, skips_weights=skip_weights)
+            return _run(command, gpu, own, shown=shown, said=said, walked=walked, skips_weights=skip_weights)
 
-        record, held = measured(1, 0)
-        if most_walked_batches and batches_differ(record):
-            record, held = measured(2, most_walked_batches)
+        record, held = measured(1, WalkedBatches(most=0, own_first=0, steps=steps))
+        if walks_where_they_differ is not None and batches_differ(record):
+            record, held = measured(2, walks_where_they_differ)
     return measurement_of(record, gpu, held)
 
 
@@ -66,17 +66,16 @@ def _run(
     gpu: GpuSpec,
     folder: Path,
     *,
-    steps: int,
     shown: Mapping[Path, bytes],
     said: Path | None,
-    walked: int,
+    walked: WalkedBatches,
     skips_weights: bool,
 ) -> tuple[RunRecord, int | None]:
     """Return what one run of *command* showed, and what it held of the GPU at its end."""
     inherited = os.environ | dict(command.environment)
     results, until = folder / "results", folder / "until"
     results.mkdir()
-    environment = inherited | recorder_variables(results, torch_of(command), steps=steps, most_walked_batches=walked, inherited=inherited)
+    environment = inherited | recorder_variables(results, torch_of(command), walked=walked, inherited=inherited)
     environment |= {"MEMPLAN_UNTIL": str(until), **({"CUDA_VISIBLE_DEVICES": gpu.uuid} if gpu.uuid else {})}
     environment |= {SKIP_WEIGHTS: str(results)} if skips_weights else {}
     environment = Writes(folder, script=command.script, are_allowed=False, shown=shown).held_in(environment)

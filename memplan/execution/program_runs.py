@@ -31,7 +31,7 @@ from memplan.execution.held_back import Writes
 from memplan.execution.program_habits import HABITS
 from memplan.execution.program_process import NotEndedError, ProgramProcess, ended_after, wait_for
 from memplan.execution.ranks import ONE_RANK, Ranks
-from memplan.execution.recorded_run import checked, deciding_record, nothing_seen, recorder_variables, streams
+from memplan.execution.recorded_run import WalkedBatches, checked, deciding_record, nothing_seen, recorder_variables, streams
 from memplan.execution.run_record import RunRecord
 from memplan.execution.runner import SKIP_WEIGHTS, Closing
 from memplan.execution.stacks import where_it_is
@@ -106,10 +106,9 @@ class Asked(NamedTuple):
     """The simulated GPU for that."""
     gpu: GpuSpec
     context_bytes: int
-    steps: int
-    """After which the program is ended; 0: it ends itself."""
     answers: Mapping[str, Any]
-    most_walked_batches: int
+    walked: WalkedBatches
+    """Batches that are looked at, and how many steps are run."""
     timeout_seconds: float | None
     output_to_stderr: bool
     allow_writes: bool
@@ -219,18 +218,18 @@ class ProgramRuns(Closing):
         """Return how *run*, one of these, ended."""
         return self._ended[run.record.pid]
 
-    def run_walking(self, values_file: ValuesFile | None, *, num_batches: int) -> Run:
+    def run_walking(self, values_file: ValuesFile | None, *, batches: WalkedBatches) -> Run:
         """
-        Run the program as `run` does; where it shows batches of several shapes, look at *num_batches* of each DataLoader from then on.
+        Run the program as `run` does; where it shows batches of several shapes, look at *batches* of each DataLoader from then on.
 
         It may be the run with its values that shows them first: without these a program may fail in its first batch. A first run that is
         followed by others for its values need not be made again for that.
         """
         found = self.run(values_file)
         is_told = self.was_interrupted or found.record.needed_rank is not None
-        if is_told or self._asked.most_walked_batches or not batches_differ(found.record):
+        if is_told or self._asked.walked.most or not batches_differ(found.record):
             return found
-        self._asked = self._asked._replace(most_walked_batches=num_batches)
+        self._asked = self._asked._replace(walked=batches)
         if values_file is None and needs_values(found.record):
             return found
         if values_file is not None and values_file.variant is not None and values_file.path is not None:
@@ -441,8 +440,7 @@ class ProgramRuns(Closing):
             **recorder_variables(
                 folder,
                 asked.torch,
-                steps=asked.steps,
-                most_walked_batches=asked.most_walked_batches,
+                walked=asked.walked,
                 answers=asked.answers,
                 file=file,
                 inherited=inherited,

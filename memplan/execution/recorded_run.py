@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 from memplan.errors import NothingSeenError, UsageError
 from memplan.execution.findings import MISSING_WEIGHTS
@@ -26,12 +26,22 @@ from memplan.standin.compiled_libraries import path_for_variables
 HOOK = Path(__file__).parents[1] / "child" / "hook"
 
 
+class WalkedBatches(NamedTuple):
+    """How the batches of a program's DataLoaders are looked at before it trains, and for how long it does."""
+
+    most: int
+    """Of each DataLoader; 0: none, they come as they come."""
+    own_first: int
+    """How many of the program's own come before the largest."""
+    steps: int
+    """After which the program is ended; 0: it ends itself."""
+
+
 def recorder_variables(
     folder: Path,
     torch: TorchBuild,
     *,
-    steps: int,
-    most_walked_batches: int,
+    walked: WalkedBatches,
     answers: Mapping[str, Any] = MappingProxyType({}),
     file: ValuesFile = NO_VALUES,
     inherited: Mapping[str, str],
@@ -39,9 +49,10 @@ def recorder_variables(
     """Return what child/script.py reads of a process whose results go to *folder*, and where its Python finds the hook."""
     return {
         "MEMPLAN_RESULTS": str(folder),
-        "MEMPLAN_STEPS": str(steps),
+        "MEMPLAN_STEPS": str(walked.steps),
         "MEMPLAN_ANSWERS": json.dumps(dict(answers)),
-        "MEMPLAN_WORST_BATCH": str(most_walked_batches),
+        "MEMPLAN_WORST_BATCH": str(walked.most),
+        "MEMPLAN_OWN_FIRST": str(walked.own_first),
         "MEMPLAN_TORCH": torch.version,
         **{f"MEMPLAN_{key.upper()}": value for key, value in file.request().items()},
         "PYTHONPATH": os.pathsep.join(filter(None, [str(path_for_variables(HOOK)), inherited.get("PYTHONPATH", "")])),

@@ -12,6 +12,7 @@ from memplan.errors import MissingError, NothingSeenError
 from memplan.execution.command import Command, command_from
 from memplan.execution.program_runs import Asked, OnNextRun, OnProgress, ProgramRuns
 from memplan.execution.ranks import ONE_RANK, Ranks
+from memplan.execution.recorded_run import WalkedBatches
 from memplan.execution.rehearsal import Rehearsal
 from memplan.execution.summary import rehearsal_of
 from memplan.execution.values_pass import settle
@@ -38,7 +39,8 @@ def rehearse_script(
     allow_writes: bool = False,
     skip_weights: bool = False,
     most_walked_batches: int = 0,
-    walks_where_they_differ: int = 0,
+    own_first: int = 1,
+    walks_where_they_differ: WalkedBatches | None = None,
     keep_warm: bool | Path = False,
     on_progress: OnProgress | None = None,
     on_next_run: OnNextRun | None = None,
@@ -57,8 +59,8 @@ def rehearse_script(
     *words* begin with a script, ``-m`` or a program. The program's output goes where this process's does (*output_to_stderr*: all of it
     to standard error). *steps* ends it after that many steps. What it writes is held back, unless *allow_writes*. *skip_weights*:
     pretrained models are built without reading their weights, which need not be there. Of several processes, the one that trains is
-    reported. *most_walked_batches*: look at so many batches of each DataLoader, and take the largest after the first; 0: as they come.
-    *walks_where_they_differ*: look at so many where the first run shows batches of several shapes.
+    reported. *most_walked_batches*: look at so many batches of each DataLoader, and take the largest after the *own_first* that the
+    program takes itself; 0: as they come. *walks_where_they_differ*: look at those where the first run shows batches of several shapes.
     *keep_warm*: leave a process behind that spares the next rehearsal in this folder the imports; a file: for who names that file
     alone. *on_progress* is called from time to time with how far the program is, *on_next_run* with what it runs again, unheard.
     *ranks*: how many GPUs train together, and which rank is run; the others need not be there. *sent*: a folder for the objects that
@@ -79,9 +81,8 @@ def rehearse_script(
         libraries=build(torch),
         gpu=gpu,
         context_bytes=context_bytes,
-        steps=steps or 0,
         answers=dict(answers or {}),
-        most_walked_batches=most_walked_batches,
+        walked=WalkedBatches(most_walked_batches, own_first, steps or 0),
         timeout_seconds=timeout_seconds,
         output_to_stderr=output_to_stderr,
         allow_writes=allow_writes,
@@ -99,7 +100,7 @@ def rehearse_script(
     )
     asked = asked._replace(nccl_bytes=_nccl_buffers([Communicator(ranks.size)], asked).expected_bytes)
     with ProgramRuns(asked) as runs:
-        run = partial(runs.run_walking, num_batches=walks_where_they_differ) if walks_where_they_differ else runs.run
+        run = partial(runs.run_walking, batches=walks_where_they_differ) if walks_where_they_differ else runs.run
         found = settle(run, folder=runs.folder, answers=answers, expects_values=expects_values)
         how = runs.ended(found.run)
         rehearsal = rehearsal_of(

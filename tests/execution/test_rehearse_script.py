@@ -18,6 +18,7 @@ import pytest
 import memplan as memplan_package
 from memplan.api.rehearsals import rehearse
 from memplan.errors import MissingError, NothingSeenError, UsageError
+from memplan.execution.recorded_run import WalkedBatches
 from memplan.execution.rehearsal import Rehearsal
 from memplan.execution.rehearse_script import rehearse_in_both_orders, rehearse_script
 from memplan.hardware.catalog import find_gpu
@@ -1157,7 +1158,7 @@ def test_batches_are_looked_at_where_the_first_run_shows_that_they_differ(
     (tmp_path / "train.py").write_text(f"import os\nopen(f'runs/{{os.getpid()}}', 'w').close()\n{text}")
     options = {"steps": 3, "allow_writes": True, "timeout_seconds": 100}
 
-    rehearsal = rehearse_script(["train.py"], gpu=find_gpu("t4"), walks_where_they_differ=100, **options)
+    rehearsal = rehearse_script(["train.py"], gpu=find_gpu("t4"), walks_where_they_differ=WalkedBatches(100, 3, 5), **options)
 
     assert len(list(folder.iterdir())) == num_runs
     assert rehearsal.peak_allocated_bytes >= largest * 512 * 4
@@ -1187,7 +1188,7 @@ def test_batches_are_looked_at_where_only_the_run_with_values_shows_that_they_di
     (tmp_path / "train.py").write_text(FAILS_WITHOUT_VALUES)
     options = {"steps": 3, "timeout_seconds": 100, "expects_values": expects_values}
 
-    rehearsal = rehearse_script(["train.py"], gpu=find_gpu("t4"), walks_where_they_differ=100, **options)
+    rehearsal = rehearse_script(["train.py"], gpu=find_gpu("t4"), walks_where_they_differ=WalkedBatches(100, 3, 5), **options)
 
     assert (rehearsal.verdict, rehearsal.num_walked_batches) == ("fits", 4)
     assert rehearsal.peak_allocated_bytes >= 7000 * 512 * 4
@@ -1509,6 +1510,16 @@ def test_what_is_cached_of_a_smaller_batch_counts_beside_the_largest(script: Scr
     assert led.peak_reserved_bytes == as_it_comes.peak_reserved_bytes
     # of 15 activations of 4000 x 512 fp32, the blocks that those of 6000 rows do not fit into: a fifth more in all
     assert led.peak_reserved_bytes > 1.2 * largest_alone.peak_reserved_bytes
+
+
+def test_several_of_the_programs_own_batches_before_the_largest_reserve_what_its_order_does(script: Script) -> None:
+    """As a plan runs it: each a little larger than the one before, and then the largest. After the first alone it reserves less."""
+    text = LED_WITH_STATE.replace("[8, 16, 1024, 8, 8, 8, 8, 8]", "[2500, 3500, 4500, 6000]")
+    in_order = seen(script(text))
+
+    after_one, after_three = (seen(script(text, most_walked_batches=100, own_first=own, steps=5)) for own in (1, 3))
+
+    assert after_one.peak_reserved_bytes < in_order.peak_reserved_bytes <= after_three.peak_reserved_bytes
 
 
 @pytest.mark.heavy

@@ -216,6 +216,7 @@ def warn(plan: Plan, estimator: Estimator) -> tuple[str, ...]:
 
 _TOLD_OF_PROGRAMS = (
     "peak_before_steps",
+    "peak_before_state",
     "growth",
     "varying_steps",
     "batch_shapes",

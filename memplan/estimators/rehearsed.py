@@ -10,7 +10,7 @@ a step that fits only so is *tight*. Whether it does, the simulated allocator sa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from math import isqrt
@@ -182,7 +182,7 @@ class RehearsedEstimator(ReplayingEstimator):
         formula = runner.by_formula(program, gpu, stage)
         if not known or formula is None:
             return None if formula is None else formula.high_bytes
-        nearest = min(known, key=lambda other: (abs(other - program.training.micro_batch_size), other))
+        nearest = _by_distance(known, program.training.micro_batch_size)[0]
         there = runner.by_formula(program.with_training(micro_batch_size=nearest), gpu, stage)
         return None if there is None else formula.high_bytes * known[nearest].device_used.high_bytes // there.high_bytes
 
@@ -194,12 +194,15 @@ class RehearsedEstimator(ReplayingEstimator):
         reserved then, the simulated allocator says: the peak of a small size is another moment's than that of a large one.
         """
         runs = self._asked(step.family)
-        nearest, *others = sorted(runs, key=lambda other: (abs(other - step.micro_batch_size), other)) or [0]
-        if not others:
+        if len(runs) < 2:
             return None
-        requests = {size: self._requests_of(step._replace(micro_batch_size=size)) for size in (nearest, *others)}
-        alike = next((other for other in others if requests[other].sequence == requests[nearest].sequence), None)
-        if alike is None:
+        nearest, *others = _by_distance(runs, step.micro_batch_size)
+        requests = {nearest: self._requests_of(step._replace(micro_batch_size=nearest))}
+        for alike in others:
+            requests[alike] = self._requests_of(step._replace(micro_batch_size=alike))
+            if requests[alike].sequence == requests[nearest].sequence:
+                break
+        else:
             return None
         key = step.family, step.micro_batch_size, nearest, alike
         if key not in self._extrapolations:
@@ -218,7 +221,7 @@ class RehearsedEstimator(ReplayingEstimator):
         """
         if not (known := self._asked(step.family)):
             return None
-        nearest = min(known, key=lambda other: (abs(other - step.micro_batch_size), other))
+        nearest = _by_distance(known, step.micro_batch_size)[0]
         parts, used_bytes = known[nearest].breakdown, known[nearest].device_used.high_bytes
         states_bytes = parts.parameters_bytes + parts.gradients_bytes + parts.optimizer_state_bytes
         most_bytes = max(0, parts.reserved_bytes - states_bytes)
@@ -337,6 +340,11 @@ class RehearsedEstimator(ReplayingEstimator):
     def with_allocator_settings(self, settings: str) -> Estimator:
         """Return the estimator of the same steps under other allocator *settings*."""
         return _WithSettings(self, settings)
+
+
+def _by_distance(sizes: Iterable[int], size: int) -> list[int]:
+    """Return *sizes*, the nearest to *size* first."""
+    return sorted(sizes, key=lambda other: (abs(other - size), other))
 
 
 def _beside(rehearsal: Rehearsal) -> tuple[int, int]:

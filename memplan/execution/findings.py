@@ -45,9 +45,6 @@ times by which a compiler chooses.
 _WIDE = ("float64", "float32", "complex128")
 _SHORT = ("float16", "bfloat16")
 
-MORE_BEFORE = 0.01
-"""Of what the steps allocate, by which more before them is worth a word."""
-
 
 def find(
     record: RunRecord,
@@ -55,18 +52,21 @@ def find(
     *,
     log: DeviceLog = NO_LOG,
     unrecorded_peak: str | None = None,
+    is_before_steps: bool = False,
     first_again: FirstStepAgain | None = None,
     others: Mapping[Cause, RunRecord] = MappingProxyType({}),
 ) -> tuple[Finding, ...]:
     """
     Return the findings of the run that *record* and its *trace* are of; *unrecorded_peak* is where the recorded events were highest.
 
+    *is_before_steps*: the peak is; *first_again*: it is in the first step, and what one like it takes later.
+
     *others*: the runs with the other end of an assumption, by what was assumed.
     """
     ends = step_ends(trace)[: len(record.steps)]
     return (
         *_unrecorded(unrecorded_peak),
-        *_before_steps(record, trace),
+        *(_before_steps(record, trace) if is_before_steps else ()),
         *_first_step(first_again),
         *_checkpointing(record.checkpointing_off),
         *_without_gradient(record),
@@ -99,13 +99,12 @@ def _before_steps(record: RunRecord, trace: MemoryTrace) -> Iterator[Finding]:
     first = trace.first_step
     if first is None or record.was_stopped or record.out_of_memory is not None or not record.steps:
         return
-    most_bytes = trace.allocated_from(first.position)
-    if trace.allocated_from(0) > most_bytes * (1 + MORE_BEFORE):
-        yield Finding(
-            kind="peak_before_steps",
-            message="the peak is before the first step, while the model is made or loaded: the steps themselves allocate "
-            f'{format_bytes(most_bytes)} at most; a checkpoint that is loaded with `map_location="cpu"` is not on the GPU twice',
-        )
+    yield Finding(
+        kind="peak_before_steps",
+        message="the peak is before the first step, while the model is made or loaded: the steps themselves allocate "
+        f"{format_bytes(trace.allocated_from(first.position))} at most; a checkpoint that is loaded with "
+        '`map_location="cpu"` is not on the GPU twice',
+    )
 
 
 class FirstStepAgain(NamedTuple):

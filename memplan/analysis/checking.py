@@ -78,7 +78,7 @@ def check_program(program: Program, gpu: GpuSpec, estimator: Estimator, *, pins:
     """
     _refuse_unknown(program, pins)
     present = pin(program, pins)
-    budget = budget_of(gpu, margin, present.training.allocator_settings)
+    budget = budget_of(gpu, margin, present)
     stages = []
     for stage in stages_of(present):
         used = estimator(present, gpu, stage).device_used

@@ -25,7 +25,7 @@ def run_profile(plan: Plan | None) -> Profile | None:
     assert plan is not None
     if rank.num_ranks > 1:
         card = _gpu_of(rank.local)
-        budget = budget_of(card, plan.budget.margin, plan.after.training.allocator_settings)
+        budget = budget_of(card, plan.budget.margin, plan.after)
         plan = plan.model_copy(update={"gpu": card, "budget": budget})
     with MeasuredEstimator(plan.gpu) as measure:
         stages = profile_of(plan, measure)

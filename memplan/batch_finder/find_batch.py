@@ -113,7 +113,7 @@ class Begin(NamedTuple):
 def begin_by(estimator: Estimator, program: Program, gpu: GpuSpec, *, start: int | None, margin: float) -> Begin:
     """Return where to begin for *program* on *gpu*: at *start*, or where *estimator* sees the end."""
     _check(start, margin, DEFAULT_TRIES)
-    budget = budget_of(gpu, margin, program.training.allocator_settings)
+    budget = budget_of(gpu, margin, program)
 
     def of_size(size: int) -> Program:
         return program.with_training(micro_batch_size=size)
@@ -135,7 +135,7 @@ def find_micro_batch(
 ) -> FoundBatch:
     """Return the largest micro-batch with which the heaviest stage of *program* runs on *gpu*, of this machine; else as `find_batch`."""
     _check(begin.size, margin, most_tries)
-    budget = budget_of(gpu, margin, program.training.allocator_settings)
+    budget = budget_of(gpu, margin, program)
     foresight = ByPeaks("micro_batch_size", begin.size, begin.origin, budget, context_of(gpu).expected_bytes)
     with MeasuredEstimator(gpu) as measure:
         search = _Search(lambda size: measure(program.with_training(micro_batch_size=size), gpu, begin.stage), foresight, budget, on_trial)

@@ -166,7 +166,8 @@ def step_of(workload: Workload, gpu: GpuSpec, stage: Stage | None) -> Step:
     if workload.contrastive is not None and workload.contrastive.sampling == "pair":
         unread["n_positives"] = 1  # each row has one of them, whatever their number
     anonymous = None if stage is None else stage.model_copy(update=unread)
-    alike = {"name": ""} | ({"parallelism": Parallelism()} if workload.parallelism.data_parallel_size == 1 else {})
+    alike: dict[str, object] = {"name": "", "stands_for_a_program": False}
+    alike |= {"parallelism": Parallelism()} if workload.parallelism.data_parallel_size == 1 else {}
     reduced = with_fewest_micro_batches(workload, anonymous).model_copy(update=alike)
     card = of_some_kind(gpu).endless()
     alone = reduced.with_training(micro_batch_size=1)

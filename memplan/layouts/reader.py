@@ -148,7 +148,7 @@ class _Reader:
         paths: list[Path] = []
         others: tuple[Stage, ...] = ()
         if self.layout.stages is not None:
-            stages = StageReader(self.layout.stages, self.root, self.files)
+            stages = StageReader(self.layout.stages, self.main, self.files)
             paths = stages.paths()
             data["stages"] = [stages.read(number, path) for number, path in enumerate(paths)]
             others = tuple(stages.others(paths))
@@ -164,6 +164,7 @@ class _Reader:
     def _starting(self) -> dict[str, Any]:
         """Return what the files do not say as data, and the model that they name. Raises ConfigError for one that nobody knows."""
         data: dict[str, Any] = {"name": self.main.stem} if self.starter is None else self._of_starter(self.starter)
+        data["stands_for_a_program"] = self.layout.detect.file is None
         if self.layout.model is not None:
             data["model"] = self._named_model(self.layout.model)
         return data

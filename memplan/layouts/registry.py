@@ -10,7 +10,7 @@ from memplan.edits.yaml_file import YamlFile
 from memplan.errors import ConfigError
 from memplan.layouts.reader import Reading, is_recipe_of, missing_keys, read
 from memplan.layouts.recognition import candidates
-from memplan.layouts.schema import FieldEntry, Layout, LayoutPart, layout_from
+from memplan.layouts.schema import Layout, LayoutPart, layout_from
 from memplan.layouts.sources import ParsedFiles, file_of
 from memplan.layouts.templates import template_data, template_files, template_folders, templates_folder
 
@@ -78,13 +78,16 @@ class Located(NamedTuple):
         files = ParsedFiles()
         for entry in self.layout.fields:
             variable, file = VARIABLES.get(entry.field), file_of(self.main, entry.file)
-            if variable is not None and _is_written(files.of(file), entry):
+            if variable is not None and _is_number(files.of(file), entry.key):
                 yield f"{variable}={file}:{entry.key}"
+        if self.layout.stages is not None and not self.layout.stages.files:
+            main = files.of(self.main)
+            yield from (f"{name}={self.main}:{key}" for name, key in self.layout.stages.fields.items() if _is_number(main, key))
 
     def stage_fields(self) -> Iterator[str]:
         """Yield what each stage's file holds, NAME=STAGE:KEY each."""
-        for name, key in self.layout.stages.fields.items() if self.layout.stages else ():
-            yield f"{name}=STAGE:{key}"
+        if self.layout.stages is not None and self.layout.stages.files:
+            yield from (f"{name}=STAGE:{key}" for name, key in self.layout.stages.fields.items())
 
     def short(self) -> Iterator[str]:
         """Yield what makes a rehearsal of the command short, FILE:KEY=VALUE each, for the keys that are there."""
@@ -144,9 +147,10 @@ def _precedence(located: Located) -> tuple[bool, bool, int, int]:
     return is_own, located.can_be_described, len(detect.where), len(detect.keys) + len(detect.without)
 
 
-def _is_written(file: YamlFile, entry: FieldEntry) -> bool:
-    """Say whether a number stands at the key: "auto" and an empty value are filled in by somebody else."""
-    found = file.get(entry.path) if file.kind_of(entry.path) == "scalar" else None
+def _is_number(file: YamlFile, key: str) -> bool:
+    """Say whether a number stands at *key*: "auto" and an empty value are filled in by somebody else."""
+    path = tuple(key.split("."))
+    found = file.get(path) if file.kind_of(path) == "scalar" else None
     return found is not None and isinstance(found.value, int) and not isinstance(found.value, bool)
 
 

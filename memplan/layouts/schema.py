@@ -21,8 +21,8 @@ from memplan.workload.stage import Stage
 from memplan.workload.workload import Workload
 from memplan.workload.workload_file import problem_of
 
-PARTS = ("model", "training", "parallelism", "optimizer")
-"""What of a workload a table can name; its stages are in files of their own."""
+PARTS = ("model", "training", "parallelism", "optimizer", "contrastive")
+"""What of a workload a table can name; its stages have a table of their own."""
 
 
 def _relative(pattern: str) -> str:
@@ -219,13 +219,14 @@ class FirstStage(Description):
 
 
 class StageFiles(Description):
-    """A folder of stages, one file each."""
+    """Where the stages are: a folder of them, one file each, or the main file, which is the only one."""
 
     folders: Annotated[tuple[RelativePath, ...], BeforeValidator(_as_list)] = (".",)
     """Where the stages' files may be, as seen from the tree's folder: the first that has some counts."""
 
-    files: Annotated[tuple[RelativePath, ...], BeforeValidator(_as_list)]
-    """Pattern of the stages' files, or several, of which the first that fits any counts; their order is that of their names."""
+    files: Annotated[tuple[RelativePath, ...], BeforeValidator(_as_list)] = ()
+    """Pattern of the stages' files, or several, of which the first that fits any counts; their order is that of their names. None: the
+    main file is the only stage."""
 
     first: FirstStage | None = None
     """The stage that training starts with, where the configuration names one: it comes before the others."""
@@ -286,8 +287,8 @@ class Layout(LayoutPart):
     """The table."""
 
     command: str | None = None
-    """The command that trains from the main file, {file} being its path, as `axolotl train {file}`; where there are stages, one of them,
-    {stage} being its name."""
+    """The command that trains from the main file, {file} being its path, as `axolotl train {file}`; where the stages have files, one of
+    them, {stage} being its name."""
 
     package: str | None = None
     """The Python package that its program is of, where other packages have programs of the same name, as Ray has `tune`."""

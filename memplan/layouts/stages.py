@@ -1,4 +1,4 @@
-"""Reading a curriculum: the files of its stages, the one that training starts with first."""
+"""Reading a curriculum: the files of its stages, the one that training starts with first. A recipe is the only stage of its training."""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ PREFIXES = ("", "/", "override ", "override /")
 
 
 class StageReader:
-    """One reading of the stages of one tree."""
+    """One reading of the stages of one configuration."""
 
-    def __init__(self, stages: StageFiles, root: Path, files: ParsedFiles) -> None:
+    def __init__(self, stages: StageFiles, main: Path, files: ParsedFiles) -> None:
         self.stages = stages
-        self.root = root
-        self.folder = root
+        self.main = main
+        self.root = main.parent
+        self.folder = self.root
         """Where the stages are."""
         self.files = files
         self.sources: dict[tuple[str | int, ...], Source] = {}
@@ -33,6 +34,8 @@ class StageReader:
 
     def paths(self) -> list[Path]:
         """Return the files, that of the stage that training starts with first. Raises ConfigError where none is there."""
+        if not self.stages.files:
+            return [self.main]
         paths = self._stages()
         first = self._first_stage(self.stages.first) if self.stages.first is not None else None
         if first is not None:

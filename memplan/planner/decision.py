@@ -112,7 +112,7 @@ def decide(
         raise UsageError("the target effective batch is given twice", hint="leave out `target_effective_batch_size` or the pin")
     ranks = pinned.parallelism.data_parallel_size
     least = ranks * (pinned.training.micro_batch_size if pins.pins("micro_batch_size") else 1)
-    budget = budget_of(gpu, margin, pinned.training.allocator_settings)
+    budget = budget_of(gpu, margin, pinned)
     filling = None
     if fills_gpu and not pinned.training.target_effective_batch_size and not pins.pins("micro_batch_size"):
         filling = _filling(pinned, gpu, estimator, budget)

@@ -9,10 +9,11 @@ from memplan.allocator.config import read_settings
 from memplan.errors import SizeRefusedError
 from memplan.estimators.base import Estimator, ReplayingEstimator
 from memplan.hardware.gpu import GpuSpec
-from memplan.memory.budget import MemoryBudget
+from memplan.memory.budget import MODEL_ERROR, MemoryBudget
 from memplan.planner.search import Largest, Outcome, largest_accepted
 from memplan.workload.program import Program
 from memplan.workload.stage import Stage
+from memplan.workload.workload import Workload
 
 NEAR = 1.1
 FARTHEST = 1.25
@@ -23,11 +24,12 @@ ENOUGH = 2
 """Sizes of a program, from which a guess of the end is mostly near: if it is right, the next size is asked for too."""
 
 
-def budget_of(gpu: GpuSpec, margin: float, allocator_settings: str = "") -> MemoryBudget:
-    """Return what a plan may use of *gpu*: no more than the allocator's settings leave the process."""
-    fraction = read_settings(allocator_settings).memory_fraction
+def budget_of(gpu: GpuSpec, margin: float, program: Program | None = None) -> MemoryBudget:
+    """Return what *program* may use of *gpu*: no more than its allocator's settings leave it, less where it is a model of another."""
+    fraction = None if program is None else read_settings(program.training.allocator_settings).memory_fraction
     total_bytes = gpu.total_memory_bytes if fraction is None else int(fraction * gpu.total_memory_bytes)
-    return MemoryBudget(total_bytes=total_bytes, others_used_bytes=gpu.others_used_bytes, margin=margin)
+    model_error = MODEL_ERROR if isinstance(program, Workload) and program.stands_for_a_program else 0.0
+    return MemoryBudget(total_bytes=total_bytes, others_used_bytes=gpu.others_used_bytes, margin=margin, model_error=model_error)
 
 
 def stages_of(program: Program) -> Sequence[Stage | None]:

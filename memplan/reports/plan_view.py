@@ -17,6 +17,7 @@ from memplan.workload.workload import Workload
 METHOD_NOTES = {
     "analytic": f"formulas; checked against their upper bound, which held for {HELD_OUT_COVERAGE:.0%} of test rehearsals",
     "rehearsed": "real PyTorch on a simulated GPU: exact except the CUDA context; checked against its upper bound",
+    "modelled": "memplan's own model of it in real PyTorch on a simulated GPU: near what the program takes, not exact",
     "measured": "the step was run on the GPU itself, at each size that was tried",
     "guide": "the guide's rule of thumb, for comparison",
 }
@@ -110,7 +111,7 @@ def _facts(plan: Plan, source: str, remembered: str, *, is_short: bool) -> Itera
     yield "budget", _budget(plan)
     if plan.gpu.context_bytes:
         yield "CUDA context", f"{format_bytes(plan.gpu.context_bytes)}, as a profile measured it here"
-    yield "method", f"{plan.method}: {METHOD_NOTES[plan.method]}"
+    yield "method", f"{plan.method}: {METHOD_NOTES[_note_of(plan)]}"
     if plan.after.parallelism.data_parallel_size > 1:
         yield "GPUs", f"{_gpus(plan.after)}; the table is for each"
 
@@ -122,6 +123,10 @@ _STRATEGIES: dict[Strategy, str] = {
     "zero3": "fully sharded (DeepSpeed ZeRO-3)",
     "fsdp": "fully sharded (FSDP2)",
 }
+
+
+def _note_of(plan: Plan) -> str:
+    return "modelled" if plan.method == "rehearsed" and plan.budget.model_error else plan.method
 
 
 def _gpus(program: Program) -> str:
@@ -147,6 +152,8 @@ def _budget(plan: Plan) -> str:
         budget += f", less {format_bytes(plan.budget.others_used_bytes)} that other processes hold"
     if plan.budget.margin:
         budget += f", {plan.budget.margin:.0%} left free"
+    if plan.budget.model_error:
+        budget += f", and {plan.budget.model_error:.0%} for what the program itself may take more"
     return budget
 
 

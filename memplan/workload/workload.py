@@ -37,6 +37,9 @@ class Workload(Program):
     training: Training = Training()
     """How a step is run."""
 
+    stands_for_a_program: bool = False
+    """It was read from the configuration of another program, which may take somewhat more: the budget leaves room for that."""
+
     @model_validator(mode="after")
     def _stages_are_contrastive(self) -> "Workload":
         if isinstance(self.model, ContrastiveEncoderModel) and self.contrastive is None:
@@ -53,12 +56,16 @@ class Workload(Program):
     @model_validator(mode="after")
     def _positions_suffice(self) -> "Workload":
         encoder = encoder_of(self.model)
-        if encoder is not None and encoder.num_positions and self.training.sequence_length > encoder.num_positions:
-            raise PydanticCustomError(
-                "too_long",
-                "sequence_length {length} is more than the model's {positions} learned positions",
-                {"length": self.training.sequence_length, "positions": encoder.num_positions, "field": "training.sequence_length"},
-            )
+        lengths = {"training.sequence_length": self.training.sequence_length}
+        if self.contrastive is not None and self.contrastive.query_length is not None:
+            lengths["contrastive.query_length"] = self.contrastive.query_length
+        for field, length in lengths.items():
+            if encoder is not None and encoder.num_positions and length > encoder.num_positions:
+                raise PydanticCustomError(
+                    "too_long",
+                    "{name} {length} is more than the model's {positions} learned positions",
+                    {"name": field.partition(".")[2], "length": length, "positions": encoder.num_positions, "field": field},
+                )
         return self
 
 

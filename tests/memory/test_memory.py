@@ -32,3 +32,10 @@ def test_the_high_end_has_to_fit_into_what_others_leave() -> None:
     assert not budget.fits(used)
     assert budget.missing_bytes(used) == 10
     assert budget.missing_bytes(MemoryRange(low_bytes=1, expected_bytes=1, high_bytes=1)) == 0
+
+
+def test_a_model_of_a_program_leaves_room_for_what_the_program_may_take_more() -> None:
+    """900 bytes of 1000 are the budget; with 12.5% more a step of 800 is within it, and one of 801 is not."""
+    budget = MemoryBudget(total_bytes=1000, margin=0.1, model_error=0.125)
+
+    assert budget.budget_bytes == 800

@@ -10,12 +10,14 @@ from memplan.errors import SizeRefusedError
 from memplan.estimators.base import Estimator
 from memplan.hardware.gpu import GpuSpec
 from memplan.memory.breakdown import MemoryBreakdown
-from memplan.memory.budget import MemoryBudget
+from memplan.memory.budget import MODEL_ERROR, MemoryBudget
 from memplan.memory.estimate import MemoryEstimate, MemoryRange
-from memplan.planner.fitting import largest_micro_batch, questions_of
+from memplan.planner.fitting import budget_of, largest_micro_batch, questions_of
 from memplan.planner.negatives import most_negatives
+from memplan.workload.model import ParametersModel
 from memplan.workload.program import Program
 from memplan.workload.stage import Stage
+from memplan.workload.workload import Workload
 
 SAMPLE_BYTES = {"many": 10, "long": 100, "short": 1}
 PROGRAM = Program(stages=(Stage(name="short"), Stage(name="many", n_negatives=9), Stage(name="long", n_negatives=1)))
@@ -58,6 +60,17 @@ class Runs(Estimator):
         assert stage is not None
         known = self.asked.get((stage.name, program.training.micro_batch_size, stage.n_negatives))
         return None if known is None else known.device_used
+
+
+def test_a_workload_that_stands_for_a_program_has_a_smaller_budget() -> None:
+    """By what its program may take more."""
+    model = ParametersModel(num_parameters=1, activation_bytes_per_sample=1)
+
+    own = budget_of(GPU, 0.1, Workload(model=model))
+    read = budget_of(GPU, 0.1, Workload(model=model, stands_for_a_program=True))
+
+    assert own.budget_bytes == 9000
+    assert read.budget_bytes == int(9000 / (1 + MODEL_ERROR))
 
 
 def test_every_stage_fits_with_the_largest() -> None:

@@ -98,7 +98,13 @@ def test_samples_per_anchor(sampling: str, items: int) -> None:
 
 @pytest.mark.parametrize(
     ("in_batch", "gathers", "ranks", "negatives"),
-    [("none", False, 1, 24), ("positives", False, 2, 24 + 7), ("all", False, 1, 24 + 7 * 25), ("positives", True, 2, 24 + 15)],
+    [
+        ("none", False, 1, 24),
+        ("positives", False, 2, 24 + 7),
+        ("negatives", False, 1, 24 * 8),
+        ("all", False, 1, 24 + 7 * 25),
+        ("positives", True, 2, 24 + 15),
+    ],
 )
 def test_negatives_that_an_anchor_sees(in_batch: str, gathers: bool, ranks: int, negatives: int) -> None:
     """Its own, and those of the other rows of its GPU; of every GPU only when they are gathered."""

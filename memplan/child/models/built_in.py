@@ -139,19 +139,19 @@ def make_micro_batch(workload: Workload, stage: Stage | None, root: nn.Module, t
 def _contrastive(workload: Workload, stage: Stage, trainer: Trainer, device: str) -> MicroBatch:
     contrastive, training = workload.contrastive, workload.training
     assert contrastive is not None
-    calls = contrastive.encode_calls(stage, micro_batch_size=training.micro_batch_size)
+    calls = contrastive.encoded_texts(stage, micro_batch_size=training.micro_batch_size, sequence_length=training.sequence_length)
     num_channels = workload.model.num_channels if isinstance(workload.model, ContrastiveEncoderModel) else 1
     ranks = workload.parallelism.data_parallel_size
 
-    def texts(items: int) -> Texts:
-        ids = torch.randint(0, 1000, (items, num_channels, training.sequence_length), device=device)
+    def texts(count: int, length: int) -> Texts:
+        ids = torch.randint(0, 1000, (count, num_channels, length), device=device)
         return ids, torch.ones_like(ids)
 
     def loss(embeddings: tuple[Tensor, Tensor, Tensor]) -> Tensor:
         return loss_of(contrastive, embeddings, data_parallel_size=ranks)
 
     def micro_batch() -> None:
-        anchors, positives, negatives = (texts(items) for items in calls)
+        anchors, positives, negatives = (texts(*call) for call in calls)
         if contrastive.cached_loss_mini_batch_size is not None:
             with trainer.autocast():
                 groups = (anchors, positives, negatives)
@@ -159,7 +159,7 @@ def _contrastive(workload: Workload, stage: Stage, trainer: Trainer, device: str
             return
         with trainer.autocast():
             empty = torch.empty(0, device=device)
-            value = loss((trainer.call(anchors), trainer.call(positives), trainer.call(negatives) if calls[2] else empty))
+            value = loss((trainer.call(anchors), trainer.call(positives), trainer.call(negatives) if calls[2].number else empty))
         trainer.backward(value)
 
     return micro_batch

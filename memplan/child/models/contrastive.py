@@ -84,7 +84,9 @@ def loss_of(contrastive: Contrastive, embeddings: tuple[Tensor, Tensor, Tensor],
         far = torch.einsum("bd,bnd->bn", anchors, negatives.view(batch, -1, anchors.shape[1]))
         logits = torch.cat([close, far], 1)
     if contrastive.in_batch_negatives != "none":
-        others = positives if contrastive.in_batch_negatives == "positives" else torch.cat([positives, negatives])
+        others = {"positives": lambda: positives, "negatives": lambda: negatives, "all": lambda: torch.cat([positives, negatives])}[
+            contrastive.in_batch_negatives
+        ]()
         if contrastive.gathers_negatives and data_parallel_size > 1:
             gathered = torch.empty((data_parallel_size - 1) * others.shape[0], others.shape[1], dtype=others.dtype, device=others.device)
             others = torch.cat([others, gathered])

@@ -22,7 +22,7 @@ from memplan.memory.breakdown import MemoryBreakdown
 from memplan.memory.cuda_context import CONTEXT_BYTES, CONTEXT_HIGH_BYTES, CONTEXT_LOW_BYTES, with_context
 from memplan.memory.estimate import MemoryEstimate, MemoryRange
 from memplan.memory.nccl_buffers import USUAL_VERSION, Communicator, nccl_buffers
-from memplan.workload.contrastive import Contrastive
+from memplan.workload.contrastive import EncodedTexts
 from memplan.workload.model import ContrastiveEncoderModel, Model, ParametersModel, TransformerModel, encoder_of
 from memplan.workload.parallelism import ZERO_STAGES
 from memplan.workload.program import Program
@@ -99,7 +99,7 @@ def estimate(workload: Workload, gpu: GpuSpec, stage: Stage | None) -> MemoryEst
         workspaces_bytes=fixed_bytes + peak.workspaces_bytes,
     )
     tensors = _rounded_up(tensors, training.allocator_settings)
-    tokens = max(_calls(workload.contrastive, stage, training.micro_batch_size)) * training.sequence_length
+    tokens = max(call.tokens for call in _calls(workload, stage))
     reserved = reserved_range(workload, allocated_bytes=tensors.total_bytes, largest_call_tokens=tokens, passing_bytes=states.passing_bytes)
     return with_context(_assemble(tensors, reserved, _nccl(workload, gpu), peak.phase), gpu)
 
@@ -151,22 +151,27 @@ def _batch_data_bytes(workload: Workload, stage: Stage | None) -> int:
     training, model = workload.training, workload.model
     if isinstance(model, ParametersModel):
         return training.micro_batch_size * model.batch_data_bytes_per_sample
-    items = training.micro_batch_size
-    if workload.contrastive is not None and stage is not None:  # a cached loss holds all of the batch's data
-        items = sum(workload.contrastive.encode_calls(stage, micro_batch_size=items))
     tensors = 3 if workload.contrastive is None else 2
     channels = model.num_channels if isinstance(model, ContrastiveEncoderModel) else 1
-    return items * channels * training.sequence_length * tensors * ELEMENT_BYTES["int64"]
+    tokens = sum(texts.tokens for texts in _batch(workload, stage))  # a cached loss holds all of the batch's data
+    return tokens * channels * tensors * ELEMENT_BYTES["int64"]
 
 
-def _calls(contrastive: Contrastive | None, stage: Stage | None, micro_batch_size: int) -> tuple[int, ...]:
-    """Return the sequences of each call of the model, as memory sees them: a cached loss holds one mini-batch of them at a time."""
+def _batch(workload: Workload, stage: Stage | None) -> tuple[EncodedTexts, ...]:
+    """Return the texts of the micro-batch, for each call of the model."""
+    contrastive, training = workload.contrastive, workload.training
     if contrastive is None or stage is None:
-        return (micro_batch_size,)
-    calls = contrastive.encode_calls(stage, micro_batch_size=micro_batch_size)
-    if contrastive.cached_loss_mini_batch_size is None:
-        return calls
-    return (min(contrastive.cached_loss_mini_batch_size, sum(calls)),)
+        return (EncodedTexts(training.micro_batch_size, training.sequence_length),)
+    return contrastive.encoded_texts(stage, micro_batch_size=training.micro_batch_size, sequence_length=training.sequence_length)
+
+
+def _calls(workload: Workload, stage: Stage | None) -> tuple[EncodedTexts, ...]:
+    """Return the texts of each call of the model, as memory sees them: a cached loss holds one mini-batch of them at a time."""
+    batch = _batch(workload, stage)
+    if workload.contrastive is None or workload.contrastive.cached_loss_mini_batch_size is None:
+        return batch
+    number = min(workload.contrastive.cached_loss_mini_batch_size, sum(texts.number for texts in batch))
+    return (EncodedTexts(number, max(texts.length for texts in batch if texts.number)),)
 
 
 def _moments(
@@ -219,15 +224,15 @@ def _forward(workload: Workload, gpu: GpuSpec, stage: Stage | None, groups: Sequ
     calls = [
         act.make_call(
             encoder,
-            sequences=sequences,
-            sequence_length=training.sequence_length,
+            sequences=texts.number,
+            sequence_length=texts.length,
             precision=_precision_of_activations(workload),
             compute_capability=gpu.compute_capability,
         )
-        for sequences in _calls(workload.contrastive, stage, training.micro_batch_size)
-        if sequences
+        for texts in _calls(workload, stage)
+        if texts.number
     ]
-    largest = max(calls, key=lambda call: call.sequences)
+    largest = max(calls, key=lambda call: call.tokens)
     kept = sum(channels * _encoder_bytes(encoder, call, checkpoints=checkpoints) for call in calls)
     if isinstance(model, ContrastiveEncoderModel):
         kept += sum(_pooled_bytes(model, call) for call in calls) + _similarity_bytes(workload, model, stage)

@@ -196,8 +196,9 @@ def test_a_contrastive_step_grows_with_each_negative(rehearser: SharedRehearser)
         {"contrastive": {"in_batch_negatives": "positives"}},
         {"contrastive": {"in_batch_negatives": "all", "gathers_negatives": True}, "parallelism": {"devices": 4}},
         {"contrastive": {"in_batch_negatives": "positives"}, "stage": {"n_negatives": 0}},
+        {"contrastive": {"in_batch_negatives": "negatives", "query_length": 16}},
     ],
-    ids=["group", "per positive", "in-batch", "gathered", "no negatives of its own"],
+    ids=["group", "per positive", "in-batch", "gathered", "no negatives of its own", "short queries"],
 )
 def test_every_way_to_sample_runs(rehearser: SharedRehearser, changes: dict[str, Any]) -> None:
     """Three steps to their end, with gradients for every adapter; a fourth where DDP made its buckets anew in the second."""

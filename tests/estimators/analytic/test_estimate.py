@@ -7,6 +7,7 @@ import math
 from memplan.estimators.analytic.estimate import HOPPER_WORKSPACE_BYTES, WORKSPACE_BYTES, estimate
 from memplan.hardware.gpu import GpuSpec
 from memplan.memory.cuda_context import CONTEXT_BYTES
+from memplan.memory.estimate import MemoryEstimate
 from memplan.workload.contrastive import Contrastive
 from memplan.workload.model import ContrastiveEncoderModel, ParametersModel, TransformerModel
 from memplan.workload.optimizer import Optimizer
@@ -106,6 +107,22 @@ def test_a_cached_loss_holds_one_mini_batch(built_in: Workload, a100: GpuSpec) -
     embeddings_and_gradients = items * 384 * 4 * 2
     losses = 3 * 4 * 25 * (64 - 8)
     assert large.peak_allocated_bytes - small.peak_allocated_bytes == data + embeddings_and_gradients + losses
+
+
+def test_short_queries_take_less_of_everything_that_is_per_token(built_in: Workload, a100: GpuSpec) -> None:
+    """Ids and masks of 8 anchors, four channels: 512 - 128 tokens less, of two int64 each. A cached loss holds passages all the same."""
+
+    def answer(**contrastive: object) -> MemoryEstimate:
+        changed = built_in.model_copy(update={"contrastive": Contrastive.model_validate(contrastive)}).with_training(micro_batch_size=8)
+        return estimate(changed, a100, changed.stages[0])
+
+    same, short = answer(), answer(query_length=128)
+    cached, cached_short = answer(cached_loss_mini_batch_size=8), answer(cached_loss_mini_batch_size=8, query_length=128)
+    data = 8 * 4 * (512 - 128) * 2 * 8
+
+    assert same.breakdown.batch_data_bytes - short.breakdown.batch_data_bytes == data
+    assert same.breakdown.activations_bytes / 26 * 0.7 < same.breakdown.activations_bytes - short.breakdown.activations_bytes
+    assert cached.peak_allocated_bytes - cached_short.peak_allocated_bytes == data
 
 
 def test_in_batch_negatives_make_a_matrix_of_the_batch_with_itself(built_in: Workload, a100: GpuSpec) -> None:

@@ -13,6 +13,7 @@ on the device is drawn on the host, and is no data: another run draws otherwise.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import math
@@ -204,9 +205,12 @@ class HostValues(TorchDispatchMode):
                 return found
         if not devices and not is_made and func.overloadpacket.__name__ not in ("copy_", "_to_copy"):
             return func(*args, **kwargs)
-        if func.is_view or func.overloadpacket.__name__ == "set_":  # shadows are of storages, whichever tensor lies in them
-            return self._lifted(func(*args, **kwargs)) if func.overloadpacket.__name__ == "lift_fresh" else func(*args, **kwargs)
-        return self._follow(func, func.overloadpacket.__name__, args, kwargs, devices)
+        name = func.overloadpacket.__name__
+        if any(tensor.layout is torch.sparse_coo for tensor in devices) and name not in ("_to_copy", "copy_", "_indices", "_values"):
+            return self._sparse(func, name, args, kwargs, devices)
+        if func.is_view or name == "set_":  # shadows are of storages, whichever tensor lies in them
+            return self._lifted(func(*args, **kwargs)) if name == "lift_fresh" else func(*args, **kwargs)
+        return self._follow(func, name, args, kwargs, devices)
 
     def _with_functions(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Run an operator that takes functions or kernels, as flex_attention does: what it does within is not followed."""
@@ -236,8 +240,6 @@ class HostValues(TorchDispatchMode):
             return self._masked(func, name, args, kwargs)
         if func.namespace == "torchvision" and name == "nms":
             return self._suppressed(run, args)
-        if name in ("_coalesce", "clone") and args[0].layout is torch.sparse_coo:
-            return self._sparse(run, name, args[0])
         if name in _OF_LENGTHS:
             known = [self._shadows.value(tensor) for tensor in devices if not tensor.is_floating_point()]
             lengths = [_bytes_of(value) for value in known if value is not None]
@@ -264,8 +266,8 @@ class HostValues(TorchDispatchMode):
             return all(tensor.numel() <= MOST_COMPUTED and self._shadows.value(tensor) is not None for tensor in devices)
         return func.overloadpacket.__name__ in ("randint", "randperm") or _num_elements(args) <= MOST_COMPUTED
 
-    def _known(self, func: Any, name: str, args: Any, kwargs: Any, devices: list[Any]) -> Any:
-        """Run *func* on the host and on the device, both with all that they need."""
+    def _known(self, func: Any, name: str, args: Any, kwargs: Any, devices: list[Any], counts: Sequence[int] = ()) -> Any:
+        """Run *func* on the host and on the device, both with all that they need; *counts*: of places, which the device counts too."""
         assumption = self._shadows.assumption_of(devices)
         on_host = functools.partial(self._on_host, is_written=func._schema.is_mutable)
         host_args, host_kwargs = tree_map(on_host, (args, kwargs))
@@ -284,7 +286,7 @@ class HostValues(TorchDispatchMode):
         except (RuntimeError, NotImplementedError, TypeError, ValueError):  # no kernel of the host does this
             return self._unknown(func, name, args, kwargs, func(*args, **kwargs))
         awaited, repeats = _awaited_by(name, host_args, found)
-        result = self._run(lambda: func(*args, **kwargs), awaited, assumption, repeats=repeats)
+        result = self._run(lambda: func(*args, **kwargs), [*awaited, *counts], assumption, repeats=repeats)
         for tensor, value in zip(tree_flatten(result)[0], tree_flatten(found)[0], strict=False):
             if has_memory(tensor) and tensor.is_cuda and isinstance(value, torch.Tensor):
                 self._learn_unless_given(tensor, value, assumption, devices)
@@ -378,16 +380,33 @@ class HostValues(TorchDispatchMode):
             self._shadows.learn(result, torch.arange(count, device=HOST), _ALL_PASS[self._variant], is_new=True)
         return result
 
-    def _sparse(self, run: Callable[[], Any], name: str, sparse: Any) -> Any:
-        """Answer how many different places a sparse tensor has: the gradient of an embedding has those that the batch asked for."""
+    def _sparse(self, func: Any, name: str, args: Any, kwargs: Any, devices: list[Any]) -> Any:
+        """
+        Answer how many different places sparse tensors have, which operations on them count: the gradient of an embedding has those that
+        the batch asked for, a product with an adjacency those of its edges.
+        """
+        operands = {id(tensor): self._places_of(tensor) for tensor in devices if tensor.layout is torch.sparse_coo}
+        counts = [each._nnz() if each.is_coalesced() else _num_places(each) for each in operands.values() if each is not None]
+        values = [self._shadows.value(tensor) for tensor in devices]
+        if name != "_coalesce" and all(value is not None for value in values) and _is_cheap(name, values):
+            return self._known(func, name, args, kwargs, devices, counts)
+        assumption = self._shadows.assumption_of(devices)
+        result = self._run(lambda: func(*args, **kwargs), counts, assumption, repeats=len(set(counts)) == 1)
+        made = [tensor for tensor in tree_flatten(result)[0] if has_memory(tensor) and tensor.layout is torch.sparse_coo and tensor.is_cuda]
+        if len(made) == 1 and all(id(tensor) in operands for tensor in devices) and None not in operands.values():
+            host_args, host_kwargs = tree_map(lambda value: operands.get(id(value), value), (args, kwargs))
+            with contextlib.suppress(RuntimeError, NotImplementedError, TypeError):
+                found = _computed(func, host_args, host_kwargs)
+                self._shadows.learn(made[0]._indices(), found._indices(), assumption, is_new=True)
+        return result
+
+    def _places_of(self, sparse: Any) -> Any:
+        """Return a tensor of the host with the places of *sparse*, without values of its own; None where they are not known."""
         places = self._shadows.value(sparse._indices())
         if places is None:
-            return run()
-        found = places.unique(dim=1) if places.numel() and name == "_coalesce" else places
-        assumption = self._shadows.assumption_of([sparse._indices()])
-        result = self._run(run, [found.shape[1]], assumption)
-        self._shadows.learn(result._indices(), found, assumption, is_new=True)
-        return result
+            return None
+        values = torch.zeros((), device=HOST).expand(sparse._values().shape)
+        return torch.sparse_coo_tensor(places, values, sparse.shape, is_coalesced=sparse.is_coalesced(), check_invariants=False)
 
     def _scalar(self, run: Callable[[], Any], tensor: Any) -> Any:
         value = self._shadows.value(tensor)
@@ -511,6 +530,22 @@ class HostValues(TorchDispatchMode):
         self._shadows.learn(places, value, _SHARES[self._variant])
 
 
+def _num_places(sparse: torch.Tensor) -> int:
+    """Return how many different places there are of those of *sparse*, which may stand several times."""
+    places = sparse._indices()
+    row_of = torch.zeros(places.shape[1], dtype=torch.int64, device=HOST)
+    for size, along in zip(sparse.shape, places, strict=False):
+        row_of = row_of * size + along
+    return int(row_of.unique().numel())
+
+
+def _joined(first: torch.Tensor, second: torch.Tensor, share: float) -> torch.Tensor:
+    """Return the first and a *share* of the second sparse tensor as the device adds them, one behind the other: the host merges some."""
+    places = torch.cat([first._indices(), second._indices()], 1)
+    values = torch.cat([first._values(), share * second._values()])
+    return torch.sparse_coo_tensor(places, values, first.shape, check_invariants=False)
+
+
 def _is_cheap(name: str, values: Sequence[Any]) -> bool:
     """Say whether the host should do it: whatever has integers, and of floats what decides or is small."""
     if name in _HEAVY:
@@ -523,6 +558,8 @@ def _is_cheap(name: str, values: Sequence[Any]) -> bool:
 def _computed(func: Any, args: Any, kwargs: Any) -> Any:
     """Return what *func* gives on the host; element by element, of those that are the same for all its tensors one is computed."""
     tensors = [value for value in tree_flatten((args, kwargs))[0] if isinstance(value, torch.Tensor)]
+    if func.overloadpacket.__name__ in ("add", "sub") and [tensor.is_sparse for tensor in tensors] == [True, True]:
+        return _joined(tensors[0], tensors[1], kwargs.get("alpha", 1) * (-1 if func.overloadpacket.__name__ == "sub" else 1))
     is_by_element = torch.Tag.pointwise in func.tags and torch.Tag.nondeterministic_seeded not in func.tags and not func._schema.is_mutable
     if not is_by_element or any(tensor.layout is not torch.strided for tensor in tensors):
         return func(*args, **kwargs)

@@ -157,7 +157,9 @@ class YamlFile:
             if node is None:
                 raise self._unresolved(asked, pointing)
             if node.kind != "scalar":
-                raise self._error(f"`{'.'.join(key)}` is a {node.kind}, not a single value", node, refused=False)
+                raise self._error(
+                    f"`{'.'.join(key)}` is a {node.kind}, not a single value", node, hint="write one value there", refused=False
+                )
             source = _INTERPOLATION.fullmatch(node.text.strip())
             if source is None:
                 return Found(node.value, node.line)
@@ -168,7 +170,8 @@ class YamlFile:
 
     def _unresolved(self, key: KeyPath, node: Node | None) -> ConfigError:
         assert node is not None
-        return self._error(f"`{'.'.join(key)}` is {node.text}, which this file alone does not resolve", node, refused=False)
+        problem = f"`{'.'.join(key)}` is {node.text}, which this file alone does not resolve"
+        return self._error(problem, node, hint="write the value there", refused=False)
 
     def replace(self, key: KeyPath, value: EditValue) -> bytes:
         """
@@ -218,7 +221,8 @@ class YamlFile:
         if len(self.documents) > 1:
             raise ConfigError(f"holds {len(self.documents)} documents", file=self.path, hint="keep one")
         for duplicate in self.duplicate_keys():
-            raise ConfigError(f"`{duplicate.key}` is set here and in line {duplicate.first_line}", file=self.path, line=duplicate.line)
+            problem = f"`{duplicate.key}` is set here and in line {duplicate.first_line}"
+            raise ConfigError(problem, file=self.path, line=duplicate.line, hint="keep one of them")
         sum(1 for _ in self._flatten())  # refuses aliases that multiply without end
         return self._plain(self.documents[0])
 
@@ -255,12 +259,13 @@ class YamlFile:
         plain: dict[str, Any] = {}
         for key, value in node.pairs:
             if key.kind != "scalar":
-                raise self._error("a key that is not a plain word", key, refused=False)
+                raise self._error("a key that is not a plain word", key, hint="a key is one word or text", refused=False)
             if key.text == "<<":
                 merged = self._plain(value)
                 for source in merged if isinstance(merged, list) else [merged]:
                     if not isinstance(source, dict):
-                        raise self._error("`<<` merges something that is not a mapping", key, refused=False)
+                        problem = "`<<` merges something that is not a mapping"
+                        raise self._error(problem, key, hint="name the anchor of a mapping", refused=False)
                     plain = {**source, **plain}
             else:
                 plain[key.text] = self._plain(value)
@@ -330,11 +335,11 @@ class YamlFile:
     def _check_scalar(self, key: KeyPath, node: Node) -> None:
         dotted = ".".join(key)
         if node.kind != "scalar":
-            raise self._error(f"`{dotted}` is a {node.kind}, not a single value", node)
+            raise self._error(f"`{dotted}` is a {node.kind}, not a single value", node, hint="write one value there")
         if node.style in ("|", ">"):
             raise self._error(f"`{dotted}` is a block of text", node, hint="write the value on the key's line")
         if node.tag is not None and not node.tag.startswith(("!!", "tag:yaml.org,2002:")):
-            raise self._error(f"`{dotted}` has the tag {node.tag}, whose meaning memplan does not know", node)
+            raise self._error(f"`{dotted}` has the tag {node.tag}, whose meaning memplan does not know", node, hint="leave the tag out")
         if "\n" in self.text[node.start : node.end]:
             raise self._error(f"`{dotted}` runs over several lines", node, hint="write the value on one line")
         source = _INTERPOLATION.search(node.text)
@@ -365,7 +370,7 @@ class YamlFile:
             )
 
     def _cannot_be_set(self, key: KeyPath, value: EditValue, node: Node) -> ConfigError:
-        return self._error(f"`{'.'.join(key)}` cannot be set to {value!r} in place", node)
+        return self._error(f"`{'.'.join(key)}` cannot be set to {value!r} in place", node, hint="write a plain number or word there first")
 
     def _flatten(self) -> Iterator[tuple[KeyPath, Scalar | tuple[str, int]]]:
         """Yield every value with its path, aliases and merges followed, duplicate keys numbered."""
@@ -377,7 +382,7 @@ class YamlFile:
         self, node: Node, path: KeyPath, budget: Iterator[int], depth: int
     ) -> Iterator[tuple[KeyPath, Scalar | tuple[str, int]]]:
         if next(budget, None) is None or depth > 200:
-            raise self._error("aliases make this file too large to check", node)
+            raise self._error("aliases make this file too large to check", node, hint="write the values out")
         node = self._target(node)
         if node.kind == "scalar":
             yield path, node.value
@@ -387,7 +392,7 @@ class YamlFile:
         for name, child in children:
             yield from self._flatten_node(child, (*path, name), budget, depth + 1)
 
-    def _error(self, problem: str, node: Node, *, hint: str | None = None, refused: bool = True) -> ConfigError:
+    def _error(self, problem: str, node: Node, *, hint: str | None, refused: bool = True) -> ConfigError:
         kind = EditRefusedError if refused else ConfigError
         return kind(problem, file=self.path, line=node.line, hint=hint)
 
@@ -443,7 +448,7 @@ class _Composer:
             line = mark.line + 1 if mark else None
             raise ConfigError(f"is not valid YAML: {problem}", file=self.path, line=line, hint="repair the file first") from error
         except RecursionError as error:
-            raise ConfigError("is nested too deeply to be a configuration", file=self.path) from error
+            raise ConfigError("is nested too deeply to be a configuration", file=self.path, hint="is it the right file?") from error
 
     def _node(self, event: Any, events: Iterator[Any]) -> Node:
         from ruamel.yaml.events import AliasEvent, MappingStartEvent, ScalarEvent
@@ -452,7 +457,8 @@ class _Composer:
         anchor = getattr(event, "anchor", None)
         if isinstance(event, AliasEvent):
             if anchor not in self.anchors:
-                raise ConfigError(f"the alias *{anchor} stands before its anchor, or inside it", file=self.path, line=line)
+                problem = f"the alias *{anchor} stands before its anchor, or inside it"
+                raise ConfigError(problem, file=self.path, line=line, hint="repair the file first")
             return Node("alias", line, start, end, text=anchor, target=self.anchors[anchor])
         tag = _tag_of(event)
         if isinstance(event, ScalarEvent):

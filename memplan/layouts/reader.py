@@ -190,7 +190,7 @@ class _Reader:
         fields = model_from_config(model.config)
         if entry.is_decoder and not _is_decoder(model.config, fields):
             problem = f"`{entry.key}` is {found.value}, which is not a decoder of text alone: a plan knows nothing of what it reads besides"
-            raise ConfigError(problem, file=self.main, line=found.line)
+            raise ConfigError(problem, file=self.main, line=found.line, hint="rehearse your own program (`memplan rehearse`)")
         return fields
 
     def _of_starter(self, starter: Path) -> dict[str, Any]:
@@ -349,7 +349,8 @@ class _Reader:
     def _translated(self, entry: FieldEntry, found: Found, path: Path) -> Any:
         if not entry.values:
             if isinstance(found.value, bool):
-                raise ConfigError(f"`{entry.key}` is {found.value}, where a number or a name belongs", file=path, line=found.line)
+                problem = f"`{entry.key}` is {found.value}, where a number or a name belongs"
+                raise ConfigError(problem, file=path, line=found.line, hint="correct the value")
             return found.value
         value = entry.meaning_of(spelled(found.value))
         if value is None:
@@ -395,7 +396,7 @@ class _Reader:
             location = location_of(first)
             nearest = [source for read, source in self.sources.items() if location and read[: len(location)] == location]
             if not nearest:
-                raise ConfigError(problem_of(first), file=self.root) from error
+                raise ConfigError(problem_of(first), file=self.main, hint="correct the values that contradict each other") from error
             source = nearest[-1]
             # Where it is no single value, several contradict each other.
             value = f"`{source.key}` is {source.value!r}: " if location in self.sources else ""

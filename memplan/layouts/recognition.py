@@ -109,7 +109,7 @@ def _toml_keys(path: Path) -> Set[str]:
         try:
             return set(_flat(tomllib.loads(path.read_text(encoding="utf-8"))))
         except ValueError as error:
-            raise ConfigError(f"is not valid TOML: {error}", file=path) from error
+            raise ConfigError(f"is not valid TOML: {error}", file=path, hint="repair the file first") from error
     return frozenset()  # Python 3.10 has no parser of TOML
 
 

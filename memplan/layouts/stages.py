@@ -99,7 +99,7 @@ class StageReader:
             if found is None or found.value is None:
                 raise ConfigError(f"has no value for `{key}`", file=path, hint=f"add a line `{key}: 8`")
             if isinstance(found.value, bool):
-                raise ConfigError(f"`{key}` is {found.value}, where a number belongs", file=path, line=found.line)
+                raise ConfigError(f"`{key}` is {found.value}, where a number belongs", file=path, line=found.line, hint="correct the value")
             self.sources["stages", number, field_name] = Source(path, found.line, key, found.value)
             values[field_name] = found.value
         return values

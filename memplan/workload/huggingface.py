@@ -32,7 +32,8 @@ class ConfigJson:
 
     def __init__(self, values: object, path: Path, line_of: Callable[[tuple[str, ...]], int | None] = lambda _: None) -> None:
         if not isinstance(values, Mapping) or not isinstance(values.get("model_type"), str):
-            raise ConfigError("is not a Hugging Face config.json: no `model_type`", file=path)
+            problem = "is not a Hugging Face config.json: no `model_type`"
+            raise ConfigError(problem, file=path, hint="name the config.json that lies beside a model's weights")
         self._path = path
         self._line_of = line_of
         self.values: Mapping[str, Any] = values
@@ -104,7 +105,8 @@ class ConfigJson:
         return next((value for value in map(self.optional_integer, named) if value is not None), None)
 
     def _wrong(self, name: str, wanted: str) -> ConfigError:
-        return ConfigError(f"`{name}` is {self.values[name]!r}, not {wanted}", file=self._path, line=self._line_of((name,)))
+        problem = f"`{name}` is {self.values[name]!r}, not {wanted}"
+        return ConfigError(problem, file=self._path, line=self._line_of((name,)), hint="correct the value")
 
 
 def model_from_config(config: ConfigJson) -> dict[str, Any]:

@@ -57,9 +57,10 @@ def _named_config(model: dict[str, Any], file: YamlFile) -> ConfigJson:
     given = [key for key in ("config", "name") if key in model]
     line = file.line_of(("model", *given[:1]))
     if len(given) == 2:
-        raise ConfigError("`model` takes `config` or `name`, not both", file=file.path, line=line)
+        raise ConfigError("`model` takes `config` or `name`, not both", file=file.path, line=line, hint="keep one of them")
     if not given or not isinstance(model[given[0]], str):
-        raise ConfigError("`model.config` must name a Hugging Face config.json, or `model.name` a model", file=file.path, line=line)
+        problem = "`model.config` must name a Hugging Face config.json, or `model.name` a model"
+        raise ConfigError(problem, file=file.path, line=line, hint="add a line `config: path/to/config.json` below `model:`")
     if given == ["config"]:
         return read_config_json(file.path.parent / model["config"])
     try:

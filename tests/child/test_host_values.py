@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 from memplan.execution.rehearsal import Rehearsal
 from memplan.hardware.catalog import find_gpu
@@ -80,6 +81,23 @@ def test_the_memory_of_rows_that_labels_choose_is_counted_in_forward_and_backwar
     assert seen.breakdown.parameters_bytes == head + 256 * 64 * 4  # and the states, for which gradients are accumulated
     assert seen.peak_allocated_bytes >= 2 * head + 2 * logits
     assert seen.peak_allocated_bytes < run("keeps_rows", rows=512).peak_allocated_bytes - 2 * logits + MIB
+
+
+def test_the_edges_of_a_graph_are_counted(run: Run) -> None:
+    """
+    As often as a product asks for them, in backward too, where they stand in another order: 261,773 different ones of 262,144.
+
+    Their places and values lie beside the matrix's own for as long as it multiplies: 20 bytes for each, and what sorting takes.
+    """
+    places = torch.randint(0, 100_000, (2, 2**18), generator=torch.Generator().manual_seed(0))
+    num_edges = places.unique(dim=1).shape[1]
+
+    seen = run("convolves_a_graph")
+
+    assert (seen.verdict, seen.lower_bound_reasons) == ("fits", ())
+    assert {(read.answer, read.basis) for read in seen.reads} == {(str(num_edges), "data")}
+    given, states = 2**18 * 20, 100_000 * 4 * 4
+    assert seen.peak_allocated_bytes > given + num_edges * 20 + 2 * states
 
 
 def test_nothing_follows_the_memory_pass(run: Run) -> None:

@@ -111,6 +111,23 @@ def _sparse(device):
     return (edges.to(device).to_dense() > 0).sum().item(), edges.to(device).cpu().to_dense().sum().item()
 
 
+def _edges(device, places=9):
+    """Edges of a graph, of which some stand twice."""
+    return torch.sparse_coo_tensor(host(2, 30, high=places), torch.ones(30), (places, places), check_invariants=False).to(device)
+
+
+def _of_edges(device):
+    """Ways to count them, and what each makes of them: of a small matrix and of one that no host should make dense."""
+    found = []
+    for places in (9, 100_000):
+        edges = _edges(device, places)
+        both = (edges + edges.t()).coalesce()
+        found += [edges.t().coalesce()._nnz(), both._nnz(), torch.cat([edges, edges]).coalesce().indices().shape[1]]
+        found += [int((both.indices()[0] < both.indices()[1]).sum()), (edges * 2.0).coalesce().transpose(0, 1).coalesce()._nnz()]
+        found.append(torch.sparse.mm(edges.t(), torch.ones(places, 2, device=device)).shape[0])
+    return found
+
+
 class Labels(torch.Tensor):
     """A class that sees every operation on it, as MONAI's and torchvision's do."""
 
@@ -177,6 +194,7 @@ READS = {
     "loaded to the device": _loaded,
     "put in the place of other data": _replaced,
     "a sparse tensor": _sparse,
+    "edges": _of_edges,
     "a long list": lambda device: int((torch.tensor([0, 1] * 10_000).to(device) + torch.tensor([0, 1] * 10_000, device=device)).sum()),
     "padding a sequence": lambda device: nn.utils.rnn.pad_sequence([host(n).to(device) for n in (3, 5)]).ne(0).sum().item(),
 }
@@ -503,6 +521,18 @@ def keeps_more_and_more(device):
     def step():
         count = (torch.arange(64) < next(numbers)).to(device).sum()
         kept[:] = [torch.empty(int(count), MIB_OF_FLOATS, device=device)]
+
+    return step
+
+
+def convolves_a_graph(device, places=100_000):
+    """A product with an adjacency whose edges may stand twice: forward and backward count them before they multiply."""
+    edges = torch.sparse_coo_tensor(host(2, 2**18, high=places), torch.ones(2**18), (places, places), check_invariants=False).to(device)
+    states = nn.Parameter(torch.ones(places, 4, device=device))
+
+    def step():
+        torch.sparse.mm(edges, states).square().sum().backward()
+        states.grad = None
 
     return step
 

@@ -23,11 +23,13 @@ class Batches:
 
     def __init__(self, now: Callable[[], tuple[int, int]]) -> None:
         self._now = now
-        self.seen: list[tuple[int, tuple[tuple[int, ...], ...], int]] = []
-        """The step that each batch was taken in, the shapes of its tensors, and how many backwards had begun by then."""
+        self.seen: list[tuple[int, tuple[tuple[int, ...], ...], int, int]] = []
+        """The step that each batch was taken in, the shapes of its tensors, how many backwards had begun by then, and in which epoch."""
         self.num_walked = 0
         """Batches of all DataLoaders that were looked at to find the largest."""
         self._is_walking = False
+        self._epochs: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
+        self._num_epochs = 0
         self._led: WeakKeyDictionary[Any, _Largest] = WeakKeyDictionary()
         self._last: _Largest | None = None
 
@@ -39,16 +41,23 @@ class Batches:
         def noted(iterator: Any) -> Any:
             batch = take(iterator)
             if not self._is_walking:
-                self._note(batch)
+                self._note(batch, epoch=self._epoch_of(iterator))
             return batch
 
         setattr(_BaseDataLoaderIter, "__next__", noted)  # noqa: B010  (a method, as mypy sees it)
 
-    def _note(self, batch: Any) -> None:
+    def _epoch_of(self, iterator: Any) -> int:
+        """Return a number that no other iterator of a DataLoader has."""
+        if iterator not in self._epochs:
+            self._num_epochs += 1
+            self._epochs[iterator] = self._num_epochs
+        return self._epochs[iterator]
+
+    def _note(self, batch: Any, *, epoch: int) -> None:
         shapes = tuple(tuple(tensor.shape) for tensor in tensors_in(batch))
         if shapes and len(self.seen) < MOST_BATCHES:
             step, num_backwards = self._now()
-            self.seen.append((step, shapes, num_backwards))
+            self.seen.append((step, shapes, num_backwards, epoch))
 
     def lead_with_largest(self, most: int, *, after: int) -> None:
         """
@@ -67,7 +76,8 @@ class Batches:
                 own = after if self._last is None or self._last.was_given else 0
                 self._led[loader] = self._last = _Largest(self._largest(make(loader), most, after=own), num_before=own)
             rest, largest = make(loader), self._led[loader]
-            return rest if largest.is_done else _Led(largest, rest, self._note, lambda: self._now()[0] > 1)
+            note = functools.partial(self._note, epoch=self._epoch_of(rest))
+            return rest if largest.is_done else _Led(largest, rest, note, lambda: self._now()[0] > 1)
 
         setattr(DataLoader, "__iter__", led)  # noqa: B010
 

@@ -30,6 +30,7 @@ from torch._ops import HigherOrderOperator
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 
+from memplan.child.cancelled_sums import CancelledSums
 from memplan.child.device_reads import A_SEED, ONE_CHOICE, Reads
 from memplan.child.followed_collectives import received
 from memplan.child.program_frames import frames_from
@@ -126,6 +127,7 @@ class HostValues(TorchDispatchMode):
         self._variant = "none" if variant == "none" else "all"
         self._is_redrawn, self._num_drawn = variant == "redrawn", 0
         self._shadows = Shadows()
+        self._sums = CancelledSums(self._shadows.value)
         self._generator = torch.Generator(HOST).manual_seed(int(variant == "redrawn"))
         self._awaited = threading.local()
         reads.keep_last_copy()
@@ -257,7 +259,12 @@ class HostValues(TorchDispatchMode):
             self._apply_repeats(args[0])
         values = [self._shadows.value(tensor) for tensor in devices]
         if any(value is None for value in values) or not _is_cheap(name, values):
-            return self._unknown(func, name, args, kwargs, run())
+            result = self._unknown(func, name, args, kwargs, run())
+            if name in ("add", "sub") and len(devices) == 2 and kwargs.get("alpha", 1) == 1 and devices[0].numel() <= MOST_COMPUTED:
+                left = self._sums.left_by(1 if name == "add" else -1, devices[0], devices[1], result)
+                if left is not None:
+                    self._shadows.learn(result, left, self._shadows.assumption_of(devices), is_new=True)
+            return result
         return self._known(func, name, args, kwargs, devices)
 
     def _can_draw(self, func: Any, args: Any, devices: list[Any]) -> bool:
@@ -491,7 +498,8 @@ class HostValues(TorchDispatchMode):
         elif name in _FINITE and outs:
             self._shadows.fill(outs[0], int(_FINITE[name]))
         elif name in _CHOICES:
-            places = result if isinstance(result, torch.Tensor) else result[_CHOICES[name]] if len(outs) > 1 else None
+            is_alone = isinstance(result, torch.Tensor)  # of `max` without a dimension the largest value, which is no place
+            places = result if is_alone and _CHOICES[name] == 0 else result[_CHOICES[name]] if not is_alone and len(outs) > 1 else None
             if places is not None and has_memory(places) and places.dtype == torch.int64 and places.numel():
                 self._choose(name, places, args)
         return result

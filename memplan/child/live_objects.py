@@ -65,8 +65,34 @@ def _inner(tensor: Any) -> Iterator[Any]:
 
 def shapes_of(modules: list[Any]) -> set[torch.Size]:
     """Return the shapes of the parameters and buffers of *modules*, but for scalars."""
-    weights = (weight for module in modules for weight in (*module.parameters(False), *module.buffers(False)))
+    weights = (weight for module in modules for weight in (*own_parameters(module), *own_buffers(module)))
     return {weight.shape for weight in weights if weight.dim()}
+
+
+# What modules have is looked up where PyTorch keeps it: a class may have a `parameters` or `named_modules` of its own, which takes or gives
+# something else.
+
+
+def own_parameters(module: Any) -> Iterator[Any]:
+    """Yield the parameters of *module*, without those of its parts."""
+    yield from (parameter for parameter in module._parameters.values() if parameter is not None)
+
+
+def own_buffers(module: Any) -> Iterator[Any]:
+    """Yield the buffers of *module*, without those of its parts."""
+    yield from (buffer for buffer in module._buffers.values() if buffer is not None)
+
+
+def named_parameters(module: Any, prefix: str = "", seen: set[int] | None = None) -> Iterator[tuple[str, Any]]:
+    """Yield the parameters of *module* and all its parts, each part once, by their dotted names."""
+    seen = set() if seen is None else seen
+    if id(module) in seen:
+        return
+    seen.add(id(module))
+    yield from ((prefix + name, parameter) for name, parameter in module._parameters.items() if parameter is not None)
+    for name, part in module._modules.items():
+        if part is not None:
+            yield from named_parameters(part, f"{prefix}{name}.", seen)
 
 
 def possible_weights(modules: list[Any], tensors: list[Any]) -> dict[int, weakref.ref[Any]]:
@@ -123,4 +149,4 @@ def names_of(missed: set[int], modules: list[Any]) -> set[str]:
     """Return the names of the parameters whose id is in *missed*, as the models that are no part of another call them."""
     inner = {id(child) for module in modules for child in module._modules.values()}
     models = [module for module in modules if id(module) not in inner]
-    return {name for model in models for name, parameter in model.named_parameters() if id(parameter) in missed}
+    return {name for model in models for name, parameter in named_parameters(model) if id(parameter) in missed}

@@ -312,7 +312,7 @@ class Script:
         return self._error or getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
 
     def _write(self) -> None:
-        never_stepped = [f"{type(one).__name__} with {len(_parameters(one))} parameters" for one in self._waiting()]
+        never_stepped = [f"{type(one).__name__} with {_number_of(_parameters(one))}" for one in self._waiting()]
         if max(self._counts.values(), default=self._num_backwards) > self._num_ended:
             self._recorder.end_step()
         error = self._last_error
@@ -390,6 +390,10 @@ def _counted(name: str) -> int:
 
 def _parameters(optimizer: Any) -> set[int]:
     return {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+
+
+def _number_of(parameters: set[int]) -> str:
+    return f"{len(parameters)} parameter{'' if len(parameters) == 1 else 's'}"
 
 
 def _command() -> list[str]:

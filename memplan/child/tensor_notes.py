@@ -21,8 +21,11 @@ from memplan.child.live_objects import (
     addresses,
     is_view_in_graph,
     is_whole,
+    named_parameters,
     names_of,
     objects_of,
+    own_buffers,
+    own_parameters,
     parts_of,
     possible_weights,
     shapes_of,
@@ -125,7 +128,7 @@ class TensorNotes:
             finally:
                 self._moves -= 1
                 if self._moves == 0:
-                    note_present(module.parameters())
+                    note_present(parameter for _, parameter in named_parameters(module))
 
         torch.nn.Module._apply = not_followed(moved)  # type: ignore[method-assign]
         torch.nn.modules.module.register_module_parameter_registration_hook(
@@ -191,7 +194,9 @@ class TensorNotes:
             return
         if module.training:
             self._flagged += 1
-        elif any(parameter.requires_grad for parameter in module.parameters()):  # else a frozen teacher: it has nothing to checkpoint
+        elif any(
+            parameter.requires_grad for _, parameter in named_parameters(module)
+        ):  # else a frozen teacher: it has nothing to checkpoint
             self.checkpointing_off.add(f"{type(module).__name__} is in eval mode")
 
     def _note_gradient(self, parameter: Any) -> None:
@@ -221,14 +226,14 @@ class TensorNotes:
 
     def _note_weights(self, modules: list[Any], optimizers: list[Any], count: int) -> None:
         """Note parameters and buffers; of a step that is compiled, the module that it became has the optimizer's state as buffers."""
-        buffers = addresses(tensor for module in modules for tensor in module.buffers(False)) - addresses(states_of(optimizers))
-        weights = addresses(tensor for module in modules for tensor in module.parameters(False)) | buffers
+        buffers = addresses(tensor for module in modules for tensor in own_buffers(module)) - addresses(states_of(optimizers))
+        weights = addresses(tensor for module in modules for tensor in own_parameters(module)) | buffers
         self.notes["parameters"] |= {(address, count) for address in weights}
 
     def _trained_or_of_modules(self, modules: list[Any], tensors: list[Any], count: int) -> list[Any]:
         """Return the Parameters among *tensors* that are weights for certain; the others, as which Keras keeps its moments, are copies."""
         found = [tensor for tensor in tensors if isinstance(tensor, torch.nn.Parameter)]
-        of_modules = {id(parameter) for module in modules for parameter in module.parameters(False)}
+        of_modules = {id(parameter) for module in modules for parameter in own_parameters(module)}
         others = {id(parameter): parameter for parameter in found if not parameter.requires_grad and id(parameter) not in of_modules}
         self._copies |= {(address, count) for address in addresses(others.values())}
         return [parameter for parameter in found if id(parameter) not in others]
@@ -243,7 +248,7 @@ class TensorNotes:
         were there from a step's first backward to its end, and have most of the shapes of the weights: an average that is made anew in each
         step. A batch may have the shape of one.
         """
-        weights = [weight for module in modules for weight in (*module.parameters(False), *module.buffers(False))]
+        weights = [weight for module in modules for weight in (*own_parameters(module), *own_buffers(module))]
         gradients = [weight.grad for weight in (*weights, *trained_by(optimizers)) if weight.grad is not None]
         taken = addresses([*weights, *gradients, *states_of(optimizers)])
         copies = {address: tensor for tensor in lasting for address in addresses([tensor]) if address not in taken}

@@ -213,10 +213,14 @@ def batches_differ(record: RunRecord) -> bool:
 
 
 def trained_batches(record: RunRecord) -> list[Batch]:
-    """Return the batches that a backward followed; the others are evaluated."""
+    """
+    Return the batches of the epochs that are trained: those of which a batch was followed by a backward.
+
+    Not every batch of them is, where several are taken at once to be accumulated, or one ahead. The others are evaluated.
+    """
     following = [*(batch.num_backwards for batch in record.batches[1:]), record.num_backwards]
-    pairs = zip(record.batches, following, strict=False)
-    return [batch for batch, then in pairs if not record.num_backwards or then > batch.num_backwards]
+    trained = {batch.epoch for batch, then in zip(record.batches, following, strict=False) if then > batch.num_backwards}
+    return [batch for batch in record.batches if not record.num_backwards or batch.epoch in trained]
 
 
 def _has_fewer_samples(batch: Batch, full: Batch) -> bool:
@@ -350,7 +354,9 @@ def _assumptions(record: RunRecord, other: RunRecord | None) -> Iterator[Finding
     if not assumed or (other is not None and takes_as_much(record, other)):
         return
     ends = (
-        "one end was run (everything passes and equal shares), and the program failed at the other (nothing passes and one gets all)"
+        "one end was run (everything passes and equal shares), and it failed there"
+        if record.failure is not None
+        else "one end was run (everything passes and equal shares), and the program failed at the other (nothing passes and one gets all)"
         if other is None or other.failure is not None
         else "two ends were run (everything passes and equal shares; nothing passes and one gets all), and the larger is reported"
     )

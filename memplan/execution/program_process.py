@@ -74,7 +74,9 @@ def wait_for(
             left = _LOOKS_EVERY_SECONDS if deadline is None else min(_LOOKS_EVERY_SECONDS, deadline - time.monotonic())
             if left <= 0:
                 after = f"after {asked.name}" if asked else f"within {timeout_seconds:g} seconds"
-                error = NotEndedError(f"the program did not end {after}", hint="end it after some steps: `steps=3`")
+                error = NotEndedError(
+                    f"the program did not end {after}", hint="end it after fewer steps, or give it longer: `steps=3`, `timeout_seconds=600`"
+                )
                 error.after = asked
                 raise error
             on_wait()

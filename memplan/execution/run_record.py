@@ -57,6 +57,8 @@ class Batch(NamedTuple):
     """Of its tensors."""
     num_backwards: int = 0
     """Backwards that had begun when it was taken."""
+    epoch: int = 0
+    """Equal for the batches of one iterator of a DataLoader."""
 
     @property
     def size(self) -> int | None:

@@ -186,7 +186,7 @@ def _out_of_memory(record: RunRecord, exit_code: int, trace: MemoryTrace) -> Out
     if seen is None:
         return None
     first_after = _first_mark_after(record, trace)
-    after = record.batches[-1].size if record.batches else None
+    after = next((batch.size for batch in reversed(trained_batches(record))), None)
     raised = failure if failure is not None and failure.kind == "out_of_memory" else None
     return OutOfMemory(
         message=(raised.message if raised else "") or seen.message,

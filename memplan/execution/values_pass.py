@@ -142,7 +142,8 @@ class StoppedError(Exception):
 def _with_data(
     run: Callable[[ValuesFile | None], Run], first: Run, *, folder: Path, answers: Mapping[str, Any] | None, has_padding: bool
 ) -> Settled:
-    if not (needs_values(first.record, has_padding=has_padding) or _has_sizes(answers)):
+    is_refused = _has_failed(first.record) and any(read.basis == "ordinary" for read in first.record.reads)  # a number was not that good
+    if not (needs_values(first.record, has_padding=has_padding) or _has_sizes(answers) or is_refused):
         return Settled(first)
     found = _with_values(run, ValuesFile(folder / "values-all", "all"), first)
     if _has_failed(found.run.record) and not _has_failed(first.record):

@@ -83,6 +83,22 @@ def test_the_memory_of_rows_that_labels_choose_is_counted_in_forward_and_backwar
     assert seen.peak_allocated_bytes < run("keeps_rows", rows=512).peak_allocated_bytes - 2 * logits + MIB
 
 
+@pytest.mark.parametrize("way", [0, 1, 2])
+def test_an_action_that_is_checked_is_one_of_those_there_are(run: Run, way: int) -> None:
+    """As one_hot gives it, with the gradient of the logits behind it, and as a distribution draws it."""
+    seen = run("acts_by_one_hot", way=way)
+
+    assert (seen.verdict, len(seen.steps)) == ("fits", 2)
+
+
+@pytest.mark.parametrize("way", ["max", "min", "median", "amax"])
+def test_the_longest_of_what_a_model_computes_is_no_choice(run: Run, way: str) -> None:
+    """It was taken for the place of the largest, the first of several, which decides nothing: a false "Fits"."""
+    (reason,) = run("decodes_the_longest", way=way).lower_bound_reasons
+
+    assert reason.startswith("sizes were guessed as zero at")
+
+
 def test_the_edges_of_a_graph_are_counted(run: Run) -> None:
     """
     As often as a product asks for them, in backward too, where they stand in another order: 261,773 different ones of 262,144.

@@ -525,6 +525,35 @@ def keeps_more_and_more(device):
     return step
 
 
+def acts_by_one_hot(device, way=0):
+    """An environment checks the action that it gets: one is 1, the others are 0."""
+    model = nn.Linear(64, 17).to(device)
+
+    def step():
+        logits = model(torch.ones(1, 64, device=device))
+        shares = logits.softmax(-1)
+        hot = functional.one_hot(logits.argmax(-1), 17)
+        drawn = torch.distributions.OneHotCategorical(logits=logits).sample()
+        action = (hot.float(), hot.detach() + logits - logits.detach(), drawn + (shares - shares.detach()))[way]
+        found = action.detach().cpu().numpy()[0]
+        assert sorted(found.tolist()) == [0.0] * 16 + [1.0], found
+        logits.square().sum().backward()
+
+    return step
+
+
+def decodes_the_longest(device, way="max"):
+    """The longest of the lengths that a model computes decides a size: it is no choice among several, and may be any number."""
+    model = nn.Linear(256, 64).to(device)
+
+    def step():
+        lengths = model(torch.ones(4, 256, device=device)).exp().round().long().sum(1)
+        found = torch.empty(int(getattr(lengths, way)()), MIB_OF_FLOATS, device=device)
+        (model(torch.ones(4, 256, device=device)).sum() + found.sum()).backward()
+
+    return step
+
+
 def convolves_a_graph(device, places=100_000):
     """A product with an adjacency whose edges may stand twice: forward and backward count them before they multiply."""
     edges = torch.sparse_coo_tensor(host(2, 2**18, high=places), torch.ones(2**18), (places, places), check_invariants=False).to(device)

@@ -861,6 +861,8 @@ while True:
             model(rows.cuda().expand(-1, 512)).mean().backward()
             torch.empty(rows.shape[0], 2**18, device="cuda")
             update.step()
+            for rows, in DataLoader(TensorDataset(torch.zeros(32, 1)), batch_size=16):
+                model(rows.cuda().expand(-1, 512))
         break
     except torch.OutOfMemoryError:
         size //= 2
@@ -869,7 +871,7 @@ while True:
 
 @pytest.mark.heavy
 def test_the_batch_with_which_a_program_goes_on_is_told(script: Script) -> None:
-    """As `auto_find_batch_size` does: 1 MiB a sample, of which a T4 has room for 8,192, and not for 16,384."""
+    """As `auto_find_batch_size` does: 1 MiB a sample, of which a T4 has room for 8,192, not for 16,384; an evaluation has another."""
     rehearsal = seen(script(SMALLER, steps=2))
 
     assert rehearsal.verdict == "does_not_fit"
@@ -1036,6 +1038,18 @@ for ids in DataLoader([torch.zeros(length, dtype=torch.int64) for length in (2, 
     embed(ids.cuda())
 """
 
+ACCUMULATED = """
+from common import torch
+from torch.utils.data import DataLoader
+embed = torch.nn.Embedding(100, 512).cuda()
+update = torch.optim.SGD(embed.parameters(), lr=0.1)
+batches = iter(DataLoader([torch.zeros(length, dtype=torch.int64) for length in (700, 10, 30, 40)], batch_size=None))
+for _ in range(2):
+    for ids in [next(batches), next(batches)]:  # as transformers' Trainer takes them
+        embed(ids.cuda()).sum().backward()
+    update.step()
+"""
+
 
 @pytest.mark.heavy
 def test_batches_of_several_shapes_are_told_of(script: Script) -> None:
@@ -1043,6 +1057,43 @@ def test_batches_of_several_shapes_are_told_of(script: Script) -> None:
     (finding,) = [finding for finding in seen(script(LENGTHS)).findings if finding.kind == "batch_shapes"]
 
     assert "10 to 700 among the 4" in finding.message
+
+
+@pytest.mark.heavy
+def test_batches_that_are_taken_at_once_are_all_trained_with(script: Script) -> None:
+    """No backward comes between the first of them and the next."""
+    (finding,) = [finding for finding in seen(script(ACCUMULATED)).findings if finding.kind == "batch_shapes"]
+
+    assert "10 to 700 among the 4" in finding.message
+
+
+OWN_PARAMETERS = """
+from common import batch, torch
+class Learner(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weights = torch.nn.ParameterList([torch.nn.Parameter(torch.randn(512, 1024))])
+    def forward(self, x):
+        return x @ self.weights[0]
+    def parameters(self):
+        return list(self.weights)
+    def named_modules(self):
+        return []
+model = Learner().cuda()
+update = torch.optim.Adam(model.parameters())
+for _ in range(2):
+    model(batch()).mean().backward()
+    update.step()
+"""
+
+
+@pytest.mark.heavy
+def test_a_class_may_have_parameters_of_its_own(script: Script) -> None:
+    """A method of PyTorch's that it gives other arguments, as in learners of MAML: 2 MiB of weights, and what Adam keeps of them."""
+    rehearsal = seen(script(OWN_PARAMETERS))
+
+    assert rehearsal.verdict == "fits"
+    assert (rehearsal.breakdown.parameters_bytes, rehearsal.breakdown.optimizer_state_bytes) == (2 * MIB, 4 * MIB)
 
 
 ADAPTIVE = """

@@ -1,0 +1,69 @@
+"""
+What is added and taken away again: `hard + soft - soft.detach()` has the values of `hard`, and the gradient of `soft`.
+
+One-hot actions and codes are made so (straight-through, a hard Gumbel softmax). Neither sum is known while `soft` comes from a model, and
+yet what comes of both is: an environment that gets the action checks it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from memplan.child.shadows import HOST
+
+MOST_KEPT = 64
+"""Sums that are waited for: the other half follows soon."""
+
+
+class _Place(NamedTuple):
+    """Where in which storage a tensor lies."""
+
+    storage: StorageWeakRef
+    offset: int
+    shape: tuple[int, ...]
+
+    def is_that_of(self, tensor: Any) -> bool:
+        """Say whether *tensor* lies there."""
+        same = not self.storage.expired() and self.storage.cdata == tensor.untyped_storage()._cdata
+        return same and (self.offset, self.shape) == (tensor.storage_offset(), tuple(tensor.shape))
+
+
+class _Sum(NamedTuple):
+    """A sum of something that is known, and something that is not."""
+
+    place: _Place
+    known: torch.Tensor
+    unknown: _Place
+    sign: int
+    """Of what is not known."""
+
+
+class CancelledSums:
+    """Looks for sums from which what was not known is taken away again."""
+
+    def __init__(self, value_of: Callable[[Any], torch.Tensor | None]) -> None:
+        self._value_of = value_of
+        self._kept: list[_Sum] = []
+
+    def left_by(self, sign: int, left: Any, right: Any, made: Any) -> torch.Tensor | None:
+        """Return what *made*, which is *left* plus *sign* times *right*, holds, where what is not known in it is gone; else keep it."""
+        for total, other, of_total, of_other in ((left, right, 1, sign), (right, left, sign, 1)):
+            for kept in self._kept:
+                if kept.place.is_that_of(total) and kept.unknown.is_that_of(other) and kept.sign * of_total + of_other == 0:
+                    return kept.known if of_total == 1 else -kept.known
+        if sign == -1 and _place(left).is_that_of(right):
+            return torch.zeros((), dtype=left.dtype, device=HOST).expand(left.shape)
+        values = self._value_of(left), self._value_of(right)
+        if (values[0] is None) != (values[1] is None) and left.shape == right.shape:
+            known: Any = values[0] if values[1] is None else sign * values[1]
+            unknown, of_unknown = (left, 1) if values[0] is None else (right, sign)
+            self._kept = [*self._kept[1 - MOST_KEPT :], _Sum(_place(made), known.clone(), _place(unknown), of_unknown)]
+        return None
+
+
+def _place(tensor: Any) -> _Place:
+    return _Place(StorageWeakRef(tensor.untyped_storage()), tensor.storage_offset(), tuple(tensor.shape))

@@ -59,7 +59,7 @@ class SizeRefusedError(NotRehearsedError):
     """
     A program that fails with one size of its batch, for another reason than memory; it may run with others.
 
-    *is_limit*: it takes no more samples than with a smaller size.
+    *is_limit*: larger ones would end alike: it takes no more samples, or the host has no memory for them.
     """
 
     def __init__(self, message: str, *, hint: str | None = None, is_limit: bool = False) -> None:

@@ -357,7 +357,8 @@ def _composed_fields(words: Sequence[str], located: Located | None, *, is_planne
         if located is not None:
             composed = composed_by_words(words)
             # LightningCLI's configuration is often in several files, of which the last that has a key counts.
-            is_whole = located.can_be_described or composed is None or len(composed.parts) == 1
+            # Where the layout's keys are not there, as with a data module whose batch is an argument of an argument, names are looked for.
+            is_whole = located.can_be_described or composed is None or (len(composed.parts) == 1 and located.has_batch)
             return [] if is_whole or composed is None else composed.fields()
         app = hydra_app(words)
         composed = composed_by_words(words) if app is None else composed_by_hydra(app)

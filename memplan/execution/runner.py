@@ -202,3 +202,7 @@ def ended(status: int) -> str:
     name = signal.Signals(-status).name
     cause = " (did the host run out of memory?)" if name == "SIGKILL" else ""
     return f"was ended by {name}{cause}"
+
+
+KILLED = ended(-signal.SIGKILL)
+"""What is said of a program that the system has ended, mostly for want of the host's memory."""

@@ -181,8 +181,8 @@ def start_warm(
 
 
 def _without_ports(variables: Mapping[str, str]) -> dict[str, str]:
-    """Return *variables* without those that are drawn anew in every run."""
-    return {name: value for name, value in variables.items() if not name.endswith("_PORT")}
+    """Return *variables* without those that are drawn anew in every run: ports, and the socket of W&B's service."""
+    return {name: value for name, value in variables.items() if not name.endswith(("_PORT", "WANDB_SERVICE"))}
 
 
 # processes that are kept
@@ -204,7 +204,7 @@ class Kept:
     """
     Where a process is kept that is warm for a program of one Python, with one environment, in this working folder.
 
-    Its folder is a temporary one; *file* says which.
+    Its folder is a temporary one; *file* says which. Runs beside each other may each start one, of which the last is found.
     """
 
     def __init__(self, file: Path) -> None:
@@ -213,10 +213,15 @@ class Kept:
     def find(self) -> WarmProcess | None:
         """Return the process, where there is one."""
         with contextlib.suppress(OSError):
-            folder = Path(self._file.read_text(encoding="utf-8"))
-            if folder.stat().st_uid == os.getuid() and (folder / SOCKET).exists():
-                return WarmProcess(folder)
+            return _process_in(Path(self._file.read_text(encoding="utf-8")))
         return None
+
+    def started(self) -> list[WarmProcess]:
+        """Return every process that was started here and is there still."""
+        with contextlib.suppress(OSError):
+            folders = self._list.read_text(encoding="utf-8").splitlines()
+            return [found for found in map(_process_in, map(Path, folders)) if found is not None]
+        return []
 
     def make_folder(self) -> Path:
         """Return a folder for a process that is to be found from now on."""
@@ -225,4 +230,18 @@ class Kept:
         partial = self._file.with_suffix(f".{os.getpid()}")
         partial.write_text(str(folder), encoding="utf-8")
         partial.replace(self._file)
+        with self._list.open("a", encoding="utf-8") as file:
+            file.write(f"{folder}\n")
         return folder
+
+    @property
+    def _list(self) -> Path:
+        return self._file.with_suffix(".started")
+
+
+def _process_in(folder: Path) -> WarmProcess | None:
+    """Return the process of this user whose folder that is, where it is there."""
+    with contextlib.suppress(OSError):
+        if folder.stat().st_uid == os.getuid() and (folder / SOCKET).exists():
+            return WarmProcess(folder)
+    return None

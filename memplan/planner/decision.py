@@ -56,7 +56,7 @@ FAR = 2
 """Formulas are off by less: what they put at more than so many times the budget is not asked about first."""
 
 LARGEST_MICRO_BATCH = 65_536
-"""Where trying ends: a model without activations would never fill a GPU."""
+"""Where trying ends without a target: a model without activations would never fill a GPU."""
 
 
 class Decision(NamedTuple):
@@ -166,7 +166,7 @@ def _present_batch(program: Program, pinned: Program) -> int:
 
 def most_useful(target: int, ranks: int) -> int:
     """The micro-batch that meets the target without accumulation: a larger one would only go past it."""
-    return max(1, min(LARGEST_MICRO_BATCH, -(-target // ranks)))
+    return max(1, min(MOST_STEPS, -(-target // ranks)))
 
 
 class BatchSearch:

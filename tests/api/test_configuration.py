@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from memplan.api.configuration import function_configuration, is_installed, read_configuration, trainer_of
+from memplan.api.configuration import command_configuration, function_configuration, is_installed, read_configuration, trainer_of
 from memplan.errors import UsageError
 from memplan.layouts.registry import locate
 from memplan.layouts.writer import edits_for, unwritable
@@ -169,6 +169,22 @@ def test_a_recipe_that_only_its_program_knows_is_that_program(tmp_path: Path, mo
     found = read_configuration(recipe)
     assert isinstance(found.program, CommandProgram)
     assert found.program.command[:2] == ("tune", "run")
+
+
+def test_a_batch_within_an_argument_of_a_data_module_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """LightningCLI's configuration is recognised, and its layout does not know that key: it is looked for by its name."""
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text("import torch\n")
+    Path("config.yaml").write_text(
+        "model: {class_path: m.M}\ntrainer: {max_steps: 10}\n"
+        "data:\n  class_path: m.D\n  init_args:\n    train_params: {batch_size: 16}\n    val_params: {batch_size: 16}\n"
+    )
+
+    found = command_configuration([sys.executable, "train.py", "fit", "--config", "config.yaml"], fields=[], short=[])
+
+    assert isinstance(found.program, CommandProgram)
+    assert [place.key for place in found.program.places] == ["data.init_args.train_params.batch_size"]
+    assert "found by its name: micro_batch_size=config.yaml:data.init_args.train_params.batch_size" in found.notes
 
 
 def test_the_trainer_of_a_tree_is_run_for_each_stage(tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -274,7 +274,51 @@ def test_a_dataset_that_ends_is_no_room_for_more(torch_build: TorchBuild, gpu: G
     plan, _ = planned(command("{micro_batch_size}", 1, 50, 1024), gpu)
 
     assert plan.fits
-    assert "the program takes no more samples than with" in plan.reasons[0]
+    assert "the program seems to take no more samples than with" in plan.reasons[0]
+
+
+IN_TOKENS = """
+import os, signal, sys, torch
+tokens, most_of_host = map(int, sys.argv[1:])
+sentences = max(1, tokens // 31)
+if sentences > most_of_host:
+    os.kill(os.getpid(), signal.SIGKILL)  # as the system does where the host's memory is full
+model = torch.nn.Linear(1024, 1024).cuda()
+update = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(3):
+    model(torch.zeros(sentences * 256, 1024).cuda()).sum().backward()
+    update.step()
+"""
+
+
+@pytest.fixture
+def in_tokens(tmp_path: Path) -> Path:
+    """A program that counts its batch in tokens, 31 for a sentence of 1 MiB, and is ended with more sentences than are said."""
+    script = tmp_path / "train.py"
+    script.write_text(IN_TOKENS)
+    return script
+
+
+@pytest.mark.heavy
+def test_a_few_more_tokens_may_be_no_sentence_more(torch_build: TorchBuild, gpu: GpuSpec, in_tokens: Path) -> None:
+    """That is no end of the data: the largest is the last before one sentence more, and what that takes is told."""
+    plan, _ = planned(command_program([sys.executable, str(in_tokens), "{micro_batch_size}", "1000000"]), gpu)
+
+    assert plan.fits
+    assert plan.after.training.micro_batch_size % 31 == 30
+    assert "over the budget" in plan.reasons[0]
+
+
+@pytest.mark.heavy
+def test_a_size_that_the_host_has_no_memory_for_is_halved(torch_build: TorchBuild, gpu: GpuSpec, in_tokens: Path) -> None:
+    """It was taken for one of the sizes that a program refuses, and those below it were tried one after the other."""
+    plan, told = planned(command_program([sys.executable, str(in_tokens), "{micro_batch_size}", "8"]), gpu)
+
+    assert plan.fits
+    assert plan.after.training.micro_batch_size == 9 * 31 - 1
+    assert f"with a micro-batch of {9 * 31} the program" in plan.reasons[0]
+    assert "was ended by SIGKILL (did the host run out of memory?)" in plan.reasons[0]
+    assert len(told) < 20
 
 
 def test_a_function_fills_the_gpu(torch_build: TorchBuild, gpu: GpuSpec) -> None:

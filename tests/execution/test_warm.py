@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -467,8 +468,23 @@ def test_a_kept_process_is_for_one_environment_and_one_folder(tmp_path: Path, mo
     assert kept(writes_are_allowed=True, A="1").find() is None
     monkeypatch.chdir("/")
     assert kept(A="1").find() is None
+    assert kept(A="1").started() == []
     (folder / "socket").unlink()
     folder.rmdir()
+
+
+def test_processes_that_were_started_beside_each_other_are_all_known(tmp_path: Path) -> None:
+    """One is found, and each is ended: two runs that end at once start one each."""
+    kept = Kept(tmp_path / "kept")
+    folders = [kept.make_folder() for _ in range(3)]
+    for folder in folders:
+        (folder / "socket").touch()
+    (folders[0] / "socket").unlink()
+
+    assert kept.find() == WarmProcess(folders[2])
+    assert kept.started() == [WarmProcess(folder) for folder in folders[1:]]
+    for folder in folders:
+        shutil.rmtree(folder)
 
 
 @pytest.mark.heavy

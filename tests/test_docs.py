@@ -39,7 +39,7 @@ MACHINE = re.compile(r"(?P<folder>.*?)(?:, on a machine with a (?P<gpu>\S+)(?: w
 """Where a block runs."""
 
 OF_THE_MOMENT = re.compile(
-    r"(?<=\()\d+\.\d s(?=\))|(?<=it took ).*(?= over)|^\d\d:\d\d:\d\d|\bCPU +\d+%|\bRAM \S+ \S+ of \S+ \S+|\bpython\S* \(\d+\)",
+    r"(?<=\()\d+\.\d s(?=\))|(?<=it took ).*(?= over)|^\d\d:\d\d:\d\d|\bCPU +\d+%|\bRAM \S+ \S+ of \S+ \S+|\b(?:python|pytest)\S* \(\d+\)",
     re.MULTILINE,
 )
 """What is another in every run on a simulated machine: seconds, what a step that failed took, the time, the use of the host, processes."""

@@ -135,6 +135,8 @@ def _largest_of_stage(
 ) -> Largest:
     refusals: list[SizeRefusedError] = []
     ran: list[int] = []
+    fitting: list[int] = []
+    ended: list[int] = []  # those beyond a limit that is none of the GPU's memory, and that no estimate knows
 
     def ask(size: int) -> Outcome:
         for program in likely_after(size):
@@ -143,9 +145,15 @@ def _largest_of_stage(
             used = estimator(of_size(size), gpu, stage).device_used
         except SizeRefusedError as error:
             refusals.append(error)
-            return Outcome.TOO_LARGE if error.is_limit else Outcome.REFUSED
+            if not error.is_limit:
+                return Outcome.REFUSED
+            ended.append(size)
+            return Outcome.TOO_LARGE
         ran.append(size)
-        return Outcome.FITS if budget.fits(used) else Outcome.TOO_LARGE
+        if not budget.fits(used):
+            return Outcome.TOO_LARGE
+        fitting.append(size)
+        return Outcome.FITS
 
     def likely_after(size: int) -> Iterator[Program]:
         """Yield what will probably be run after *size*, the soonest last."""
@@ -156,6 +164,8 @@ def _largest_of_stage(
                 yield of_size(size + 1)
 
     def seems_to_fit(size: int) -> bool:
+        if ended and size > (max(fitting, default=0) + min(ended)) // 2:
+            return False
         return _seems_to_fit((guessed_by or of_size)(size), gpu, stage, estimator, budget)
 
     found = largest_accepted(ask, high=most, guess=seems_to_fit, leaps=estimator.is_slow)

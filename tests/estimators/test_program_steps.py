@@ -318,7 +318,7 @@ def test_a_size_that_the_host_has_no_memory_for_is_halved(torch_build: TorchBuil
     assert plan.after.training.micro_batch_size == 9 * 31 - 1
     assert f"with a micro-batch of {9 * 31} the program" in plan.reasons[0]
     assert "was ended by SIGKILL (did the host run out of memory?)" in plan.reasons[0]
-    assert len(told) < 20
+    assert len(told) < 24  # 65,536 is halved sixteen times, and the end is seen from both sides
 
 
 def test_a_function_fills_the_gpu(torch_build: TorchBuild, gpu: GpuSpec) -> None:

@@ -126,6 +126,12 @@ def recipes(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
+def retriever(tmp_path: Path) -> Path:
+    """A writable copy of our own recipe of a retriever, the config.json of its model beside it."""
+    return Path(shutil.copytree(OWN_TREE.parent / "retriever", tmp_path / "retriever")) / "rag_retrieval.yaml"
+
+
+@pytest.fixture
 def real_tree(tmp_path: Path) -> Path:
     """A writable copy of a real project's configuration tree; its `conf` folder."""
     source = SHARED / "real-configs" / "naics-embedder"

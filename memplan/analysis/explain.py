@@ -19,7 +19,7 @@ from memplan.units import format_bytes
 from memplan.workload.model import HuggingFaceModel, encoder_of
 from memplan.workload.program import Program
 from memplan.workload.stage import Stage
-from memplan.workload.training import Training
+from memplan.workload.training import MOST_STEPS, Training
 from memplan.workload.workload import Workload
 
 
@@ -146,6 +146,8 @@ def _why_not_more(plan: Plan, decision: Decision, largest: int, estimator: Estim
     if largest >= most and not decision.fills_gpu:
         return f"the whole target of {plan.target_effective_batch_size} fits at once"
     next_size = largest + decision.unit
+    if next_size > MOST_STEPS:
+        return f"{largest} would fit, and no larger one was tried"
     steps = 2 if pinned.varies("gradient_accumulation_steps") else pinned.training.gradient_accumulation_steps
     if decision.fills_gpu:
         steps = 1

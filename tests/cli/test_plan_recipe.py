@@ -32,15 +32,14 @@ def test_a_plan_is_written_into_a_recipe_and_undone(recipes: Path, run_memplan: 
     assert {name: after[name] for name in before} == before
 
 
-def test_the_negatives_of_a_retriever_are_planned_and_written(recipes: Path, run_memplan: Run) -> None:
+def test_the_negatives_of_a_retriever_are_planned_and_written(retriever: Path, run_memplan: Run) -> None:
     """Pinned as a stage's are; the budget leaves room for what the program itself may take more, and the report says so."""
-    path = recipes / "rag_retrieval.yaml"
-    before = content(recipes)
-    options = ("--gpu", "t4", "--config-path", str(path), "--method", "analytic", "--pin", "n_negatives=7")
+    before = content(retriever.parent)
+    options = ("--gpu", "t4", "--config-path", str(retriever), "--method", "analytic", "--pin", "n_negatives=7")
 
     applied = run_memplan(*options, "--apply")
-    changed = {line for line in path.read_text().splitlines() if line not in before["rag_retrieval.yaml"].decode().splitlines()}
-    undone = run_memplan("undo", "--config-path", str(recipes))
+    changed = {line for line in retriever.read_text().splitlines() if line not in before["rag_retrieval.yaml"].decode().splitlines()}
+    undone = run_memplan("undo", "--config-path", str(retriever.parent))
 
     assert applied.returncode == 0, applied.stderr
     assert "5% left free, and 10% for what the program itself may take more" in " ".join(applied.stdout.split())
@@ -48,7 +47,7 @@ def test_the_negatives_of_a_retriever_are_planned_and_written(recipes: Path, run
         "neg_nums: 7          # for each query", "batch_size: 8        # queries on a GPU", "gradient_accumulation_steps: 1"
     }  # fmt: skip
     assert undone.returncode == 0, undone.stderr
-    assert {name: content(recipes)[name] for name in before} == before
+    assert {name: content(retriever.parent)[name] for name in before} == before
 
 
 @pytest.mark.heavy

@@ -70,9 +70,9 @@ def test_a_recipe_says_what_memplan_does_not_follow(recipes: Path) -> None:
     assert any("the paged optimizer's state is counted as if all of it were on the GPU" in note for note in notes)
 
 
-def test_a_recipe_of_a_retriever_becomes_a_contrastive_workload(recipes: Path) -> None:
+def test_a_recipe_of_a_retriever_becomes_a_contrastive_workload(retriever: Path) -> None:
     """Queries and passages are cut at lengths of their own, and the file is the only stage of its training."""
-    workload = read_configuration(recipes / "rag_retrieval.yaml").workload
+    workload = read_configuration(retriever).workload
 
     assert workload.contrastive == Contrastive(in_batch_negatives="negatives", gathers_negatives=True, query_length=32)
     assert workload.stages == (Stage(name="rag_retrieval", n_negatives=3),)
@@ -83,9 +83,9 @@ def test_a_recipe_of_a_retriever_becomes_a_contrastive_workload(recipes: Path) -
     assert (workload.model.num_layers, workload.model.hidden_size, workload.model.has_pooler) == (2, 128, True)
 
 
-def test_the_negatives_of_a_recipe_are_written_into_it(recipes: Path) -> None:
+def test_the_negatives_of_a_recipe_are_written_into_it(retriever: Path) -> None:
     """Beside its batch: what a plan with more negatives changes is the line that holds them."""
-    configuration = read_configuration(recipes / "rag_retrieval.yaml")
+    configuration = read_configuration(retriever)
     assert configuration.reading is not None
     (stage,) = configuration.workload.stages
     planned = configuration.workload.with_training(micro_batch_size=7).model_copy(
@@ -97,18 +97,18 @@ def test_the_negatives_of_a_recipe_are_written_into_it(recipes: Path) -> None:
     assert change.after == change.before.replace(b"neg_nums: 3", b"neg_nums: 15").replace(b"batch_size: 4", b"batch_size: 7")
 
 
-def test_the_negatives_of_a_recipe_are_a_variable_of_its_program(recipes: Path) -> None:
+def test_the_negatives_of_a_recipe_are_a_variable_of_its_program(retriever: Path) -> None:
     """Its command is planned with both where they are written."""
-    located = locate(recipes / "rag_retrieval.yaml")
+    located = locate(retriever)
     assert located is not None
 
     assert {field.partition(":")[2] for field in located.fields() if field.startswith("n_negatives")} == {"neg_nums"}
     assert list(located.stage_fields()) == []
 
 
-def test_a_retriever_without_its_number_of_negatives_is_refused(recipes: Path) -> None:
+def test_a_retriever_without_its_number_of_negatives_is_refused(retriever: Path) -> None:
     """And what to add is said."""
-    recipe = changed(recipes / "rag_retrieval.yaml", ("neg_nums: 3", "neg_nums:"))
+    recipe = changed(retriever, ("neg_nums: 3", "neg_nums:"))
 
     with pytest.raises(ConfigError, match="has no value for `neg_nums`") as raised:
         read_configuration(recipe)
@@ -116,17 +116,17 @@ def test_a_retriever_without_its_number_of_negatives_is_refused(recipes: Path) -
     assert str(raised.value.hint).startswith("add a line `neg_nums: 8`; to plan the program itself")
 
 
-def test_a_query_that_is_too_long_is_told_where_it_stands(recipes: Path) -> None:
+def test_a_query_that_is_too_long_is_told_where_it_stands(retriever: Path) -> None:
     """BERT has as many positions as its config.json says."""
-    recipe = changed(recipes / "rag_retrieval.yaml", ("query_max_len: 32", "query_max_len: 256"))
+    recipe = changed(retriever, ("query_max_len: 32", "query_max_len: 256"))
 
     with pytest.raises(ConfigError, match=r"`query_max_len` is 256: query_length 256 is more than the model's 128 learned positions"):
         read_configuration(recipe)
 
 
-def test_a_recipe_stands_for_its_program(recipes: Path, tree: Path) -> None:
+def test_a_recipe_stands_for_its_program(recipes: Path, retriever: Path, tree: Path) -> None:
     """So that its budget leaves room for what the program may take more; a tree that memplan has a trainer's model of does not."""
-    assert read_configuration(recipes / "rag_retrieval.yaml").workload.stands_for_a_program
+    assert read_configuration(retriever).workload.stands_for_a_program
     assert read_configuration(recipes / "sft.yaml").workload.stands_for_a_program
     assert not read_configuration(tree).workload.stands_for_a_program
 
@@ -379,8 +379,8 @@ def test_a_model_that_nobody_knows_is_asked_for_by_its_name(recipes: Path) -> No
 
 def test_a_recipe_alone_in_a_folder_is_found(recipes: Path) -> None:
     """No path, in the project's folder."""
-    for other in ("axolotl.yml", "llama_factory.yaml", "rag_retrieval.yaml"):
-        (recipes / other).unlink()
+    (recipes / "axolotl.yml").unlink()
+    (recipes / "llama_factory.yaml").unlink()
 
     located = locate(recipes)
 
@@ -390,7 +390,7 @@ def test_a_recipe_alone_in_a_folder_is_found(recipes: Path) -> None:
 
 def test_of_several_recipes_one_has_to_be_named(recipes: Path) -> None:
     """None of them is planned in the place of the others."""
-    with pytest.raises(ConfigError, match=r"has 4 recipes: .*axolotl\.yml.*llama_factory\.yaml.*rag_retrieval\.yaml.*sft\.yaml"):
+    with pytest.raises(ConfigError, match=r"has 3 recipes: .*axolotl\.yml.*llama_factory\.yaml.*sft\.yaml"):
         read_configuration(recipes)
 
 

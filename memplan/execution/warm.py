@@ -217,11 +217,16 @@ class Kept:
         return None
 
     def started(self) -> list[WarmProcess]:
-        """Return every process that was started here and is there still."""
-        with contextlib.suppress(OSError):
-            folders = self._list.read_text(encoding="utf-8").splitlines()
-            return [found for found in map(_process_in, map(Path, folders)) if found is not None]
-        return []
+        """Return every process that was started here and is there still; the others are forgotten."""
+        found = []
+        for name in sorted(self._list.glob("*")) if self._list.is_dir() else []:
+            with contextlib.suppress(OSError):
+                folder = Path(name.read_text(encoding="utf-8"))
+                if not folder.exists():  # a process removes it at its end; one that is about to begin has no socket in it yet
+                    name.unlink()
+                process = _process_in(folder)
+                found += [process] if process is not None else []
+        return found
 
     def make_folder(self) -> Path:
         """Return a folder for a process that is to be found from now on."""
@@ -230,8 +235,9 @@ class Kept:
         partial = self._file.with_suffix(f".{os.getpid()}")
         partial.write_text(str(folder), encoding="utf-8")
         partial.replace(self._file)
-        with self._list.open("a", encoding="utf-8") as file:
-            file.write(f"{folder}\n")
+        self.started()
+        self._list.mkdir(exist_ok=True)
+        (self._list / folder.name).write_text(str(folder), encoding="utf-8")
         return folder
 
     @property

@@ -80,7 +80,7 @@ class Project:
     def kept(self) -> list[WarmProcess]:
         """Return the processes that are kept."""
         files = (Path(os.environ["XDG_CACHE_HOME"]) / "memplan" / "warm").glob("*")
-        return [WarmProcess(Path(file.read_text())) for file in files]
+        return [WarmProcess(Path(file.read_text())) for file in files if file.is_file()]
 
 
 @pytest.fixture
@@ -482,9 +482,10 @@ def test_processes_that_were_started_beside_each_other_are_all_known(tmp_path: P
     (folders[0] / "socket").unlink()
 
     assert kept.find() == WarmProcess(folders[2])
-    assert kept.started() == [WarmProcess(folder) for folder in folders[1:]]
+    assert sorted(kept.started()) == sorted(WarmProcess(folder) for folder in folders[1:])
     for folder in folders:
         shutil.rmtree(folder)
+    assert kept.started() == []
 
 
 @pytest.mark.heavy

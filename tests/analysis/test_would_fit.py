@@ -167,15 +167,15 @@ def test_what_is_told_of_a_real_program_is_true(torch_build: TorchBuild) -> None
         def run(gpu: GpuSpec, values: Mapping[str, Any]) -> Rehearsal:
             return rehearser.rehearse(gpu=gpu, values=values, steps=1)
 
-        card, tried = small_card(700), {"batch": 15_000}  # 400 of it are the CUDA context's
+        card, tried = small_card(700), {"batch": 15_000}  # up to 630 of it are the CUDA context's
         assert not run(card, tried).fits
 
         found = what_would_fit(run, gpu=card, values=tried)
 
-        assert (found.name, found.value) == ("batch", 300)
-        assert run(card, {"batch": 300}).fits
-        assert not run(card, {"batch": 301}).fits
-        assert found.device_used_bytes == (15_000 + 400) * MIB
+        assert (found.name, found.value) == ("batch", 70)
+        assert run(card, {"batch": 70}).verdict == "fits"
+        assert run(card, {"batch": 71}).verdict == "tight"
+        assert found.device_used_bytes >= (15_000 + 630) * MIB
         assert all(run(find_gpu(name), tried).fits for name in found.gpus)
 
 

@@ -399,6 +399,7 @@ class HostValues(TorchDispatchMode):
             return self._known(func, name, args, kwargs, devices, counts)
         assumption = self._shadows.assumption_of(devices)
         result = self._run(lambda: func(*args, **kwargs), counts, assumption, repeats=len(set(counts)) == 1)
+        self._unknown(func, name, args, kwargs, result)
         made = [tensor for tensor in tree_flatten(result)[0] if has_memory(tensor) and tensor.layout is torch.sparse_coo and tensor.is_cuda]
         if len(made) == 1 and all(id(tensor) in operands for tensor in devices) and None not in operands.values():
             host_args, host_kwargs = tree_map(lambda value: operands.get(id(value), value), (args, kwargs))

@@ -50,7 +50,7 @@ from memplan.workload.stage import Stage
 
 NUM_STEPS = DEFAULT_STEPS
 
-AS_MUCH = 256
+CLEARLY_MORE = 256
 """Times as many that have to make a difference where a batch is read at all: of one that is counted in tokens a few more may make none."""
 
 WALKED = WalkedBatches(most=1000, own_first=3, steps=NUM_STEPS + 5)
@@ -352,7 +352,7 @@ class ProgramSteps(StepRunner):
             return  # batches that are counted in tokens: a few more are as many texts
         if same and len(set(others.values())) > 1:  # values have differed before
             raise _is_limit(step, min(*same, value), "negatives" if name == "n_negatives" else "samples")
-        if same and (name == "n_negatives" or max(value, *same) >= AS_MUCH * min(value, *same)):
+        if same and (name == "n_negatives" or max(value, *same) >= CLEARLY_MORE * min(value, *same)):
             raise UsageError(
                 f"{_where(step)}{name} was changed from {same[0]} to {value}, and every allocation stayed the same: "
                 "the program does not read it where it is written",

@@ -14,7 +14,7 @@ from memplan.workload.stage import Stage
 
 
 class EncodedTexts(NamedTuple):
-    """EncodedTexts that one call of an encoder reads."""
+    """Texts that one call of an encoder reads."""
 
     number: int
     """How many."""

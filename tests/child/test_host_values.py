@@ -99,6 +99,11 @@ def test_the_longest_of_what_a_model_computes_is_no_choice(run: Run, way: str) -
     assert reason.startswith("sizes were guessed as zero at")
 
 
+def test_what_edges_are_added_to_is_not_known_as_it_was(run: Run) -> None:
+    """Zeros that a sparse matrix was added to in place: that no row has anything is no longer what the data say."""
+    assert "data" not in {read.basis for read in run("adds_edges").reads}
+
+
 def test_the_edges_of_a_graph_are_counted(run: Run) -> None:
     """
     As often as a product asks for them, in backward too, where they stand in another order: 261,773 different ones of 262,144.

@@ -554,6 +554,20 @@ def decodes_the_longest(device, way="max"):
     return step
 
 
+def adds_edges(device, places=2000):
+    """A matrix that edges are added to in place is no longer what it was."""
+    edges = torch.sparse_coo_tensor(host(2, 50, high=places), torch.ones(50), (places, places), check_invariants=False).to(device)
+    weight = nn.Parameter(torch.ones(1, device=device))
+
+    def step():
+        dense = torch.zeros(places, places, device=device)
+        dense.add_(edges)
+        rows = torch.empty(int((dense > 0).any(1).sum()), 2**10, device=device)
+        (weight * rows.sum()).backward()
+
+    return step
+
+
 def convolves_a_graph(device, places=100_000):
     """A product with an adjacency whose edges may stand twice: forward and backward count them before they multiply."""
     edges = torch.sparse_coo_tensor(host(2, 2**18, high=places), torch.ones(2**18), (places, places), check_invariants=False).to(device)

@@ -108,7 +108,7 @@ def test_the_negatives_of_a_recipe_are_a_variable_of_its_program(retriever: Path
 
 def test_a_retriever_without_its_number_of_negatives_is_refused(retriever: Path) -> None:
     """And what to add is said."""
-    recipe = changed(retriever, ("neg_nums: 3", "neg_nums:"))
+    recipe = changed(retriever, ("neg_nums: 3          # for each query\n", ""))
 
     with pytest.raises(ConfigError, match="has no value for `neg_nums`") as raised:
         read_configuration(recipe)

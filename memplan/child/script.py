@@ -88,7 +88,7 @@ class Script:
         self._told_at = 0.0
         self._path = results
         self._process = os.getpid()
-        self._is_written = self._is_done = self._has_exited = False
+        self._is_written = self._is_done = self._is_at_exit = self._has_exited = False
         self._writing = threading.RLock()
         self._leave = os._exit
         self._error: BaseException | None = None
@@ -241,6 +241,7 @@ class Script:
     def _exit(self) -> None:
         with _signals_put_off():
             if not self._has_exited:
+                self._is_at_exit = True
                 self.write()
                 if not self._is_written and lacks_weights(self._last_error):
                     (self._path / "lacks_weights").touch()
@@ -330,6 +331,7 @@ class Script:
             "set_variables": dict(os.environ.items() - self._given.items() - NOT_COMPILED.items()),
             "was_cut": self._is_done,
             "was_interrupted": isinstance(error, KeyboardInterrupt),
+            "was_at_exit": self._is_at_exit and error is None,
             "peers": sorted(seen.peers),
             "needed_rank": seen.needed[0] if seen.needed else None,
             "num_optimizers": self._num_optimizers,

@@ -54,12 +54,14 @@ def find(
     unrecorded_peak: str | None = None,
     is_before_steps: bool = False,
     first_again: FirstStepAgain | None = None,
+    ended_at_exit: str | None = None,
     others: Mapping[Cause, RunRecord] = MappingProxyType({}),
 ) -> tuple[Finding, ...]:
     """
     Return the findings of the run that *record* and its *trace* are of; *unrecorded_peak* is where the recorded events were highest.
 
-    *is_before_steps*: the peak is; *first_again*: it is in the first step, and what one like it takes later.
+    *is_before_steps*: the peak is; *first_again*: it is in the first step, and what one like it takes later. *ended_at_exit*:
+    how the program ended, where that was not by itself and all of it had run.
 
     *others*: the runs with the other end of an assumption, by what was assumed.
     """
@@ -82,6 +84,7 @@ def find(
         *_comparisons(record, others.get("numbers")),
         *_choices(record, others.get("times")),
         *_reads(record.reads),
+        *_at_exit(ended_at_exit),
     )
 
 
@@ -91,6 +94,14 @@ def _unrecorded(phase: str | None) -> Iterator[Finding]:
             kind="unrecorded_peak",
             message=f"the peak came after the events that were recorded: the categories are those of {phase}, and what the peak took on "
             "top is counted with the activations; `steps=10` ends before that",
+        )
+
+
+def _at_exit(ended: str | None) -> Iterator[Finding]:
+    if ended is not None:
+        yield Finding(
+            kind="signal_at_exit",
+            message=f"the program {ended} after all of it had run, while Python was exiting: the figures are those of the whole program",
         )
 
 

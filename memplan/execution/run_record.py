@@ -159,6 +159,9 @@ class RunRecord(Description):
     was_interrupted: bool = False
     """Its last error was Ctrl-C's. Its exit code need not say so."""
 
+    was_at_exit: bool = False
+    """The program had run to its end, without an error: Python was leaving."""
+
     marks: tuple[CountedMark, ...] = ()
     """Where steps and phases begin."""
 

@@ -99,6 +99,7 @@ def rehearsal_of(
             unrecorded_peak=where if behind else None,
             is_before_steps=where == SET_UP,
             first_again=first_again,
+            ended_at_exit=ended(exit_code) if is_ended_at_exit(record, exit_code) else None,
             others=ends,
         ),
         reads=reads_by_bytes(record.reads, blocks.values()),
@@ -195,7 +196,7 @@ def _out_of_memory(record: RunRecord, exit_code: int, trace: MemoryTrace) -> Out
         step=seen.step,
         phase=seen.phase,
         place=seen.place or (raised.place if raised else None),
-        is_caught=failure is None and exit_code == 0,
+        is_caught=failure is None and (exit_code == 0 or is_ended_at_exit(record, exit_code)),
         batch_size=seen.batch_size,
         batch_size_after=after if after is not None and seen.batch_size is not None and after < seen.batch_size else None,
         first_step_after=first_after.step if first_after else None,
@@ -219,6 +220,15 @@ def is_ended_by_user(record: RunRecord, exit_code: int) -> bool:
     return exit_code in _ENDED_BY_USER or record.was_interrupted
 
 
+def is_ended_at_exit(record: RunRecord, exit_code: int) -> bool:
+    """
+    Say whether a signal ended the program when all of it had run.
+
+    A thread of PyTorch's autograd that frees Python objects while Python is finalized aborts (PyTorch's issue 38228).
+    """
+    return record.was_at_exit and exit_code in (-signal.SIGABRT, -signal.SIGSEGV)
+
+
 def _failure(record: RunRecord, exit_code: int) -> ProgramFailure | None:
     """Return why the program ended before its time; what its user ended by a signal has failed in nothing."""
     found = record.failure
@@ -228,7 +238,7 @@ def _failure(record: RunRecord, exit_code: int) -> ProgramFailure | None:
         return ProgramFailure(message=found.message, place=found.place, phase=found.phase)
     if is_ended_by_user(record, exit_code):
         return None if record.steps else ProgramFailure(message="a signal ended it", place=None, phase=BUILD)
-    if exit_code == 0:
+    if exit_code == 0 or is_ended_at_exit(record, exit_code):
         return None
     phase = f"step {record.marks[-1].step}" if record.marks and record.marks[-1].step else BUILD
     return ProgramFailure(message=f"it {ended(exit_code)}", place=None, phase=phase)

@@ -135,5 +135,5 @@ def test_what_is_left_out_allocates_nothing(torch_build: TorchBuild, tmp_path: P
 
     seen = rehearse_script([str(TUNED), "3"], gpu=gpu)
 
-    assert alone.returncode == 0, alone.stderr
-    assert alone.stdout.split() == [str(seen.peak_allocated_bytes), str(seen.peak_reserved_bytes)]
+    # Not its exit code: a thread of autograd that frees Python objects while Python is finalized aborts now and then.
+    assert alone.stdout.split() == [str(seen.peak_allocated_bytes), str(seen.peak_reserved_bytes)], alone.stderr

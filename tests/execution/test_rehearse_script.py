@@ -515,6 +515,18 @@ def test_what_a_thread_did_is_told_when_a_signal_ends_the_program(script: Script
 
 
 @pytest.mark.heavy
+def test_a_program_that_aborts_while_python_is_exiting_has_shown_all(script: Script, tmp_path: Path) -> None:
+    """As the threads of PyTorch's autograd may (its issue 38228): its own exit code stays."""
+    at_exit = "libc = ctypes.CDLL(None)\nlibc.__cxa_atexit(ctypes.cast(libc.abort, ctypes.c_void_p), None, None)\n"
+
+    seen = script("import ctypes\n" + at_exit + TRAINING)
+
+    assert seen.verdict == "fits"
+    assert seen.exit_code == -signal.SIGABRT
+    assert "signal_at_exit" in [finding.kind for finding in seen.findings]
+
+
+@pytest.mark.heavy
 def test_what_ctrl_c_ended_has_not_failed_whatever_its_exit_code(script: Script, tmp_path: Path) -> None:
     """Programs leave by `os._exit` at their end, where threads would hang."""
     (tmp_path / "train.py").write_text("import atexit, os\natexit.register(os._exit, 1)\n" + WAITS)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+
 import pytest
 
 from memplan.execution.rehearsal import StepPeaks
@@ -60,6 +62,21 @@ def test_what_a_signal_ended_early_has_no_verdict(num_steps: int, exit_code: int
     found = rehearsal_of(Run(record), context=assumed_range(0), exit_code=exit_code)
 
     assert found.verdict == verdict
+
+
+@pytest.mark.parametrize(("number", "verdict"), [(signal.SIGABRT, "fits"), (signal.SIGSEGV, "fits"), (signal.SIGKILL, "unknown")])
+def test_what_a_signal_ended_while_python_was_exiting_has_its_verdict_and_a_warning(number: signal.Signals, verdict: str) -> None:
+    """All of it had run; the system ends by SIGKILL, whenever there is no memory left on the host."""
+    record = RunRecord(torch="2.13", gpu_name="a GPU", steps=(STEP, STEP), was_at_exit=True)
+
+    found, before = (
+        rehearsal_of(Run(seen), context=assumed_range(0), exit_code=-number)
+        for seen in (record, record.model_copy(update={"was_at_exit": False}))
+    )
+
+    assert found.verdict == verdict
+    assert [finding.kind for finding in found.findings] == ["signal_at_exit"] * (verdict == "fits")
+    assert before.verdict == "unknown"
 
 
 @pytest.mark.parametrize(

@@ -6,65 +6,37 @@ nonzero, unique, sort, cumsum …) the host can compute as well. What it finds i
 what a read gets is noted by line and turn (`recorded_values.py`). The memory pass behind it reads the same, and no mode follows it: a mode
 keeps arguments alive for longer, and so changes what is allocated.
 
-What a model computes from its weights has no value. Where such numbers choose (a router, a threshold), an assumption stands in: in one
-variant everything passes and experts get equal shares; in the other nothing passes and one expert gets all. What a program draws at random
-on the device is drawn on the host, and is no data: another run draws otherwise.
+What a model computes from its weights has no value, and what is drawn at random on the device is no data: what stands in for them is in
+`assumed_values.py`.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import functools
 import math
-import struct
 import sys
 import threading
-from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch._ops import HigherOrderOperator
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 
+from memplan.child.assumed_values import ALL_PASS, COMPARISONS, FINITE, SHARES, Draws, Variant, chosen, is_for_ordinary_numbers, places_of
+from memplan.child.awaited_reads import AwaitedReads, awaited_by, bytes_of
 from memplan.child.cancelled_sums import CancelledSums
 from memplan.child.device_reads import A_SEED, ONE_CHOICE, Reads
 from memplan.child.followed_collectives import received
+from memplan.child.host_arithmetic import MOST_COMPUTED, MOST_COPIED, at_places, computed, is_cheap, num_places
 from memplan.child.program_frames import frames_from
 from memplan.child.recorded_values import ValueWriter
-from memplan.child.shadows import HOST, MANY, Shadows, once, parts_of
+from memplan.child.shadows import HOST, Shadows, once, parts_of
 from memplan.child.tensor_types import has_memory
-from memplan.traces.read_basis import DRAWN, ONE_DRAW
 
-Variant = Literal["all", "none", "redrawn"]
-"""What passes where floats decide; redrawn: all, and what is drawn at random on the device is drawn otherwise."""
-
-FEW_DRAWN = 8
-"""Random numbers that are drawn at once, up to which both ends of their range are likely in a long training: one that decides a branch."""
-
-OTHER_END_EVERY = 8
-"""Each so many of such draws is at the other end: a loop may wait for it."""
-
-MOST_COPIED = 2**24
-"""Elements of a float tensor from the host that is followed: ground truth and times, not images and weights."""
-
-MOST_COMPUTED = 2**20
-"""Elements up to which float arithmetic is done on the host."""
-
-A_VOCABULARY = 1000
-"""Choices from which on what is chosen is a token of a text or the like, of which the first and the last often mean that it ends."""
-
-_ALL_PASS: Mapping[str, str] = {"all": "everything passes", "none": "nothing passes"}
-_SHARES: Mapping[str, str] = {"all": "each of the choices gets an equal share", "none": "the first choices get all"}
-
-_COMPARISONS = {
-    "eq", "ne", "lt", "le", "gt", "ge", "isclose", "logical_not", "logical_and", "logical_or", "logical_xor", "bitwise_not", "bitwise_and",
-    "bitwise_or",
-}  # fmt: skip
-_FINITE = {"isnan": False, "isinf": False, "isposinf": False, "isneginf": False, "isfinite": True}
 _MASKED_BY_ONE = {"masked_select", "masked_scatter_backward"}
 """The second argument is a mask."""
 
@@ -73,16 +45,6 @@ _MASKED = {
     *_MASKED_BY_ONE,
 }
 """Operations that count the set elements of masks, and wait for the count."""
-
-_UNIQUE = {"_unique", "_unique2", "unique_dim", "unique_consecutive", "unique_dim_consecutive"}
-_CHOICES = {"topk": 1, "sort": 1, "argsort": 0, "argmax": 0, "argmin": 0, "max": 1, "min": 1, "multinomial": 0, "kthvalue": 1, "median": 1}
-"""Operations that say where something is, and at which place of their results."""
-
-_HEAVY = {
-    "mm", "bmm", "addmm", "baddbmm", "addbmm", "addmv", "mv", "dot", "convolution", "convolution_backward", "native_layer_norm",
-    "native_batch_norm", "native_group_norm", "_softmax", "_log_softmax", "grid_sampler_2d", "_cdist_forward", "_fft_r2c", "_fft_c2c",
-}  # fmt: skip
-"""Operations of a model: what comes of them depends on weights."""
 
 _RANDOM = {
     "rand", "randn", "randint", "randperm", "rand_like", "randn_like", "randint_like", "bernoulli", "bernoulli_", "uniform_", "normal_",
@@ -100,9 +62,6 @@ _SEEDS = {"philox_seed", "philox_offset", "rng_state", "unused"}
 _OF_LENGTHS = {"_ctc_loss", "_use_cudnn_ctc_loss", "_cudnn_ctc_loss", "_ctc_loss_backward"}
 """Operations on what a model computes that copy the lengths of the samples to the host."""
 
-_READS_IN_A_MODE = {"_ctc_loss_backward"}
-"""Operations that read only while a mode follows: without one, PyTorch reads the lengths once and hands numbers on."""
-
 
 _OF_TENSORS = {
     "allreduce_", "allreduce_coalesced_", "reduce_", "broadcast_", "allgather_", "allgather_coalesced_", "allgather_into_tensor_coalesced_",
@@ -110,9 +69,6 @@ _OF_TENSORS = {
     "alltoall_", "alltoall_base_", "recv_", "recv_any_source_",
 }  # fmt: skip
 """Collectives after which other tensors have values, or the same others."""
-
-Awaited = bool | int | bytes
-"""What a read gets: the bytes themselves, a count in as many bytes as are asked for, or a yes or no."""
 
 
 class HostValues(TorchDispatchMode):
@@ -123,17 +79,11 @@ class HostValues(TorchDispatchMode):
     def __init__(self, reads: Reads, writer: ValueWriter, variant: Variant) -> None:
         super().__init__()
         self._reads = reads
-        self._writer = writer
-        self._variant = "none" if variant == "none" else "all"
-        self._is_redrawn, self._num_drawn = variant == "redrawn", 0
+        self._variant: Variant = "none" if variant == "none" else "all"
         self._shadows = Shadows()
         self._sums = CancelledSums(self._shadows.value)
-        self._generator = torch.Generator(HOST).manual_seed(int(variant == "redrawn"))
-        self._awaited = threading.local()
-        reads.keep_last_copy()
-        reads.known = self._next_awaited
-        reads.known_dtype = lambda: getattr(self._awaited, "dtype", None)
-        reads.on_answer = self._note
+        self._draws = Draws(is_again=variant == "redrawn")
+        self._awaited = AwaitedReads(reads, writer)
 
     def follow_threads(self) -> None:
         """Follow every thread that is started from here on too, as one that prepares batches; a mode is of one thread."""
@@ -152,42 +102,6 @@ class HostValues(TorchDispatchMode):
             start(thread)
 
         setattr(threading.Thread, "start", followed)  # noqa: B010  (a method, as mypy sees it)
-
-    # what is read while an operation runs
-
-    def _note(self, place: str, size: int, content: bytes | None, assumption: str | None, dtype: str | None) -> None:
-        """Note what was read, for the memory pass: by turn, so that what is read in this pass only does not count."""
-        if getattr(self._awaited, "name", "") not in _READS_IN_A_MODE:
-            self._writer.add(place, size, content, assumption, dtype)
-
-    def _next_awaited(self, size: int) -> tuple[bytes, str | None] | None:
-        """Return what the read that happens now gets, where that is known: of what is awaited the first that has so many bytes."""
-        awaited: deque[Awaited] = getattr(self._awaited, "values", None) or deque()
-        for at, value in enumerate(awaited):
-            content = _encoded(value, size)
-            if content is not None:
-                if not self._awaited.repeats:
-                    del awaited[at]
-                return content, self._awaited.assumption
-        return None
-
-    def _run(
-        self,
-        run: Callable[[], Any],
-        awaited: Iterable[Awaited],
-        assumption: str | None = None,
-        *,
-        repeats: bool = False,
-        dtype: torch.dtype | None = None,
-        name: str = "",
-    ) -> Any:
-        self._awaited.values, self._awaited.assumption, self._awaited.repeats = deque(awaited), assumption, repeats
-        self._awaited.dtype, self._awaited.name = dtype, name
-        try:
-            return run()
-        finally:
-            self._awaited.values = self._awaited.dtype = None
-            self._awaited.name = ""
 
     # operations
 
@@ -244,8 +158,8 @@ class HostValues(TorchDispatchMode):
             return self._suppressed(run, args)
         if name in _OF_LENGTHS:
             known = [self._shadows.value(tensor) for tensor in devices if not tensor.is_floating_point()]
-            lengths = [_bytes_of(value) for value in known if value is not None]
-            return self._unknown(func, name, args, kwargs, self._run(run, lengths, self._shadows.assumption_of(devices), name=name))
+            lengths = [bytes_of(value) for value in known if value is not None]
+            return self._unknown(func, name, args, kwargs, self._awaited.run(run, lengths, self._shadows.assumption_of(devices), name=name))
         if name in _ALIKE and func._overloadname != "Tensor":
             return self._alike(run, name, args)
         if name in _EMPTY:
@@ -258,7 +172,7 @@ class HostValues(TorchDispatchMode):
         if name == "repeat_interleave":
             self._apply_repeats(args[0])
         values = [self._shadows.value(tensor) for tensor in devices]
-        if any(value is None for value in values) or not _is_cheap(name, values):
+        if any(value is None for value in values) or not is_cheap(name, values):
             result = self._unknown(func, name, args, kwargs, run())
             if name in ("add", "sub") and len(devices) == 2 and kwargs.get("alpha", 1) == 1 and devices[0].numel() <= MOST_COMPUTED:
                 left = self._sums.left_by(1 if name == "add" else -1, devices[0], devices[1], result)
@@ -282,32 +196,22 @@ class HostValues(TorchDispatchMode):
             host_kwargs["device"] = HOST
         host_kwargs.pop("pin_memory", None)
         if host_kwargs.get("generator") is not None:
-            host_kwargs["generator"] = self._generator
+            host_kwargs["generator"] = self._draws.generator
         try:
             with torch.random.fork_rng(devices=[], enabled=name in _RANDOM):
                 if name in _RANDOM:
-                    torch.default_generator.manual_seed(int(torch.randint(2**31, (), generator=self._generator, device=HOST)))
-                found = _computed(func, host_args, host_kwargs)
+                    torch.default_generator.manual_seed(self._draws.seed())
+                found = computed(func, host_args, host_kwargs)
             if name in _RANDOM:
-                assumption = self._drawn(name, host_args, found)
+                assumption = self._draws.settle(name, host_args, found)
         except (RuntimeError, NotImplementedError, TypeError, ValueError):  # no kernel of the host does this
             return self._unknown(func, name, args, kwargs, func(*args, **kwargs))
-        awaited, repeats = _awaited_by(name, host_args, found)
-        result = self._run(lambda: func(*args, **kwargs), [*awaited, *counts], assumption, repeats=repeats)
+        awaited, repeats = awaited_by(name, host_args, found)
+        result = self._awaited.run(lambda: func(*args, **kwargs), [*awaited, *counts], assumption, repeats=repeats)
         for tensor, value in zip(tree_flatten(result)[0], tree_flatten(found)[0], strict=False):
             if has_memory(tensor) and tensor.is_cuda and isinstance(value, torch.Tensor):
                 self._learn_unless_given(tensor, value, assumption, devices)
         return result
-
-    def _drawn(self, name: str, host_args: Any, found: torch.Tensor) -> str:
-        """Return what the numbers stand on that were drawn: few are put to an end of their range, and of many this is one draw."""
-        ends = _ends_of(name, host_args, found.dtype) if found.numel() <= FEW_DRAWN else None
-        if ends is None:
-            return ONE_DRAW
-        self._num_drawn += 1
-        is_highest = self._is_redrawn == (self._num_drawn % OTHER_END_EVERY == 0)
-        found.fill_(ends[is_highest])
-        return f"{DRAWN}: the {'highest' if is_highest else 'lowest'} that can be"
 
     def _learn_unless_given(self, tensor: Any, value: torch.Tensor, assumption: str | None, given: list[Any]) -> None:
         """Keep what was returned; an argument that was changed in place is returned too, and its shadow has been changed already."""
@@ -343,8 +247,8 @@ class HostValues(TorchDispatchMode):
         source = args[1] if name == "copy_" else args[0]
         value = self._shadows.value(source) if source.is_cuda else source if _is_followed(source) else None
         is_read = source.is_cuda and not (args[0].is_cuda if name == "copy_" else _is_device(kwargs.get("device", source.device)))
-        awaited = [_bytes_of(part) for part in parts_of(value)] if is_read and value is not None else []
-        result = self._run(run, awaited, self._shadows.assumption_of([source] if source.is_cuda else []), dtype=source.dtype)
+        awaited = [bytes_of(part) for part in parts_of(value)] if is_read and value is not None else []
+        result = self._awaited.run(run, awaited, self._shadows.assumption_of([source] if source.is_cuda else []), dtype=source.dtype)
         if value is None:
             if result.is_cuda:
                 self._shadows.forget(result)
@@ -382,9 +286,9 @@ class HostValues(TorchDispatchMode):
     def _suppressed(self, run: Callable[[], Any], args: Any) -> Any:
         """Assume of non-maximum suppression that every box stays, or one: which do, the scores of the model decide."""
         count = args[0].shape[0] if self._variant == "all" else min(1, args[0].shape[0])
-        result = self._run(run, [count], _ALL_PASS[self._variant], repeats=True)
+        result = self._awaited.run(run, [count], ALL_PASS[self._variant], repeats=True)
         if result.numel() == count:
-            self._shadows.learn(result, torch.arange(count, device=HOST), _ALL_PASS[self._variant], is_new=True)
+            self._shadows.learn(result, torch.arange(count, device=HOST), ALL_PASS[self._variant], is_new=True)
         return result
 
     def _sparse(self, func: Any, name: str, args: Any, kwargs: Any, devices: list[Any]) -> Any:
@@ -393,32 +297,29 @@ class HostValues(TorchDispatchMode):
         the batch asked for, a product with an adjacency those of its edges.
         """
         operands = {id(tensor): self._places_of(tensor) for tensor in devices if tensor.layout is torch.sparse_coo}
-        counts = [each._nnz() if each.is_coalesced() else _num_places(each) for each in operands.values() if each is not None]
+        counts = [num_places(each) for each in operands.values() if each is not None]
         values = [self._shadows.value(tensor) for tensor in devices]
-        if name != "_coalesce" and all(value is not None for value in values) and _is_cheap(name, values):
+        if name != "_coalesce" and all(value is not None for value in values) and is_cheap(name, values):
             return self._known(func, name, args, kwargs, devices, counts)
         assumption = self._shadows.assumption_of(devices)
-        result = self._run(lambda: func(*args, **kwargs), counts, assumption, repeats=len(set(counts)) == 1)
+        result = self._awaited.run(lambda: func(*args, **kwargs), counts, assumption, repeats=len(set(counts)) == 1)
         self._unknown(func, name, args, kwargs, result)
         made = [tensor for tensor in tree_flatten(result)[0] if has_memory(tensor) and tensor.layout is torch.sparse_coo and tensor.is_cuda]
         if len(made) == 1 and all(id(tensor) in operands for tensor in devices) and None not in operands.values():
             host_args, host_kwargs = tree_map(lambda value: operands.get(id(value), value), (args, kwargs))
             with contextlib.suppress(RuntimeError, NotImplementedError, TypeError):
-                found = _computed(func, host_args, host_kwargs)
+                found = computed(func, host_args, host_kwargs)
                 self._shadows.learn(made[0]._indices(), found._indices(), assumption, is_new=True)
         return result
 
     def _places_of(self, sparse: Any) -> Any:
         """Return a tensor of the host with the places of *sparse*, without values of its own; None where they are not known."""
         places = self._shadows.value(sparse._indices())
-        if places is None:
-            return None
-        values = torch.zeros((), device=HOST).expand(sparse._values().shape)
-        return torch.sparse_coo_tensor(places, values, sparse.shape, is_coalesced=sparse.is_coalesced(), check_invariants=False)
+        return None if places is None else at_places(places, sparse)
 
     def _scalar(self, run: Callable[[], Any], tensor: Any) -> Any:
         value = self._shadows.value(tensor)
-        return self._run(run, [] if value is None else [_bytes_of(value)], self._shadows.assumption_of([tensor]), dtype=tensor.dtype)
+        return self._awaited.run(run, [] if value is None else [bytes_of(value)], self._shadows.assumption_of([tensor]), dtype=tensor.dtype)
 
     def _masked(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
         """Answer how many elements of each mask are set; of one that nobody knows, all or none."""
@@ -433,14 +334,14 @@ class HostValues(TorchDispatchMode):
         if name in _MASKED_BY_ONE and counts[0]:  # which is as large as what it selects from, or becomes so
             counts[0] *= math.prod(torch.broadcast_shapes(args[0].shape, masks[0].shape)) // masks[0].numel()
         assumption = self._shadows.assumption_of(mask for mask in masks if mask.is_cuda)
-        result = self._run(lambda: func(*args, **kwargs), [count for count in counts if count is not None], assumption)
+        result = self._awaited.run(lambda: func(*args, **kwargs), [count for count in counts if count is not None], assumption)
         if name == "nonzero":
             if values[0] is not None and result.is_cuda:
                 self._shadows.learn(result, values[0].nonzero(), assumption, is_new=True)
             return result
         flat = [value for value in tree_flatten((args, kwargs))[0] if has_memory(value) and value.is_cuda]
         known = [self._shadows.value(tensor) for tensor in flat]
-        if all(value is not None for value in known) and _is_cheap(name, known):
+        if all(value is not None for value in known) and is_cheap(name, known):
             on_host = functools.partial(self._on_host, is_written=func._schema.is_mutable)
             host_args, host_kwargs = tree_map(on_host, (args, kwargs))
             try:
@@ -474,7 +375,7 @@ class HostValues(TorchDispatchMode):
         )
 
     def _assume(self, mask: Any) -> None:
-        self._shadows.learn(mask, torch.full(mask.shape, self._variant == "all", dtype=mask.dtype, device=HOST), _ALL_PASS[self._variant])
+        self._shadows.learn(mask, torch.full(mask.shape, self._variant == "all", dtype=mask.dtype, device=HOST), ALL_PASS[self._variant])
 
     def _unknown(self, func: Any, name: str, args: Any, kwargs: Any, result: Any) -> Any:
         """Forget what was changed; assume what floats choose."""
@@ -489,20 +390,17 @@ class HostValues(TorchDispatchMode):
             if returned.name in _SEEDS and has_memory(value) and value.is_cuda:
                 self._shadows.fill(value, 0, A_SEED)
         outs = [value for value in tree_flatten(result)[0] if has_memory(value) and value.is_cuda]
-        certain = _is_for_ordinary_numbers(name, args)
+        certain = is_for_ordinary_numbers(name, args)
         if gates is not None and outs:
-            self._shadows.learn(outs[0], gates, _SHARES[self._variant], is_new=True)
+            self._shadows.learn(outs[0], gates, SHARES[self._variant], is_new=True)
         elif certain is not None and outs:
             self._shadows.fill(outs[0], int(certain))
-        elif name in _COMPARISONS and outs and outs[0].numel() > 1 and outs[0].dtype == torch.bool:
-            self._shadows.fill(outs[0], int(self._variant == "all"), _ALL_PASS[self._variant])
-        elif name in _FINITE and outs:
-            self._shadows.fill(outs[0], int(_FINITE[name]))
-        elif name in _CHOICES:
-            is_alone = isinstance(result, torch.Tensor)  # of `max` without a dimension the largest value, which is no place
-            places = result if is_alone and _CHOICES[name] == 0 else result[_CHOICES[name]] if not is_alone and len(outs) > 1 else None
-            if places is not None and has_memory(places) and places.dtype == torch.int64 and places.numel():
-                self._choose(name, places, args)
+        elif name in COMPARISONS and outs and outs[0].numel() > 1 and outs[0].dtype == torch.bool:
+            self._shadows.fill(outs[0], int(self._variant == "all"), ALL_PASS[self._variant])
+        elif name in FINITE and outs:
+            self._shadows.fill(outs[0], int(FINITE[name]))
+        else:
+            self._choose(name, result, args)
         return result
 
     def _gates(self, name: str, args: Any) -> torch.Tensor | None:
@@ -510,148 +408,17 @@ class HostValues(TorchDispatchMode):
         if name not in ("scatter", "scatter_") or not has_memory(args[3]) or args[0].numel() > MOST_COPIED:
             return None
         before, places = (self._value_of(tensor) for tensor in (args[0], args[2]))
-        is_chosen = self._shadows.assumption_of([args[2]]) == _SHARES[self._variant] if args[2].is_cuda else False
+        is_chosen = self._shadows.assumption_of([args[2]]) == SHARES[self._variant] if args[2].is_cuda else False
         return before.scatter(args[1], places, 1) if is_chosen and before is not None and places is not None else None
 
-    def _choose(self, name: str, places: Any, args: Any) -> None:
-        """Say which were chosen: each equally often, or always the first."""
-        scores = args[0]
-        numbers = [value for value in args[1:] if isinstance(value, int) and not isinstance(value, bool)]
-        given = numbers[1] if name == "topk" and len(numbers) > 1 else numbers[0] if numbers and name not in ("topk", "multinomial") else -1
-        if places.numel() == 1:
-            self._shadows.fill(places, 0, ONE_CHOICE)
-            return
-        dim = given % scores.dim()
-        num_choices = scores.shape[dim]
-        first = num_choices // 3 if num_choices >= A_VOCABULARY else 0  # so that what is generated does not end before its time
-        if places.dim() == scores.dim():
-            chosen = places.shape[dim]
-            order = torch.arange(chosen, device=HOST)
-            rows = torch.arange(places.numel() // max(1, chosen), device=HOST).unsqueeze(1)
-            wanted = order.expand(rows.shape[0], chosen) if self._variant == "none" or chosen == num_choices else rows * chosen + order
-            wanted = wanted + first
-            value = (
-                (wanted % max(1, num_choices)).view(*(size for at, size in enumerate(places.shape) if at != dim), chosen).movedim(-1, dim)
-            )
-        else:
-            rows = torch.arange(places.numel(), device=HOST).view(places.shape)
-            value = (first + (rows if self._variant == "all" else torch.zeros_like(rows))) % max(1, num_choices)
-        self._shadows.learn(places, value, _SHARES[self._variant])
-
-
-def _num_places(sparse: torch.Tensor) -> int:
-    """Return how many different places there are of those of *sparse*, which may stand several times."""
-    places = sparse._indices()
-    row_of = torch.zeros(places.shape[1], dtype=torch.int64, device=HOST)
-    for size, along in zip(sparse.shape, places, strict=False):
-        row_of = row_of * size + along
-    return int(row_of.unique().numel())
-
-
-def _joined(first: torch.Tensor, second: torch.Tensor, share: float) -> torch.Tensor:
-    """Return the first and a *share* of the second sparse tensor as the device adds them, one behind the other: the host merges some."""
-    places = torch.cat([first._indices(), second._indices()], 1)
-    values = torch.cat([first._values(), share * second._values()])
-    return torch.sparse_coo_tensor(places, values, first.shape, check_invariants=False)
-
-
-def _is_cheap(name: str, values: Sequence[Any]) -> bool:
-    """Say whether the host should do it: whatever has integers, and of floats what decides or is small."""
-    if name in _HEAVY:
-        return False
-    floats = [value for value in values if value.is_floating_point() or value.is_complex()]
-    limit = MOST_COPIED if name in _COMPARISONS or name in _FINITE else MOST_COMPUTED
-    return all((value if value.is_sparse else once(value)).numel() <= limit for value in floats)
-
-
-def _computed(func: Any, args: Any, kwargs: Any) -> Any:
-    """Return what *func* gives on the host; element by element, of those that are the same for all its tensors one is computed."""
-    tensors = [value for value in tree_flatten((args, kwargs))[0] if isinstance(value, torch.Tensor)]
-    if func.overloadpacket.__name__ in ("add", "sub") and [tensor.is_sparse for tensor in tensors] == [True, True]:
-        return _joined(tensors[0], tensors[1], kwargs.get("alpha", 1) * (-1 if func.overloadpacket.__name__ == "sub" else 1))
-    is_by_element = torch.Tag.pointwise in func.tags and torch.Tag.nondeterministic_seeded not in func.tags and not func._schema.is_mutable
-    if not is_by_element or any(tensor.layout is not torch.strided for tensor in tensors):
-        return func(*args, **kwargs)
-    shape = torch.broadcast_shapes(*(tensor.shape for tensor in tensors))
-    repeated = [at for at in range(-len(shape), 0) if shape[at] > 1 and all(_repeats(tensor, at) for tensor in tensors)]
-    if not repeated or math.prod(shape) < MANY:
-        return func(*args, **kwargs)
-
-    def narrowed(value: Any) -> Any:
-        if isinstance(value, torch.Tensor):
-            for at in repeated:
-                if -at <= value.dim():
-                    value = value.narrow(at, 0, 1)
-        return value
-
-    args, kwargs = tree_map(narrowed, (args, kwargs))
-    found = func(*args, **kwargs)
-    return found.expand(shape) if isinstance(found, torch.Tensor) else tuple(each.expand(shape) for each in found)
-
-
-def _repeats(tensor: torch.Tensor, at: int) -> bool:
-    """Say whether *tensor* is the same along the dimension *at*, counted from its last."""
-    return -at > tensor.dim() or tensor.shape[at] == 1 or tensor.stride(at) == 0
-
-
-def _is_for_ordinary_numbers(name: str, args: Any) -> bool | None:
-    """
-    Return what a comparison of a tensor with itself or with infinity gives where all numbers are finite; None for other operations.
-
-    PyTorch makes `isnan`, `isfinite` and `isinf` of these.
-    """
-    if name not in ("eq", "ne", "lt", "gt") or len(args) < 2:
-        return None
-    left, right = args[0], args[1]
-    if isinstance(right, float) and math.isinf(right):
-        return name == "ne" or (name == "lt" and right > 0) or (name == "gt" and right < 0)
-    is_same = has_memory(left) and has_memory(right) and left.is_set_to(right)
-    return name == "eq" if is_same and name in ("eq", "ne") else None
-
-
-def _ends_of(name: str, args: Any, dtype: torch.dtype) -> tuple[float, float] | None:
-    """Return the lowest and the highest number that operation *name* draws; None where it has no ends, or none that are known here."""
-    numbers = [value for value in args if isinstance(value, (int, float)) and not isinstance(value, bool)]
-    if name in ("randint", "randint_like", "random_") and numbers and None not in args:
-        low, high = (0, *numbers)[-2:]
-        return low, high - 1
-    if name in ("rand", "rand_like", "uniform_"):
-        low, high = numbers if len(numbers) == 2 else (*numbers, 1.0) if numbers else (0.0, 1.0)
-        return low, high - (high - low) * torch.finfo(dtype).eps / 2  # the end itself is not drawn
-    if name in ("bernoulli", "bernoulli_") and numbers and 0 < numbers[0] < 1:
-        return 0, 1
-    if name == "bernoulli" and not numbers and bool(((args[0] > 0) & (args[0] < 1)).all()):
-        return 0, 1
-    return None
-
-
-def _awaited_by(name: str, host_args: Any, found: Any) -> tuple[list[Awaited], bool]:
-    """Return what the kernel of operation *name* reads while it runs, and whether it reads that as often as it likes."""
-    if name in _UNIQUE:
-        dim = host_args[1] if name in ("unique_dim", "unique_dim_consecutive") else 0
-        return [found[0].shape[dim]], True
-    if name.lstrip("_").startswith("to_sparse") and found.layout in (torch.sparse_coo, torch.sparse_csr):
-        return [found._nnz()], True
-    if name == "repeat_interleave":
-        return [True, found.numel()], False  # is none negative? and how many are there together?
-    if name == "bincount":
-        return [int(host_args[0].min()), int(host_args[0].max())] if host_args[0].numel() else [], False
-    if name == "equal":
-        return [bool(found)], True
-    if name == "histc" and host_args[0].numel():
-        ends = host_args[0].aminmax()
-        return [_bytes_of(ends.min), _bytes_of(ends.max)], False
-    sizes: list[Awaited] = [_bytes_of(value) for value in host_args if isinstance(value, torch.Tensor) and not value.is_floating_point()]
-    return (sizes if len(sizes) == 1 else [], False)
-
-
-def _encoded(value: Awaited, size: int) -> bytes | None:
-    """Return *value* in *size* bytes; None where it is of another size: a yes or no has one byte, a count more."""
-    if isinstance(value, bytes):
-        return value if len(value) == size else None
-    if isinstance(value, bool) != (size == 1) or size not in (1, 2, 4, 8):
-        return None
-    return int(value).to_bytes(size, sys.byteorder, signed=size > 1)
+    def _choose(self, name: str, result: Any, args: Any) -> None:
+        """Say which were chosen, where *name* chooses by what a model computes."""
+        places = places_of(name, result)
+        if places is not None and places.is_cuda:
+            if places.numel() == 1:
+                self._shadows.fill(places, 0, ONE_CHOICE)
+            else:
+                self._shadows.learn(places, chosen(name, places, args, self._variant), SHARES[self._variant])
 
 
 def _is_followed(source: Any) -> bool:
@@ -672,10 +439,3 @@ def _num_elements(args: Any) -> int:
     for size in args[0] if args and isinstance(args[0], (list, tuple)) else ():
         count *= int(size)
     return count
-
-
-def _bytes_of(value: torch.Tensor) -> bytes:
-    if value.dtype is torch.bool and value.numel() == 1:
-        return struct.pack("?", bool(value))
-    dense = value.detach().resolve_neg().contiguous()
-    return ctypes.string_at(dense.data_ptr(), dense.numel() * dense.element_size()) if dense.numel() else b""

@@ -23,11 +23,12 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
+from memplan.child.assumed_values import Variant
 from memplan.child.batches import Batches
 from memplan.child.compilers import Compilers
 from memplan.child.device_reads import Reads
 from memplan.child.habits import habits_asked_for
-from memplan.child.host_values import HostValues, Variant
+from memplan.child.host_values import HostValues
 from memplan.child.not_compiled import not_compiled, not_followed
 from memplan.child.one_rank import world
 from memplan.child.program_frames import place_in

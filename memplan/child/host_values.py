@@ -23,6 +23,7 @@ from typing import Any
 
 import torch
 from torch._ops import HigherOrderOperator
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 
@@ -113,6 +114,8 @@ class HostValues(TorchDispatchMode):
         flat = [value for value in tree_flatten((args, kwargs))[0] if has_memory(value)]
         devices = [tensor for tensor in flat if tensor.is_cuda]
         is_made = not devices and _is_device(kwargs.get("device"))
+        if FakeTensor in types:
+            return func(*args, **kwargs)  # a mode below this one describes the result: DTensor asks it how an operation is sharded
         if any(kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__ for kind in types):
             return NotImplemented  # a subclass says itself which operations on plain tensors it stands for: those are followed
         if torch.is_inference_mode_enabled():

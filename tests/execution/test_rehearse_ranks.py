@@ -151,6 +151,26 @@ def test_a_sharded_model_takes_its_share(program: Program) -> None:
     assert rehearsal.findings == ()
 
 
+SHARDED_MASKED = SHARDED.replace(
+    "train(model)",
+    """
+labels = torch.arange(64, device="cpu").remainder(4)
+for _ in range(2):
+    output = model(torch.randn(64, 1024, device="cuda"))
+    output[labels.cuda() == 0].sum().backward()
+""",
+)
+
+
+@pytest.mark.heavy
+def test_the_data_of_a_program_with_a_sharded_model_is_known(program: Program) -> None:
+    """DTensor asks by tensors without memory how an operation is sharded: those are not followed."""
+    rehearsal = program(SHARDED_MASKED, Ranks(4))
+
+    assert rehearsal.verdict == "fits"
+    assert [read.basis for read in rehearsal.reads] == ["data"]
+
+
 VALUES = (
     BEGIN
     + """

@@ -1,4 +1,4 @@
-"""What those who shard a model keep of gradients outside parameters: FSDP's whole gradients between micro-batches, DeepSpeed's buckets."""
+"""What sharding keeps outside parameters: FSDP's whole gradients between micro-batches, DeepSpeed's shards and buckets."""
 
 from __future__ import annotations
 
@@ -29,3 +29,9 @@ def bucket_buffers(buckets: Iterable[Any]) -> list[Any]:
     """Return the memory of DeepSpeed's *buckets*: one tensor, or several in turn."""
     kept = (getattr(bucket, "buffer", None) for bucket in buckets)
     return [buffer for each in kept if each is not None for buffer in (each if isinstance(each, list) else [each])]
+
+
+def shards_of(parameters: Iterable[Any]) -> list[Any]:
+    """Return the shards that DeepSpeed's third stage keeps of *parameters*, which are empty themselves but while they are gathered."""
+    kept = (getattr(parameter, "ds_tensor", None) for parameter in parameters)
+    return [shard for shard in kept if shard is not None]

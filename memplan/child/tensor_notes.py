@@ -34,7 +34,7 @@ from memplan.child.live_objects import (
     trained_by,
 )
 from memplan.child.not_compiled import not_compiled, not_followed
-from memplan.child.shard_buffers import bucket_buffers, classes_of_shards, whole_gradients
+from memplan.child.shard_buffers import bucket_buffers, classes_of_shards, shards_of, whole_gradients
 
 NOTED = ("parameters", "gradients", "optimizer_state", "workspaces", "batch_data")
 """What can be told of a tensor that is there; the rest are activations."""
@@ -227,7 +227,8 @@ class TensorNotes:
     def _note_weights(self, modules: list[Any], optimizers: list[Any], count: int) -> None:
         """Note parameters and buffers; of a step that is compiled, the module that it became has the optimizer's state as buffers."""
         buffers = addresses(tensor for module in modules for tensor in own_buffers(module)) - addresses(states_of(optimizers))
-        weights = addresses(tensor for module in modules for tensor in own_parameters(module)) | buffers
+        parameters = [parameter for module in modules for parameter in own_parameters(module)]
+        weights = addresses([*parameters, *shards_of(parameters)]) | buffers
         self.notes["parameters"] |= {(address, count) for address in weights}
 
     def _trained_or_of_modules(self, modules: list[Any], tensors: list[Any], count: int) -> list[Any]:

@@ -71,6 +71,18 @@ class Parallelism(Description):
         """Return how many ranks share one copy of what is sharded."""
         return 1 if self.strategy == "ddp" else self.sharding_degree or self.data_parallel_size
 
+    @property
+    def group_sizes(self) -> tuple[int, ...]:
+        """
+        Return how many ranks each group has that communicates: all of them, over which losses are reduced, and those of the strategy.
+
+        DeepSpeed has a second group of all ranks (0.19, `groups._clone_world_group`); HSDP has those that share a copy, and the copies.
+        """
+        ranks = self.data_parallel_size
+        if self.strategy in ZERO_STAGES:
+            return (ranks, ranks)
+        return (ranks, self.shards, ranks // self.shards) if self.is_sharded and self.shards < ranks else (ranks,)
+
     def leaves_open(self, field: str) -> bool:
         """Say whether *field* decides nothing here: one rank shares with nobody, and not every strategy has every choice."""
         if field == "strategy":

@@ -217,7 +217,7 @@ optimizer.step()
 def test_deepspeed_keeps_the_optimizer_on_the_host(program: Program, stage: int) -> None:
     """
     Of 4 million parameters the GPU has 2 bytes each (8 MiB), gradients and a bucket while a step lasts, and cuBLAS's workspaces; of Adam's
-    12 bytes each, nothing.
+    12 bytes each, nothing. In stage 3 those are gathered, and a half of them is this rank's shard.
     """
     pytest.importorskip("deepspeed", reason="deepspeed is not installed")
     found = program(f"""
@@ -234,7 +234,7 @@ for _ in range(3):
 """)
 
     assert (found.verdict, len(found.steps)) == ("fits", 3)
-    assert (found.breakdown.parameters_bytes, found.breakdown.optimizer_state_bytes) == (8 * 2**20, 0)
+    assert (found.breakdown.parameters_bytes, found.breakdown.optimizer_state_bytes) == ((8 if stage == 2 else 12) * 2**20, 0)
     assert found.peak_allocated_bytes - found.breakdown.workspaces_bytes < 32 * 2**20
 
 

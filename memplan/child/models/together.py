@@ -37,6 +37,7 @@ def trainer_of(workload: Workload, device: str) -> Trainer:
     # On a real GPU nobody else is there, and DDP of one rank allocates as that of many.
     alone: dict[str, Any] = {} if world() else {"store": torch._C._distributed_c10d.HashStore(), "rank": 0, "world_size": 1}
     torch.distributed.init_process_group("nccl", **alone)
+    torch.distributed.all_reduce(torch.zeros(1, device=device))  # as trainers reduce their losses, over all ranks
     kind = ZeroTrainer if parallelism.strategy in ZERO_STAGES else FsdpTrainer if parallelism.strategy == "fsdp" else DdpTrainer
     return kind(workload, device)
 

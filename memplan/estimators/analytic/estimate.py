@@ -105,11 +105,10 @@ def estimate(workload: Workload, gpu: GpuSpec, stage: Stage | None) -> MemoryEst
 
 
 def _nccl(workload: Workload, gpu: GpuSpec) -> MemoryRange:
-    """Return what NCCL takes, with its own settings: one communicator of all ranks, or of those that share a copy and of the copies."""
+    """Return what NCCL takes, with its own settings: a communicator for each group of ranks."""
     parallelism = workload.parallelism
-    ranks, shards = parallelism.data_parallel_size, parallelism.shards
-    sizes = (shards, ranks // shards) if parallelism.is_sharded and shards < ranks else (ranks,)
-    return nccl_buffers(map(Communicator, sizes), gpu=gpu, num_gpus=parallelism.devices, version=USUAL_VERSION, settings={})
+    groups = map(Communicator, parallelism.group_sizes)
+    return nccl_buffers(groups, gpu=gpu, num_gpus=parallelism.devices, version=USUAL_VERSION, settings={})
 
 
 def _rounded_up(tensors: MemoryBreakdown, allocator_settings: str) -> MemoryBreakdown:

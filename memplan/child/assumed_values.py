@@ -62,34 +62,34 @@ def is_for_ordinary_numbers(name: str, args: Any) -> bool | None:
 # what is chosen
 
 
-def places_of(name: str, result: Any) -> Any:
+def choices_in(name: str, result: Any) -> Any:
     """Return the tensor among the *result* of operation *name* that says which were chosen; None where none does."""
     if name not in _CHOICES:
         return None
     is_alone = isinstance(result, torch.Tensor)  # of `max` without a dimension the largest value, which is no place
     if is_alone != (_CHOICES[name] == 0):
         return None
-    places = result if is_alone else result[_CHOICES[name]]
-    return places if has_memory(places) and places.dtype == torch.int64 and places.numel() else None
+    choices = result if is_alone else result[_CHOICES[name]]
+    return choices if has_memory(choices) and choices.dtype == torch.int64 and choices.numel() else None
 
 
-def chosen(name: str, places: Any, args: Any, variant: Variant) -> torch.Tensor:
-    """Return which of several choices *places*, of the operation's result, are: each equally often, or always the first."""
+def chosen(name: str, choices: Any, args: Any, variant: Variant) -> torch.Tensor:
+    """Return what stands in for *choices*, the places that operation *name* chose among scores: each equally often, or always the first."""
     scores = args[0]
     numbers = [value for value in args[1:] if isinstance(value, int) and not isinstance(value, bool)]
     given = numbers[1] if name == "topk" and len(numbers) > 1 else numbers[0] if numbers and name not in ("topk", "multinomial") else -1
     dim = given % scores.dim()
     num_choices = max(1, scores.shape[dim])
     first = num_choices // 3 if num_choices >= A_VOCABULARY else 0  # so that what is generated does not end before its time
-    if places.dim() != scores.dim():
-        rows = torch.arange(places.numel(), device=HOST).view(places.shape)
+    if choices.dim() != scores.dim():
+        rows = torch.arange(choices.numel(), device=HOST).view(choices.shape)
         return (first + (rows if variant == "all" else torch.zeros_like(rows))) % num_choices
-    num_chosen = places.shape[dim]
+    num_chosen = choices.shape[dim]
     order = torch.arange(num_chosen, device=HOST)
-    rows = torch.arange(places.numel() // max(1, num_chosen), device=HOST).unsqueeze(1)
+    rows = torch.arange(choices.numel() // max(1, num_chosen), device=HOST).unsqueeze(1)
     is_same = variant == "none" or num_chosen == num_choices
     wanted = first + (order.expand(rows.shape[0], num_chosen) if is_same else rows * num_chosen + order)
-    others = (size for at, size in enumerate(places.shape) if at != dim)
+    others = (size for at, size in enumerate(choices.shape) if at != dim)
     return (wanted % num_choices).view(*others, num_chosen).movedim(-1, dim)
 
 

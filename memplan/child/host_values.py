@@ -27,7 +27,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 
-from memplan.child.assumed_values import ALL_PASS, COMPARISONS, FINITE, SHARES, Draws, Variant, chosen, is_for_ordinary_numbers, places_of
+from memplan.child.assumed_values import ALL_PASS, COMPARISONS, FINITE, SHARES, Draws, Variant, choices_in, chosen, is_for_ordinary_numbers
 from memplan.child.awaited_reads import AwaitedReads, awaited_by, bytes_of
 from memplan.child.cancelled_sums import CancelledSums
 from memplan.child.device_reads import A_SEED, ONE_CHOICE, Reads
@@ -62,7 +62,6 @@ _SEEDS = {"philox_seed", "philox_offset", "rng_state", "unused"}
 
 _OF_LENGTHS = {"_ctc_loss", "_use_cudnn_ctc_loss", "_cudnn_ctc_loss", "_ctc_loss_backward"}
 """Operations on what a model computes that copy the lengths of the samples to the host."""
-
 
 _OF_TENSORS = {
     "allreduce_", "allreduce_coalesced_", "reduce_", "broadcast_", "allgather_", "allgather_coalesced_", "allgather_into_tensor_coalesced_",
@@ -110,12 +109,12 @@ class HostValues(TorchDispatchMode):
         kwargs = kwargs or {}
         if isinstance(func, HigherOrderOperator):
             return self._with_functions(func, args, kwargs)
+        if FakeTensor in types:
+            return func(*args, **kwargs)  # a mode below this one describes the result: DTensor asks it how an operation is sharded
         self._shadows.sweep()
         flat = [value for value in tree_flatten((args, kwargs))[0] if has_memory(value)]
         devices = [tensor for tensor in flat if tensor.is_cuda]
         is_made = not devices and _is_device(kwargs.get("device"))
-        if FakeTensor in types:
-            return func(*args, **kwargs)  # a mode below this one describes the result: DTensor asks it how an operation is sharded
         if any(kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__ for kind in types):
             return NotImplemented  # a subclass says itself which operations on plain tensors it stands for: those are followed
         if torch.is_inference_mode_enabled():
@@ -416,12 +415,12 @@ class HostValues(TorchDispatchMode):
 
     def _choose(self, name: str, result: Any, args: Any) -> None:
         """Say which were chosen, where *name* chooses by what a model computes."""
-        places = places_of(name, result)
-        if places is not None and places.is_cuda:
-            if places.numel() == 1:
-                self._shadows.fill(places, 0, ONE_CHOICE)
+        choices = choices_in(name, result)
+        if choices is not None and choices.is_cuda:
+            if choices.numel() == 1:
+                self._shadows.fill(choices, 0, ONE_CHOICE)
             else:
-                self._shadows.learn(places, chosen(name, places, args, self._variant), SHARES[self._variant])
+                self._shadows.learn(choices, chosen(name, choices, args, self._variant), SHARES[self._variant])
 
 
 def _is_followed(source: Any) -> bool:

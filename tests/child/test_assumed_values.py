@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memplan.child.assumed_values import A_VOCABULARY, FEW_DRAWN, Draws, chosen, is_for_ordinary_numbers, places_of
+from memplan.child.assumed_values import A_VOCABULARY, FEW_DRAWN, Draws, choices_in, chosen, is_for_ordinary_numbers
 from memplan.traces.read_basis import DRAWN, ONE_DRAW
 
 
@@ -59,7 +59,7 @@ def test_a_token_of_a_vocabulary_is_none_that_ends_a_text() -> None:
 )
 def test_the_largest_value_is_no_place(name: str, result: object, is_place: bool) -> None:
     """Of `max` without a dimension; with one, the second of what it returns."""
-    assert (places_of(name, result) is not None) == is_place
+    assert (choices_in(name, result) is not None) == is_place
 
 
 @pytest.mark.parametrize(
@@ -92,9 +92,9 @@ def test_of_many_draws_and_of_those_without_ends_one_draw_stands() -> None:
     assert Draws(is_again=False).settle("randn", ([1],), torch.zeros(1)) == ONE_DRAW
 
 
-@pytest.mark.parametrize("values", [torch.tensor([1.0, -2.0])])
-def test_comparisons_by_which_pytorch_finds_infinite_numbers_find_none(values: torch.Tensor) -> None:
+def test_comparisons_by_which_pytorch_finds_infinite_numbers_find_none() -> None:
     """`x != x`, `x == inf` and their kind."""
+    values = torch.tensor([1.0, -2.0])
     same, other = values.view(2), values.clone()
 
     found = [is_for_ordinary_numbers(*asked) for asked in (("ne", (values, same)), ("eq", (values, same)), ("eq", (values, float("inf"))))]

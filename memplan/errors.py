@@ -11,6 +11,7 @@
     │   └── ConfigError   2   something is wrong in a file: it names file, line and value
     │       └── EditRefusedError  2   a value that could not be changed without guessing; nothing was written
     └── MissingError      3   the machine lacks something: a GPU, a driver, a CUDA build of PyTorch
+        ├── NoKernelsError    3  a GPU on which the installed PyTorch does not run
         └── NothingSeenError  3  a program that was run and of which nothing was seen
 
 The text that a person sees is made from these in one place, `cli/app.py`.
@@ -125,6 +126,10 @@ class MissingError(MemplanError):
     """The machine lacks what the command needs."""
 
     exit_code = 3
+
+
+class NoKernelsError(MissingError):
+    """A GPU that the installed PyTorch has no kernels for: programs fail there, whatever memory they take."""
 
 
 class NothingSeenError(MissingError):

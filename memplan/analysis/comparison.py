@@ -18,6 +18,7 @@ from pydantic import NonNegativeInt, PositiveInt
 from typing_extensions import Unpack
 
 from memplan.description import Description
+from memplan.errors import NoKernelsError
 from memplan.estimators.base import Estimator, ReplayingEstimator
 from memplan.hardware.catalog import of_some_kind
 from memplan.hardware.gpu import GpuSpec
@@ -65,7 +66,7 @@ class ComparedGpu(Description):
     """Each stage, in order; none where it was not planned."""
 
     problem: str | None = None
-    """Why it was not planned: the training cannot be divided over that many GPUs."""
+    """Why it was not planned: the training cannot be divided over that many GPUs, or PyTorch does not run on them."""
 
     @property
     def device_used_bytes(self) -> int:
@@ -79,7 +80,7 @@ class ComparedGpu(Description):
 
 
 def not_planned(gpu: GpuSpec, num_gpus: int, problem: str) -> ComparedGpu:
-    """Return the row of so many of *gpu* that the training cannot be divided over."""
+    """Return the row of so many of *gpu* that nothing is planned for."""
     return ComparedGpu(gpu=gpu, num_gpus=num_gpus, budget_bytes=0, fits=False, missing_bytes=0, stages=(), problem=problem)
 
 
@@ -145,7 +146,13 @@ class _Work:
     def do(self, estimator: Estimator, *, newest_first: bool) -> None:
         """Look at GPUs until none is left: two at once begin at both ends, where kinds are least alike."""
         while (gpu := self._next(newest_first=newest_first)) is not None:
-            self.found[gpu] = _compared(gpu, self._search(gpu, estimator), estimator)
+            self.found[gpu] = self._compared(gpu, estimator)
+
+    def _compared(self, gpu: GpuSpec, estimator: Estimator) -> ComparedGpu:
+        try:
+            return _compared(gpu, self._search(gpu, estimator), estimator)
+        except NoKernelsError:
+            return not_planned(gpu, self._program.parallelism.data_parallel_size, "this PyTorch has no kernels for it")
 
     def _next(self, *, newest_first: bool) -> GpuSpec | None:
         try:

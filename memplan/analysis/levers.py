@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from memplan.errors import NotRehearsedError
+from memplan.errors import NoKernelsError, NotRehearsedError
 from memplan.estimators.analytic.estimate import AnalyticEstimator
 from memplan.estimators.base import Estimator, ReplayingEstimator
 from memplan.hardware.catalog import catalog_gpus
@@ -236,7 +236,11 @@ def _larger_gpu(program: Program, *, budget: MemoryBudget, estimator: Estimator)
         card_budget = MemoryBudget(total_bytes=spec.total_memory_bytes, margin=budget.margin)
         if not all_stages_seem_to_fit(program, spec, estimator, card_budget):
             continue
-        if all_stages_fit(program, spec, estimator, card_budget):
+        try:
+            fits = all_stages_fit(program, spec, estimator, card_budget)
+        except NoKernelsError:
+            continue
+        if fits:
             used = estimator(program, spec, heaviest_stage(program, spec, estimator))
             change = f"use a GPU like {spec.name} ({format_bytes(spec.total_memory_bytes)})"
             yield Lever(change=change, method=used.method, device_used_bytes=used.device_used.expected_bytes, saving_bytes=0, fits=True)

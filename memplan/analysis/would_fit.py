@@ -35,9 +35,15 @@ class WouldFit(Description):
     """The largest of it that ran to its end. None: not even 1 did."""
 
 
-def what_would_fit(run: Callable[[GpuSpec, Mapping[str, Any]], Rehearsal], *, gpu: GpuSpec, values: Mapping[str, Any]) -> WouldFit:
+def what_would_fit(
+    run: Callable[[GpuSpec, Mapping[str, Any]], Rehearsal],
+    *,
+    gpu: GpuSpec,
+    values: Mapping[str, Any],
+    runs_on: Callable[[GpuSpec], bool] = lambda _: True,
+) -> WouldFit:
     """
-    Return what would fit where a rehearsal with *values* on *gpu* did not; *run* rehearses.
+    Return what would fit where a rehearsal with *values* on *gpu* did not; *run* rehearses, *runs_on* says which GPUs may be named.
 
     A program that fails for another reason with more memory, or with a smaller batch, does not fit there: what is known of it stands.
     """
@@ -53,7 +59,7 @@ def what_would_fit(run: Callable[[GpuSpec, Mapping[str, Any]], Rehearsal], *, gp
         line.learn(tried, whole.device_used_bytes)
     return WouldFit(
         device_used_bytes=needed,
-        gpus=_gpus_with(needed) if needed else (),
+        gpus=tuple(spec.name for spec in _gpus_with(needed) if runs_on(spec))[:MOST_GPUS] if needed else (),
         name=name,
         value=_largest(lambda value: run(gpu, dict(values) | {name: value}), tried, line, gpu.total_memory_bytes) if name else None,
     )
@@ -88,6 +94,6 @@ def _largest(run: Callable[[int], Rehearsal], tried: int | None, line: PeakLine,
     return largest_accepted(ask, high=tried - 1, guess=guess).size
 
 
-def _gpus_with(needed_bytes: int) -> tuple[str, ...]:
+def _gpus_with(needed_bytes: int) -> list[GpuSpec]:
     whole = sorted((card.spec for card in catalog_gpus() if not card.is_mig), key=lambda spec: spec.total_memory_bytes)
-    return tuple(spec.name for spec in whole if spec.total_memory_bytes >= needed_bytes)[:MOST_GPUS]
+    return [spec for spec in whole if spec.total_memory_bytes >= needed_bytes]

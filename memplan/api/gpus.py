@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from memplan.errors import MissingError, UsageError
+from memplan.errors import MissingError, NoKernelsError, UsageError
 from memplan.estimators.calibration import calibrated
-from memplan.hardware.catalog import catalog_gpus, find_gpu, gpu_of_size
+from memplan.hardware.catalog import COMMON_KINDS, catalog_gpus, find_gpu, gpu_of_size
 from memplan.hardware.gpu import GpuSpec
 from memplan.hardware.torch_install import find_torch
 from memplan.units import parse_size
@@ -54,6 +54,20 @@ def gpus_of_this_machine() -> list[GpuSpec]:
     from memplan.hardware.detect import detect_gpus  # noqa: PLC0415  (the driver, which a plan for a named GPU does without)
 
     return sorted(map(_calibrated, detect_gpus()), key=lambda gpu: gpu.free_memory_bytes)
+
+
+def warn_of_kernels(gpu: GpuSpec) -> tuple[str, ...]:
+    """Return the warning of a plan by formulas for *gpu*, where the PyTorch of this Python would not run there."""
+    oldest, newest = COMMON_KINDS
+    if gpu.compute_capability is None or oldest <= gpu.compute_capability <= newest:  # what is installed need not be looked at
+        return ()
+    try:
+        find_torch().check_kernels(gpu)
+    except NoKernelsError as error:
+        return (f"{error.message}; {error.hint}",)
+    except MissingError:  # nothing is installed here that could train
+        return ()
+    return ()
 
 
 def _calibrated(gpu: GpuSpec) -> GpuSpec:

@@ -23,7 +23,7 @@ from memplan.api.configuration import (
     source_of,
     trainer_of,
 )
-from memplan.api.gpus import gpus_of_this_machine, named_gpu
+from memplan.api.gpus import gpus_of_this_machine, named_gpu, warn_of_kernels
 from memplan.api.journals import journal_root
 from memplan.api.methods import Answered, Method, by_method
 from memplan.edits.apply import FileChange, prepare
@@ -302,7 +302,8 @@ def plan_for(configuration: Configuration, gpu: GpuSpec, estimator: Estimator, r
         **request.options(configuration),
     )
     others = warn_of_other_stages(made, configuration.other_stages, estimator=estimator)
-    return of_configuration(made, configuration).with_first_warnings(_resumes(made, configuration)).with_warnings(others)
+    first = (*warn_of_kernels(gpu), *_resumes(made, configuration))
+    return of_configuration(made, configuration).with_first_warnings(first).with_warnings(others)
 
 
 def _resumes(plan: PlainPlan, configuration: Configuration) -> Iterator[str]:

@@ -231,6 +231,7 @@ def _rehearse_step(
     from memplan.execution.rehearse import Rehearser
     from memplan.execution.runner import DEFAULT_TIMEOUT_SECONDS
     from memplan.execution.step_source import step_source_from
+    from memplan.hardware.torch_install import find_torch
 
     source = step_source_from(text)
     folder = Path(source.name).parent if source.name.endswith(".py") else Path()
@@ -248,7 +249,9 @@ def _rehearse_step(
             )
 
         rehearsal = run(gpu, values, checks_tensor_types=True)
-        would_fit = None if rehearsal.fits is not False else what_would_fit(run, gpu=gpu, values=values)
+        would_fit = (
+            None if rehearsal.fits is not False else what_would_fit(run, gpu=gpu, values=values, runs_on=find_torch().has_kernels_for)
+        )
     _report(rehearsal, gpu, would_fit, _kept(answers, rehearsal, folder), output)
     return {"fits": 0, "unknown": 3}.get(rehearsal.verdict, 1)
 

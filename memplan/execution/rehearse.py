@@ -76,10 +76,12 @@ class Rehearser(Closing):
         for this rehearsal, as PYTORCH_ALLOC_CONF. *has_padding*: the program's batch has padding: what it reads of a mask is known.
         *ranks*: how many GPUs train together, and which rank this is; the others need not be there.
 
-        Raises UsageError when the program fails for another reason than memory, MissingError when this machine cannot rehearse it.
+        Raises UsageError when the program fails for another reason than memory, MissingError when this machine cannot rehearse it,
+        NoKernelsError for a *gpu* on which its PyTorch does not run.
         """
         ranks.checked()
         torch = find_torch()
+        torch.check_kernels(gpu)
         inherited = os.environ | dict(environment or {})
 
         def nccl(communicators: Iterable[Communicator]) -> MemoryRange:

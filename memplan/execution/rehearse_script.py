@@ -70,11 +70,12 @@ def rehearse_script(
     (`program_habits.py`).
 
     Raises NothingSeenError for a program that did not use the GPU, or ended before it could report; UsageError for one that is not there or
-    takes longer; MissingError when this machine cannot rehearse it.
+    takes longer; MissingError when this machine cannot rehearse it, NoKernelsError for a *gpu* on which its PyTorch does not run.
     """
     ranks.checked()
     command = command_from(words)
     torch = torch_of(command)
+    torch.check_kernels(gpu)
     asked = Asked(
         command=command,
         torch=torch,

@@ -15,6 +15,9 @@ from memplan.errors import UsageError
 from memplan.hardware.gpu import GpuSpec
 from memplan.units import Size, format_bytes
 
+COMMON_KINDS = ((7, 5), (9, 0))
+"""The capabilities, from the oldest to the newest, that PyTorch's builds for CUDA 12.1 (2.1) to 13.0 (2.13) all have kernels for."""
+
 
 class CatalogGpu(NamedTuple):
     """One entry of `gpus.json`."""
@@ -116,10 +119,15 @@ def gpu_of_size(size: Size) -> GpuSpec:
 
 
 def of_some_kind(card: GpuSpec) -> GpuSpec:
-    """Return *card* with a kind: one of which only the size is known is taken for the catalogue's GPU that is nearest in size."""
+    """
+    Return *card* with a kind: one of which only the size is known is taken for the catalogue's GPU that is nearest in size.
+
+    Of those that each PyTorch has kernels for, so that it can be rehearsed with any.
+    """
     if card.compute_capability is not None:
         return card
-    whole = [known.spec for known in catalog_gpus() if not known.is_mig]
+    oldest, newest = COMMON_KINDS
+    whole = [known.spec for known in catalog_gpus() if not known.is_mig and oldest <= (known.spec.compute_capability or oldest) <= newest]
     nearest = min(whole, key=lambda spec: abs(spec.total_memory_bytes - card.total_memory_bytes))
     kind = {name: getattr(nearest, name) for name in ("compute_capability", "multiprocessors", "unified_memory")}
     return card.model_copy(update={**kind, "name": f"{card.name}, as {nearest.name}"})

@@ -6,11 +6,15 @@ import platform
 import re
 import subprocess
 import sys
+from functools import lru_cache
 from importlib.machinery import PathFinder
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from memplan.errors import MissingError
+from memplan.errors import MissingError, NoKernelsError
+
+if TYPE_CHECKING:
+    from memplan.hardware.gpu import GpuSpec
 
 OLDEST = (2, 1)
 """The first PyTorch whose tensors tell when a gradient has been accumulated (`register_post_accumulate_grad_hook`)."""
@@ -48,6 +52,51 @@ class TorchBuild(NamedTuple):
     def nccl_number(self) -> str:
         """Return the same as NCCL says it, of a version without a patch: 22900 for 2.29."""
         return "{}{:02}00".format(*self.nccl_version)
+
+    @property
+    def kernels(self) -> tuple[str, ...]:
+        """Return what its kernels are compiled for, as `torch.cuda.get_arch_list()` does; nothing where it does not say that."""
+        return _kernels(self.libraries / "libtorch_python.so")
+
+    def has_kernels_for(self, gpu: GpuSpec) -> bool:
+        """Say whether its kernels run on *gpu*; where either's kind is not known, they are taken to."""
+        if gpu.compute_capability is None or not self.kernels:
+            return True
+        return any(_runs(kernel, gpu.compute_capability) for kernel in self.kernels)
+
+    def check_kernels(self, gpu: GpuSpec) -> None:
+        """Raise NoKernelsError where programs fail on *gpu* whatever memory they take: this PyTorch has no kernels for it."""
+        if self.has_kernels_for(gpu):
+            return
+        assert gpu.compute_capability is not None
+        capability = ".".join(map(str, gpu.compute_capability))
+        raise NoKernelsError(
+            f"PyTorch {self.version} has no kernels for {gpu.name} (compute capability {capability}), and programs fail there: "
+            f"it has those for {', '.join(self.kernels)}",
+            hint="install a PyTorch that has them: builds for an earlier CUDA support older GPUs, later builds newer GPUs",
+        )
+
+
+@lru_cache(maxsize=8)
+def _kernels(library: Path) -> tuple[str, ...]:
+    """Return the list that PyTorch's build leaves as text in *library* (CUDA_ARCH_FLAGS in torch/csrc/cuda/Module.cpp)."""
+    texts = re.findall(rb"\0((?:(?:sm|compute)_\d+[a-z]? ?)+)\0", library.read_bytes()) if library.exists() else []
+    return tuple(max(texts, key=len).decode().split()) if texts else ()
+
+
+def _runs(kernel: str, capability: tuple[int, int]) -> bool:
+    """
+    Say whether what is compiled for *kernel* runs on a GPU of *capability*.
+
+    As the CUDA C++ programming guide has it: machine code (sm) within its major revision, from its minor one on; PTX (compute) from its
+    revision on; what is made for one revision's own features (sm_90a) on that alone.
+    """
+    kind, _, number = kernel.partition("_")
+    digits = number.rstrip("abcdefghijklmnopqrstuvwxyz")
+    compiled_for = int(digits[:-1]), int(digits[-1])
+    if digits != number:
+        return capability == compiled_for
+    return capability >= compiled_for and (kind == "compute" or capability[0] == compiled_for[0])
 
 
 def _numbers(version: str) -> tuple[int, ...]:

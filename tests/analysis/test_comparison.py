@@ -67,3 +67,13 @@ def test_formulas_are_asked_for_each(tmp_path: Path) -> None:
     rows = compare(workload(), gpus, AnalyticEstimator(), most_at_once=4)
 
     assert [row.gpu for row in rows] == gpus
+
+
+def test_a_gpu_without_kernels_is_not_planned(torch_build: TorchBuild, tmp_path: Path) -> None:
+    """The row says why, and the others have theirs; no build has kernels for capability 2.0 any more."""
+    t4 = sized("t4", 3)
+    old = t4.model_copy(update={"name": "Tesla M2090", "compute_capability": (2, 0)})
+
+    rows = compare(workload(micro_batch_size=1), [old, t4], RehearsedEstimator(RehearsalCache(tmp_path)))
+
+    assert [(row.gpu, row.fits, row.problem) for row in rows] == [(old, False, "this PyTorch has no kernels for it"), (t4, True, None)]

@@ -191,3 +191,18 @@ def test_the_size_that_is_told_was_tried() -> None:
     found = what_would_fit(TearsHoles(linear), gpu=small_card(100), values={})
 
     assert found.device_used_bytes == int(linear(64) * 1.05)
+
+
+def test_a_gpu_that_programs_do_not_run_on_is_not_named() -> None:
+    """A V100 has the memory, and PyTorch may have no kernels for it."""
+
+    def is_new(gpu: GpuSpec) -> bool:
+        return gpu.compute_capability is not None and gpu.compute_capability >= (7, 5)
+
+    everywhere, where_it_runs = (
+        what_would_fit(Program(lambda _: 15 * GIB), gpu=find_gpu("rtx4060"), values={}, **options) for options in ({}, {"runs_on": is_new})
+    )
+
+    assert any("V100" in name for name in everywhere.gpus)
+    assert not any("V100" in name for name in where_it_runs.gpus)
+    assert len(where_it_runs.gpus) == len(everywhere.gpus) == MOST_GPUS

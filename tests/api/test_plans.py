@@ -8,9 +8,14 @@ from pathlib import Path
 import pytest
 
 import memplan
+from memplan.hardware.catalog import find_gpu
+from memplan.hardware.torch_install import TorchBuild
 from memplan.planner.saved_plan import read_saved_plan
 from memplan.workload.workload import Workload
 from tests.conftest import content
+from tests.standin.conftest import torch_build
+
+__all__ = ["torch_build"]
 
 
 def analytic(tree: Path, **options: object) -> memplan.Plan:
@@ -126,3 +131,16 @@ def test_a_notebook_shows_a_plan_as_a_report(tree: Path) -> None:
     assert "<html" not in shown
     assert f"micro-batch {plan.after.training.micro_batch_size}" in shown
     assert all(f"<td>{stage.name}</td>" in shown for stage in plan.stages)
+
+
+@pytest.mark.parametrize(("capability", "is_warned"), [((2, 0), True), ((7, 5), False), (None, False)])
+def test_a_plan_by_formulas_warns_of_a_gpu_without_kernels(
+    torch_build: TorchBuild, tree: Path, capability: tuple[int, int] | None, is_warned: bool
+) -> None:
+    """No build has kernels for capability 2.0 any more: what fits there does not run."""
+    old = find_gpu("a100-80").model_copy(update={"compute_capability": capability})
+
+    plan = memplan.plan(tree, gpu=old, target_effective_batch_size=64, method="analytic")
+
+    assert plan.fits
+    assert any("has no kernels for" in warning for warning in plan.warnings) == is_warned

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from memplan.api.rehearsals import rehearse
-from memplan.errors import MissingError, UsageError
+from memplan.errors import MissingError, NoKernelsError, UsageError
 from memplan.hardware.catalog import find_gpu
 from memplan.hardware.gpu import GpuSpec
 from memplan.hardware.torch_install import TorchBuild
@@ -167,3 +167,11 @@ def test_a_target_that_makes_no_sense_is_refused(target: str, problem: str, a100
     """Before anything is built or run."""
     with pytest.raises(UsageError, match=problem):
         rehearse(target, gpu=a100)
+
+
+def test_a_gpu_without_kernels_has_no_verdict(rehearser_of: RehearserOf, a100: GpuSpec) -> None:
+    """A step that takes next to nothing would be called a fit: no build of PyTorch runs on capability 2.0 any more."""
+    old = a100.model_copy(update={"compute_capability": (2, 0)})
+
+    with pytest.raises(NoKernelsError, match=r"has no kernels for .* \(compute capability 2\.0\)"):
+        rehearser_of(f"{STEPS}:mlp").rehearse(gpu=old)

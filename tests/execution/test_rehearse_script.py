@@ -17,7 +17,7 @@ import pytest
 
 import memplan as memplan_package
 from memplan.api.rehearsals import rehearse
-from memplan.errors import MissingError, NothingSeenError, UsageError
+from memplan.errors import MissingError, NoKernelsError, NothingSeenError, UsageError
 from memplan.execution.recorded_run import WalkedBatches
 from memplan.execution.rehearsal import Rehearsal
 from memplan.execution.rehearse_script import rehearse_in_both_orders, rehearse_script
@@ -141,6 +141,16 @@ for number in range(2):
         parameter.grad = None
 """
 """Before its steps it has 4 MiB of weights twice, and 32 MiB more; its steps have weights, gradients, and cuBLAS's workspaces of 16 MiB."""
+
+
+def test_a_gpu_without_kernels_is_refused_before_anything_runs(script: Script, tmp_path: Path) -> None:
+    """Whatever memory the program takes, it fails there; no build has kernels for capability 2.0 any more."""
+    (tmp_path / "train.py").write_text("open('ran', 'w')")
+    old = find_gpu("t4").model_copy(update={"name": "Tesla M2090", "compute_capability": (2, 0)})
+
+    with pytest.raises(NoKernelsError, match="has no kernels for Tesla M2090"):
+        rehearse_script(["train.py"], gpu=old, allow_writes=True)
+    assert not (tmp_path / "ran").exists()
 
 
 def test_a_peak_before_the_first_step_is_told_as_that(script: Script) -> None:

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memplan.errors import UsageError
-from memplan.hardware.catalog import CatalogGpu, catalog_gpus, find_gpu, gpu_of_size
+from memplan.hardware.catalog import CatalogGpu, catalog_gpus, find_gpu, gpu_of_size, of_some_kind
 from memplan.units import format_bytes, parse_size
 from tests.conftest import SHARED, skip_without
 
@@ -306,3 +306,13 @@ def test_a_size_says_nothing_of_the_kind_of_card():
     card = gpu_of_size(parse_size("24"))
 
     assert (card.compute_capability, card.multiprocessors) == (None, None)
+
+
+@pytest.mark.parametrize("typed", ["11GiB", "16GiB", "24GiB", "32GiB", "178GiB"])
+def test_a_size_is_taken_for_a_kind_that_each_pytorch_runs_on(typed: str):
+    """Nearest in size may be a GTX 1080 Ti, a V100 or a B200: new builds have no kernels for some of those, old ones for others."""
+    card = of_some_kind(gpu_of_size(parse_size(typed)))
+
+    assert card.compute_capability is not None
+    assert (7, 5) <= card.compute_capability <= (9, 0)
+    assert card.total_memory_bytes == parse_size(typed).size_bytes

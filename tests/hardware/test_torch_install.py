@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from importlib import metadata
 from pathlib import Path
 
 import pytest
 
-from memplan.errors import MissingError
+from memplan.errors import MissingError, NoKernelsError
 from memplan.hardware import torch_install
+from memplan.hardware.catalog import find_gpu
+from memplan.hardware.gpu import GpuSpec
 from memplan.hardware.torch_install import TorchBuild, find_torch
 from tests.standin.conftest import torch_build
 
@@ -100,3 +103,62 @@ def test_no_torch_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 
     with pytest.raises(MissingError, match="this Python has no PyTorch"):
         find_torch()
+
+
+def build_for(folder: Path, flags: str) -> TorchBuild:
+    """A PyTorch whose library has *flags* among its texts, as the compiler leaves a literal there."""
+    (folder / "libtorch_python.so").write_bytes(b"\x7fELF\0sm_\0is sm_99 \0" + flags.encode() + b"\0compute_\0")
+    return TorchBuild("2.13.0+cu130", 13, 92000, folder)
+
+
+def gpu_of(capability: tuple[int, int] | None) -> GpuSpec:
+    return GpuSpec(name="a GPU", total_memory_bytes=16 * 2**30, compute_capability=capability, origin="test")
+
+
+@pytest.mark.parametrize(
+    ("flags", "runs", "fails"),
+    [
+        # PyTorch 2.13 for CUDA 13.0: a V100 and a P40 are too old; an L4 runs the machine code for 8.6, a B300 that for 10.0.
+        ("sm_75 sm_80 sm_86 sm_90 sm_100 sm_120", [(7, 5), (8, 0), (8, 9), (9, 0), (10, 3), (12, 1)], [(6, 1), (7, 0), (7, 2), (13, 0)]),
+        # PyTorch 2.1 for CUDA 12.1, before Blackwell was.
+        ("sm_50 sm_60 sm_70 sm_75 sm_80 sm_86 sm_90", [(5, 2), (6, 1), (7, 0), (9, 0)], [(3, 5), (10, 0), (12, 0)]),
+        ("sm_80 sm_90 compute_90", [(8, 6), (9, 0), (10, 0), (12, 0)], [(7, 5)]),  # PTX is compiled for what is newer
+        ("sm_80 sm_90a", [(8, 9), (9, 0)], [(9, 1), (10, 0)]),
+        ("sm_86", [(8, 6), (8, 9)], [(8, 0)]),  # machine code is not for earlier minor revisions
+    ],
+)
+def test_kernels_run_on_the_kinds_of_gpu_that_they_are_compiled_for(
+    tmp_path: Path, flags: str, runs: list[tuple[int, int]], fails: list[tuple[int, int]]
+) -> None:
+    """As the CUDA C++ programming guide has it of machine code and PTX."""
+    build = build_for(tmp_path, flags)
+
+    assert build.kernels == tuple(flags.split())
+    assert [build.has_kernels_for(gpu_of(capability)) for capability in (*runs, *fails)] == [True] * len(runs) + [False] * len(fails)
+
+
+def test_without_knowing_either_kind_a_program_is_taken_to_run(tmp_path: Path) -> None:
+    """A size that was typed says nothing of the kind; a build need not say what it has."""
+    assert build_for(tmp_path, "sm_90").has_kernels_for(gpu_of(None))
+    assert TorchBuild("2.13.0", 13, 92000, tmp_path / "nowhere").has_kernels_for(gpu_of((7, 0)))
+
+
+def test_a_gpu_without_kernels_is_told_with_what_there_is(tmp_path: Path) -> None:
+    """Whatever memory a program takes, it fails there."""
+    build = build_for(tmp_path, "sm_75 sm_80")
+
+    with pytest.raises(
+        NoKernelsError, match=r"PyTorch 2\.13\.0\+cu130 has no kernels for Tesla V100.* \(compute capability 7\.0\)"
+    ) as found:
+        build.check_kernels(find_gpu("v100-16"))
+
+    assert "it has those for sm_75, sm_80" in found.value.message
+    build.check_kernels(find_gpu("t4"))
+
+
+def test_the_kernels_are_those_that_pytorch_itself_tells(torch_build: TorchBuild) -> None:
+    """`torch.cuda.get_arch_list()` says nothing where there is no GPU; what it is made of does."""
+    tells = "import torch; print(torch._C._cuda_getArchFlags())"
+    flags = subprocess.run([sys.executable, "-c", tells], capture_output=True, text=True, check=True).stdout
+
+    assert torch_build.kernels == tuple(flags.split())

@@ -25,6 +25,8 @@ class Batches:
         self._now = now
         self.seen: list[tuple[int, tuple[tuple[int, ...], ...], int, int]] = []
         """The step that each batch was taken in, the shapes of its tensors, how many backwards had begun by then, and in which epoch."""
+        self.whole_epochs: set[int] = set()
+        """Those of which all batches were taken."""
         self.num_walked = 0
         """Batches of all DataLoaders that were looked at to find the largest."""
         self._is_walking = False
@@ -39,7 +41,12 @@ class Batches:
 
         @functools.wraps(take)
         def noted(iterator: Any) -> Any:
-            batch = take(iterator)
+            try:
+                batch = take(iterator)
+            except StopIteration:
+                if not self._is_walking:
+                    self.whole_epochs.add(self._epoch_of(iterator))
+                raise
             if not self._is_walking:
                 self._note(batch, epoch=self._epoch_of(iterator))
             return batch

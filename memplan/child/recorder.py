@@ -399,6 +399,7 @@ class Recorder:
             "reads": self.reads.seen(),
             "chosen_by_time": self.compilers.chosen_by_time(),
             "batches": self.batches.seen,
+            "whole_epochs": sorted(self.batches.whole_epochs),
             "num_backwards": self.num_backwards,
             "habits": self._habits and self._habits.seen(),
             "num_walked_batches": self.batches.num_walked if self._most_walked else None,

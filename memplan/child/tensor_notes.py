@@ -64,6 +64,8 @@ class TensorNotes:
         self.without_gradient: set[str] = set()
         self.without_gradient_bytes = 0
         self._hooked: set[int] = set()
+        self._accumulated: set[int] = set()
+        """Parameters whose gradients autograd tells of; that of another the program, or FSDP, puts there itself."""
         self._at_backward: dict[int, weakref.ref[Any]] = {}
         """What may be a weight, as it was seen when the step's first backward began."""
         self._at_end: dict[int, weakref.ref[Any]] = {}
@@ -142,24 +144,24 @@ class TensorNotes:
             self.notes["parameters"] |= {(address, count) for address in found}
 
     def look_for_gradients(self, optimizer: Any) -> None:
-        """Note which parameters have a gradient, and where it lies: FSDP puts it there itself, and autograd tells of none."""
-        found = [parameter.grad for group in optimizer.param_groups for parameter in group["params"] if parameter.grad is not None]
-        if self._is_recording() and any(hasattr(gradient, "_local_tensor") for gradient in found):
+        """Note which parameters have a gradient, and where those lie that autograd tells nothing of."""
+        trained = trained_by([optimizer])
+        found = [parameter.grad for parameter in trained if parameter.grad is not None and id(parameter) not in self._accumulated]
+        if self._is_recording() and found:
             self.notes["gradients"] |= {(address, self._num_allocs()) for address in addresses(found)}
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                if parameter.requires_grad and getattr(parameter, "_local_tensor", parameter).numel():  # else its shard is empty
-                    (self._gradients_missed if parameter.grad is None else self._gradients_seen).add(id(parameter))
+        for parameter in trained:
+            if parameter.requires_grad and getattr(parameter, "_local_tensor", parameter).numel():  # else its shard is empty
+                (self._gradients_missed if parameter.grad is None else self._gradients_seen).add(id(parameter))
 
     def scan(self) -> None:
         """Look at every object: hook new parameters, note the batch, see whether checkpointing is on and has no effect."""
         count = self._num_allocs()
         plain: list[Any] = []
+        put_there: list[Any] = []  # gradients
         self._flagged = 0
         kinds = (torch.nn.Module, torch.optim.Optimizer, torch.Tensor)
         fsdp, zero = classes_of_shards()
         modules, optimizers, tensors, checkpointed, *found_of_shards = objects_of(*kinds, _kept_by_checkpointing(), *fsdp, *zero)
-        gradients = addresses(whole_gradients(each for found in found_of_shards[: len(fsdp)] for each in found))
         buffers = addresses(bucket_buffers(each for found in found_of_shards[len(fsdp) :] for each in found))
         compiled = is_compiled()
         if not self._has_looked:
@@ -171,9 +173,13 @@ class TensorNotes:
                 is_mask = tensor.dtype == torch.bool
                 if not compiled or not (is_mask or tensor.is_floating_point()):  # what a compiled forward keeps looks the same as a batch
                     plain.append(tensor)
-            elif tensor.is_leaf and tensor.requires_grad and id(tensor) not in self._hooked:
-                self._hooked.add(id(tensor))
-                tensor.register_post_accumulate_grad_hook(self._note_gradient)
+            elif tensor.is_leaf and tensor.requires_grad:
+                if tensor.grad is not None and id(tensor) not in self._accumulated:
+                    put_there.append(tensor.grad)
+                if id(tensor) not in self._hooked:
+                    self._hooked.add(id(tensor))
+                    tensor.register_post_accumulate_grad_hook(self._note_gradient)
+        gradients = addresses([*whole_gradients(each for found in found_of_shards[: len(fsdp)] for each in found), *put_there])
         saved = addresses(kept.val for kept in checkpointed if isinstance(kept.val, torch.Tensor))
         weights = addresses(self._trained_or_of_modules(modules, tensors, count))  # a flat one is of no module
         weights |= addresses(plain) & addresses(tensor for tensor in tensors if is_view_in_graph(tensor))  # gathered, of FSDP
@@ -201,6 +207,7 @@ class TensorNotes:
 
     def _note_gradient(self, parameter: Any) -> None:
         self._has_accumulated = True
+        self._accumulated.add(id(parameter))
         if self._is_recording() and parameter.grad is not None:
             count = self._num_allocs()
             self.notes["gradients"] |= {(address, count) for address in addresses(parts_of(parameter.grad))}

@@ -17,6 +17,8 @@ class DeviceLog(NamedTuple):
     """Names of calls."""
     workspaces: Mapping[str, int] = {}
     """The largest allowance in bytes for what a library picks at run time, by kind of operation."""
+    workspace_sizes: frozenset[int] = frozenset()
+    """The bytes of all allowances, up to some hundreds: an allocation of so many is for one of them."""
     has_unknown_attention: bool = False
     """cuDNN computed attention: what its kernels may ask for is not known."""
 
@@ -42,6 +44,7 @@ def read_device_log(path: Path) -> DeviceLog:
     """Return the log at *path*; an empty one where the device had nothing to say."""
     not_served: set[str] = set()
     workspaces: dict[str, int] = {}
+    sizes: set[int] = set()
     communicators: list[Communicator] = []
     has_unknown_attention = False
     for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
@@ -51,6 +54,7 @@ def read_device_log(path: Path) -> DeviceLog:
         elif kind == "workspace":
             name, _, size = rest.rpartition(" ")
             workspaces[name] = max(workspaces.get(name, 0), int(size))
+            sizes.add(int(size))
         elif kind == "communicator":
             communicators.append(Communicator(int(rest)))
         elif kind == "peers":
@@ -58,4 +62,4 @@ def read_device_log(path: Path) -> DeviceLog:
             communicators[int(at)] = communicators[int(at)]._replace(num_peers=int(num_peers))
         elif line == "unknown attention":
             has_unknown_attention = True
-    return DeviceLog(tuple(sorted(not_served)), workspaces, has_unknown_attention, tuple(communicators))
+    return DeviceLog(tuple(sorted(not_served)), workspaces, frozenset(sizes), has_unknown_attention, tuple(communicators))

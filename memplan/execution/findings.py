@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeVar
 
 from memplan.execution.device_log import NO_LOG, DeviceLog
 from memplan.execution.rehearsal import DeviceRead, Finding
@@ -35,6 +35,8 @@ LEAST_STEPS = 3
 
 SHOWN = 3
 """Names and places that a sentence holds."""
+
+Read = TypeVar("Read", bound=DeviceRead)
 
 Cause = Literal["values", "draws", "numbers", "times"]
 """
@@ -148,7 +150,7 @@ def _checkpointing(reasons: Sequence[str]) -> Iterator[Finding]:
 
 def _without_gradient(record: RunRecord) -> Iterator[Finding]:
     names = record.without_gradient
-    if not names:
+    if not names or guessed_loops(record.reads):  # what a loop would have reached that was guessed to end at once is not known
         return
     count = f"{len(names)} parameter{'s' if len(names) > 1 else ''} of the optimizer"
     yield Finding(
@@ -169,8 +171,8 @@ def _weights(record: RunRecord) -> Iterator[Finding]:
         names = _listed(tuple(dict.fromkeys(record.skipped_weights)))
         yield Finding(
             kind="skipped_weights",
-            message=f"weights were not read ({names}): the steps take the same memory; what loading takes on the GPU for a moment is that "
-            "of files of 5 GB in the type that the configuration names, and what is computed from the weights on the host is of zeros",
+            message=f"weights were not read ({names}): the steps take the same memory; what is computed from the weights on the host is of "
+            "zeros, and where transformers or diffusers loads them, loading takes what files of 5 GB in the configuration's type take",
         )
 
 
@@ -186,12 +188,15 @@ def _nothing_walked(record: RunRecord) -> Iterator[Finding]:
 def _batch_shapes(record: RunRecord) -> Iterator[Finding]:
     """Tell of batches that are not all alike: the largest of an epoch decides, and it may not have been among them."""
     shapes = None if record.num_walked_batches else _shapes_that_differ(record)
-    if shapes is not None:
-        yield Finding(
-            kind="batch_shapes",
-            message=f"the shapes of the batches differ: {shapes} among the {len(trained_batches(record))} that were taken; "
-            "the largest batch of an epoch decides, and it may be a later one",
-        )
+    if shapes is None:
+        return
+    trained = trained_batches(record)
+    taken = f"the shapes of the batches differ: {shapes} among the {len(trained)} that were taken"
+    if any(batch.epoch in record.whole_epochs for batch in trained):
+        yield Finding(kind="epoch_shapes", message=f"{taken}, a whole epoch; one in another order may have a larger batch")
+    else:
+        message = f"{taken}; the largest batch of an epoch decides, and it may be a later one"
+        yield Finding(kind="batch_shapes", message=message)
 
 
 def _cached_shapes(record: RunRecord) -> Iterator[Finding]:
@@ -220,7 +225,7 @@ def _shapes_that_differ(record: RunRecord) -> str | None:
 
 def batches_differ(record: RunRecord) -> bool:
     """Say whether batches of several shapes were taken, and nobody has looked for the largest."""
-    return any(_batch_shapes(record))
+    return any(finding.kind == "batch_shapes" for finding in _batch_shapes(record))
 
 
 def trained_batches(record: RunRecord) -> list[Batch]:
@@ -464,6 +469,11 @@ def sizes_hint(reads: Sequence[DeviceRead]) -> str | None:
     return f"{read}; if that is why, say what it would be: {_EXAMPLE}"
 
 
+def guessed_loops(reads: Sequence[Read]) -> list[Read]:
+    """Return the reads by which a loop was guessed to end at once."""
+    return [read for read in reads if decides(read) and read.answer == "false" and read.text.startswith("while ")]
+
+
 def guessed_places(reads: Sequence[DeviceRead]) -> str | None:
     """Return where zeros were read that may decide sizes, each with how often, as the end of a sentence; None where none were."""
     return _places([read for read in reads if read.basis == "zero" and read.answer not in ("true", "false")]) or None
@@ -497,7 +507,7 @@ def lower_bound_reasons(
     if drawn:
         yield f"numbers that are drawn at random on the GPU decide sizes at {_places(drawn)}"
     yield from _failed_ends(record, others)
-    loops = [read for read in reads if decides(read) and read.answer == "false" and read.text.startswith("while ")]
+    loops = guessed_loops(reads)
     if loops:
         yield f"loops were guessed to end at once at {_places(loops)}"
     if log.not_served:

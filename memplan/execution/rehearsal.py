@@ -113,8 +113,8 @@ class Finding(Description):
 
     kind: Literal[
         "checkpointing_without_effect", "parameters_without_gradient", "wide_tensors", "growth", "library_workspaces", "device_values",
-        "guessed_sizes", "unrecorded_peak", "not_served", "batch_shapes", "cached_shapes", "peak_before_steps", "peak_before_state",
-        "chosen_by_time", "nothing_walked", "drawn_values", "skipped_weights", "missing_weights", "varying_steps",
+        "guessed_sizes", "unrecorded_peak", "not_served", "batch_shapes", "epoch_shapes", "cached_shapes", "peak_before_steps",
+        "peak_before_state", "chosen_by_time", "nothing_walked", "drawn_values", "skipped_weights", "missing_weights", "varying_steps",
         "signal_at_exit",
     ]  # fmt: skip
     """Which kind of finding."""
@@ -255,9 +255,9 @@ class Rehearsal(MemoryEstimate):
     @property
     def verdict(self) -> Verdict:
         """
-        Return what can be said: it fits; it is tight, because it ran only by giving cached memory back (most such steps run out on a real
-        GPU), or because the upper bound is more than the GPU has; it does not fit; or unknown, where the program failed, or sizes were
-        guessed.
+        Return what can be said: it fits; it is tight, because it ran only by giving cached memory back (of four published such steps three
+        ran out of memory on the real GPU), or because the upper bound is more than the GPU has; it does not fit; or unknown, where the
+        program failed, or sizes were guessed.
         """
         if self.failure is not None:
             return "unknown"

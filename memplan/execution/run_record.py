@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -180,6 +181,9 @@ class RunRecord(Description):
     batches: tuple[Batch, ...] = ()
     """What came from DataLoaders, in order."""
 
+    whole_epochs: tuple[int, ...] = ()
+    """Epochs of which every batch was taken, as `Batch` numbers them."""
+
     num_walked_batches: NonNegativeInt | None = None
     """Batches that were looked at so that the largest could come first; None where nobody asked for that."""
 
@@ -240,9 +244,13 @@ class RunRecord(Description):
     lacks_weights: bool = False
     """It failed for weights of a pretrained model that are not there."""
 
-    def trace(self) -> MemoryTrace:
-        """Return the events that count as a trace, each allocation with what it was for."""
-        return make_trace(self.events, marks=self.marks, notes=self.notes, end=self.end)
+    def trace(self, workspace_sizes: Collection[int] = ()) -> MemoryTrace:
+        """
+        Return the events that count as a trace, each allocation with what it was for.
+
+        *workspace_sizes*: the bytes that libraries asked for as their workspaces.
+        """
+        return make_trace(self.events, marks=self.marks, notes=self.notes, end=self.end, workspace_sizes=workspace_sizes)
 
     def whole_trace(self) -> MemoryTrace:
         """Return all events, those of the step that was run once more included."""

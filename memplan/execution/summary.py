@@ -58,7 +58,7 @@ def rehearsal_of(
     """
     record = run.record
     assert record.gpu_name is not None
-    trace = record.trace()
+    trace = record.trace(run.log.workspace_sizes)
     position, blocks = trace.peak()
     allocated, reserved = record.peak_allocated_bytes, record.peak_reserved_bytes
     low = without.peak_reserved_bytes if without else max(0, reserved - run.log.largest_workspace_bytes)

@@ -10,7 +10,7 @@ import bisect
 import json
 import zlib
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import compress, count, pairwise
 from typing import NamedTuple
@@ -41,6 +41,7 @@ FORMAT = 1
 
 _ACTIVATIONS = CATEGORIES.index("activations")
 _WORKSPACES = CATEGORIES.index("workspaces")
+_BATCH_DATA = CATEGORIES.index("batch_data")
 
 
 class Mark(NamedTuple):
@@ -254,11 +255,13 @@ def make_trace(
     marks: Iterable[CountedMark],
     notes: Mapping[str, Iterable[Note]],
     end: tuple[int, int] | None = None,
+    workspace_sizes: Collection[int] = (),
 ) -> MemoryTrace:
     """
     Return the trace of *events*, as a recorder wrote them; *notes* are by category.
 
-    *end*, as allocations and frees, cuts the trace where the recorder began to look closer.
+    *end*, as allocations and frees, cuts the trace where the recorder began to look closer. *workspace_sizes*: bytes that libraries asked
+    for as their workspaces.
     """
     actions = events.actions
     positions = _positions(actions)
@@ -267,7 +270,7 @@ def make_trace(
     addresses, sizes, streams = (array("Q", column[:last]) for column in events[1:])
     kept = tuple(mark for mark in placed if mark.position < last or not last)
     trace = MemoryTrace(actions[:last], addresses, sizes, streams, purposes=b"", marks=kept)
-    return replace(trace, purposes=_purposes(trace, notes))
+    return replace(trace, purposes=_purposes(trace, notes, workspace_sizes))
 
 
 class _Positions(NamedTuple):
@@ -310,9 +313,12 @@ def allocation_of(numbers: Mapping[int, list[int]], note: Note) -> int | None:
     return found[place - 1] if place else None
 
 
-def _purposes(trace: MemoryTrace, notes: Mapping[str, Iterable[Note]]) -> bytes:
+def _purposes(trace: MemoryTrace, notes: Mapping[str, Iterable[Note]], workspace_sizes: Collection[int]) -> bytes:
     numbers = allocations_by_address(trace, {note.address for found in notes.values() for note in found})
     purposes = bytearray([_ACTIVATIONS]) * trace.actions.count(ALLOC)
+    for number, size in enumerate(_of_action(ALLOC, trace.actions, trace.sizes)) if workspace_sizes else ():
+        if size % 2 and size in workspace_sizes:
+            purposes[number] = _WORKSPACES
     for first, end in _optimizer_allocations(trace):
         purposes[first:end] = bytes([_WORKSPACES]) * (end - first)
     for index in range(len(CATEGORIES) - 1, -1, -1):  # the first category writes last
@@ -320,7 +326,42 @@ def _purposes(trace: MemoryTrace, notes: Mapping[str, Iterable[Note]]) -> bytes:
             found = allocation_of(numbers, note)
             if found is not None:
                 purposes[found - 1] = index
+    for number in _made_by_the_model(trace, purposes, numbers, notes.get("batch_data", ())):
+        purposes[number - 1] = _ACTIVATIONS
     return bytes(purposes)
+
+
+def _made_by_the_model(
+    trace: MemoryTrace, purposes: Sequence[int], numbers: Mapping[int, list[int]], notes: Iterable[Note]
+) -> Iterator[int]:
+    """
+    Yield the allocations that *notes* take for the batch, and that the model has made: positions to sample at, targets by another network.
+
+    A note is made when a backward begins. What it is about was given to the forward before where it is older than all that this forward
+    has left for the backward; else the forward made it. The first note of an allocation decides: by the next one it is older than all.
+    """
+    noted: dict[int, set[int]] = {}  # by how many allocations there had been
+    seen: set[int] = set()
+    for note in sorted(notes, key=lambda note: note.num_allocations):
+        found = allocation_of(numbers, note)
+        if found is not None and found not in seen and purposes[found - 1] == _BATCH_DATA:
+            noted.setdefault(note.num_allocations, set()).add(found)
+        seen.add(found or 0)
+    live: dict[int, int] = {}
+    number = begin = 0  # *begin*: the allocations before the forward that is going on
+    for before, mark in pairwise([Mark(0, 0, BUILD), *trace.marks]):
+        for event in range(before.position, mark.position):
+            if trace.actions[event] == ALLOC:
+                number += 1
+                live[trace.addresses[event]] = number
+            elif trace.actions[event] == FREE:
+                live.pop(trace.addresses[event], None)
+        if mark.phase == "forward":
+            begin = number
+        elif mark.phase == "backward" and number in noted:
+            kept = (other for other in live.values() if other > begin and purposes[other - 1] == _ACTIVATIONS)
+            first = min(kept, default=number)
+            yield from (found for found in noted[number] if found > first)
 
 
 def _optimizer_allocations(trace: MemoryTrace) -> Iterator[tuple[int, int]]:

@@ -1075,10 +1075,18 @@ for _ in range(2):
 
 @pytest.mark.heavy
 def test_batches_of_several_shapes_are_told_of(script: Script) -> None:
-    """The largest of an epoch decides, and it may come later; those of an evaluation are not trained with."""
-    (finding,) = [finding for finding in seen(script(LENGTHS)).findings if finding.kind == "batch_shapes"]
+    """The largest of an epoch decides, and may come later where not all of one was run; those of an evaluation are not trained with."""
+    whole, part = (seen(script(LENGTHS, steps=steps)).findings for steps in (None, 3))
 
-    assert "10 to 700 among the 4" in finding.message
+    assert [(finding.kind, finding.message) for finding in whole] == [
+        (
+            "epoch_shapes",
+            "the shapes of the batches differ: 10 to 700 among the 4 that were taken, a whole epoch; one in another order may have a "
+            "larger batch",
+        )
+    ]
+    assert [finding.kind for finding in part] == ["batch_shapes"]
+    assert "10 to 700 among the 3 that were taken" in part[0].message
 
 
 @pytest.mark.heavy
@@ -1087,6 +1095,60 @@ def test_batches_that_are_taken_at_once_are_all_trained_with(script: Script) -> 
     (finding,) = [finding for finding in seen(script(ACCUMULATED)).findings if finding.kind == "batch_shapes"]
 
     assert "10 to 700 among the 4" in finding.message
+
+
+MASTER = """
+import torch
+from torch.nn.functional import grid_sample
+model = torch.nn.Conv2d(64, 2, 3, padding=1, bias=False).cuda().half()
+master = torch.nn.Parameter(torch.zeros(64 * 2 * 9, device="cuda"))
+large = torch.nn.Parameter(torch.zeros(2**20, device="cuda", dtype=torch.half))
+of_large = torch.nn.Parameter(torch.zeros(2**20, device="cuda"))
+update = torch.optim.SGD([master, of_large])
+for _ in range(3):
+    images = torch.randn(8, 64, 64, 64).half().cuda()
+    flow = model(images)
+    places = flow.detach().permute(0, 2, 3, 1) * 0.5
+    (grid_sample(flow, places, align_corners=True).square().mean() + large.mean()).backward()
+    master.grad, of_large.grad = model.weight.grad.flatten().float(), large.grad.float()
+    del flow
+    update.step()
+    model.weight.grad = large.grad = None
+    torch.empty(2**24, device="cuda")
+"""
+
+
+def test_what_a_program_makes_of_its_batch_and_of_its_gradients_is_no_batch(script: Script) -> None:
+    """
+    Gradients of fp32 masters, as apex has them, and positions to sample at are made without autograd.
+
+    At the peak, behind the step: 2 MiB of weights and 4 MiB of masters with as much of gradients, the batch of 4 MiB, and the positions.
+    """
+    rehearsal = seen(script(MASTER))
+    breakdown = rehearsal.breakdown
+
+    assert breakdown.batch_data_bytes == 8 * 64 * 64 * 64 * 2
+    assert breakdown.gradients_bytes == 4 * MIB + 64 * 2 * 9 * 4
+    assert breakdown.activations_bytes == 64 * MIB + 8 * 64 * 64 * 2 * 2
+
+
+CONVOLUTIONS = """
+import torch
+model = torch.nn.Conv2d(256, 256, 3, padding=1, bias=False).cuda()
+update = torch.optim.SGD(model.parameters())
+for _ in range(2):
+    model(torch.randn(8, 256, 64, 64, device="cuda")).mean().backward()
+    update.step()
+    update.zero_grad()
+"""
+
+
+def test_what_is_allowed_for_a_library_is_a_workspace(script: Script) -> None:
+    """At the peak, in the convolution's backward: its input and the gradient of its output, 32 MiB each; the rest is cuDNN's."""
+    breakdown = seen(script(CONVOLUTIONS)).breakdown
+
+    assert breakdown.activations_bytes < 2 * 33 * MIB
+    assert breakdown.workspaces_bytes > 64 * MIB
 
 
 OWN_PARAMETERS = """

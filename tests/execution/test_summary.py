@@ -105,3 +105,17 @@ def test_an_end_that_ran_out_of_memory_is_told_as_no_less_than_the_other(peaks: 
     assert found.assumed_range is not None
     assert (found.assumed_range.low_bytes, found.assumed_range.high_bytes) == (low, high)
     assert found.verdict == "does_not_fit"
+
+
+def test_what_a_guessed_loop_would_reach_is_not_said_to_learn_nothing() -> None:
+    """A solver's `while` that was guessed to end at once leaves its parameters without a gradient: nothing is to be frozen for that."""
+    loop = RecordedRead(place="solver.py:9", text="while t > end:", count=3, answer="false", reason="", basis="zero")
+    record = RunRecord(torch="2.13", gpu_name="a GPU", steps=(STEP,), without_gradient=("net.weight",), without_gradient_bytes=400)
+    context = assumed_range(0)
+
+    known = rehearsal_of(Run(record), context=context)
+    guessed = rehearsal_of(Run(record.model_copy(update={"reads": (loop,)})), context=context)
+
+    assert [finding.kind for finding in known.findings] == ["parameters_without_gradient"]
+    assert "parameters_without_gradient" not in {finding.kind for finding in guessed.findings}
+    assert guessed.lower_bound_reasons == ("loops were guessed to end at once at solver.py:9 (3×)",)

@@ -10,6 +10,7 @@ from memplan.hardware.gpu import GpuSpec
 from memplan.memory.breakdown import MemoryBreakdown
 from memplan.memory.estimate import MemoryRange
 from memplan.reports.rehearsal_view import view_rehearsal
+from memplan.units import GIB
 
 
 def rehearsal_with(gpu: GpuSpec, **more: Any) -> Rehearsal:
@@ -90,3 +91,19 @@ def test_a_range_is_told_where_its_ends_read_differently(a100: GpuSpec) -> None:
     assert told[0] is None
     assert told[1] is not None
     assert told[1].startswith("512.0 MiB to 1.00 GiB: ")
+
+
+def test_what_is_at_least_taken_is_the_lower_end_of_what_is_assumed(a100: GpuSpec) -> None:
+    """Another size was guessed as zero: neither end of the assumption is more than a lower bound, and the lower one holds in any case."""
+    used = MemoryRange(low_bytes=3 * GIB, expected_bytes=4 * GIB, high_bytes=5 * GIB)
+    guessed = {"device_used": used, "lower_bound_reasons": ("sizes were guessed as zero at train.py:3",)}
+
+    headlines = [
+        view_rehearsal(rehearsal_with(a100, **guessed, assumed_range=assumed), a100).headline
+        for assumed in (MemoryRange(low_bytes=GIB, expected_bytes=4 * GIB, high_bytes=4 * GIB), None)
+    ]
+
+    assert headlines == [
+        f"At least 1.00 GiB (4.00 GiB by the other end of what is assumed) on {a100.name}: sizes were guessed as zero at train.py:3",
+        f"At least 4.00 GiB on {a100.name}: sizes were guessed as zero at train.py:3",
+    ]

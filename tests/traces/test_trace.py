@@ -105,6 +105,52 @@ def test_what_an_optimizer_allocates_and_nobody_claims_is_its_workspace() -> Non
     assert [seen.phase_at(position).phase for position in range(5)] == ["build", "optimizer", "optimizer", "optimizer", "forward"]
 
 
+def test_an_odd_size_that_a_library_asked_for_is_its_workspace() -> None:
+    """No tensor of numbers has an odd size; one of bytes has only by chance the very one that was asked for."""
+    events: list[Event] = [("a", 1, 2047), ("a", 2, 2048), ("a", 3, 1023), ("a", 4, 2047)]
+
+    seen = make_trace(columns(events), marks=[], notes={"parameters": [Note(4, 4)]}, workspace_sizes=(2047, 2048))
+
+    assert [CATEGORIES[purpose] for purpose in seen.purposes] == ["workspaces", "activations", "activations", "parameters"]
+
+
+FORWARD: list[Event] = [
+    ("a", 1, UNIT), ("a", 9, UNIT), ("f", 9, 0),  # the batch, and what is given up again
+    ("a", 2, 8 * UNIT), ("a", 3, UNIT), ("a", 4, 8 * UNIT),  # the model's, between them positions that it works out
+]  # fmt: skip
+"""What is asked for until a backward begins."""
+
+
+def test_what_the_model_makes_in_its_forward_is_no_batch() -> None:
+    """What is older than all that is kept for the backward was given to it; 3 was made by it, though it has no gradient either."""
+    marks = ((0, 0, 1, "forward"), (5, 1, 1, "backward"))
+
+    seen = trace([*FORWARD, ("f", 4, 0)], marks, batch_data=[(1, 5), (3, 5)])
+
+    assert [CATEGORIES[purpose] for purpose in seen.purposes] == ["batch_data", *["activations"] * 4]
+
+
+def test_the_first_backward_that_sees_a_tensor_decides_whose_it_is() -> None:
+    """By the second one, of a penalty or another micro-batch, all of the first forward is old; a new batch comes before a new forward."""
+    second: list[Event] = [("f", 2, 0), ("a", 5, UNIT), ("a", 6, 8 * UNIT), ("f", 6, 0)]
+    marks = ((0, 0, 1, "forward"), (5, 1, 1, "backward"), (5, 2, 1, "forward"), (7, 2, 1, "backward"))
+
+    seen = trace(FORWARD + second, marks, batch_data=[(1, 5), (3, 5), (1, 7), (3, 7), (5, 7)])
+
+    assert [CATEGORIES[purpose] for purpose in seen.purposes] == ["batch_data", *["activations"] * 4, "batch_data", "activations"]
+
+
+def test_without_anything_kept_for_the_backward_all_that_is_given_is_the_batch() -> None:
+    """A weight is noted as that, and what was freed before the backward began is not kept for it."""
+    marks = ((0, 0, 1, "forward"), (3, 2, 1, "backward"))
+
+    seen = trace(
+        [("a", 1, UNIT), ("f", 1, 0), ("a", 2, UNIT), ("f", 2, 0), ("a", 3, UNIT)], marks, batch_data=[(3, 3)], parameters=[(1, 1)]
+    )
+
+    assert [CATEGORIES[purpose] for purpose in seen.purposes] == ["parameters", "activations", "batch_data"]
+
+
 def test_a_trace_ends_where_the_recorder_began_to_look_closer() -> None:
     """After four allocations and two frees: events beyond are not the program's own."""
     seen = make_trace(columns(EVENTS), marks=[CountedMark(0, 0, 1, "forward"), CountedMark(5, 3, 2, "forward")], notes={}, end=(4, 2))

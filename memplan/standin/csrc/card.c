@@ -240,11 +240,19 @@ int not_served(const char *call, int code) {
     fprintf(stderr, "memplan stand-in: %s is not served\n", call);
     return code;
 }
+/* An odd number of bytes, which no tensor of numbers has and which takes the same block: so what was allocated for it is found again. */
 size_t library_workspace(const char *kind, size_t allowance) {
-    static size_t largest;
+    static size_t told[256], largest;
+    static unsigned num_told;
     const char *wanted = getenv("MEMPLAN_WORKSPACES");
     if (!wanted || *wanted != '1' || !allowance) return 0;
-    if (allowance > largest) tell_parent("workspace", kind, largest = allowance);
+    allowance -= allowance % 2 == 0;
+    for (unsigned i = 0; i < num_told; i++)
+        if (told[i] == allowance) return allowance;
+    int has_room = num_told < sizeof told / sizeof *told;
+    if (has_room) told[num_told++] = allowance;
+    if (has_room || allowance > largest) tell_parent("workspace", kind, allowance);
+    if (allowance > largest) largest = allowance;
     return allowance;
 }
 void library_unknown(const char *kind) {

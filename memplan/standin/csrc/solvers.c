@@ -30,15 +30,18 @@ static size_t singular_approximate(size_t m, size_t n, size_t batch) { return ba
 static size_t general_eigen(size_t n) { return 2 * n * n + PANEL * n; } /* geev: the Hessenberg matrix, the vectors, and the panels */
 
 /* The older functions count elements, in an int. The newer ones count bytes, and apart those on the host, which are no memory of the GPU. */
+static size_t whole(size_t elements, size_t element_bytes) { /* the allowance in whole elements */
+    return (library_workspace("factorization", elements * element_bytes) + element_bytes - 1) / element_bytes;
+}
 static int tell_elements(size_t elements, size_t element_bytes, int *out) {
-    *out = library_workspace("factorization", smaller(elements, INT_MAX) * element_bytes) / element_bytes;
+    *out = whole(smaller(elements, INT_MAX), element_bytes);
     return 0;
 }
 static size_t bytes_of(int type) { /* cudaDataType: complex of doubles; double, complex of floats; half, bfloat16; float */
     return type == 5 ? 16 : type == 1 || type == 4 ? 8 : type == 2 || type == 14 ? 2 : 4;
 }
 static int tell_bytes(size_t elements, int type, size_t *on_device, size_t *on_host) {
-    *on_device = library_workspace("factorization", elements * bytes_of(type));
+    *on_device = whole(elements, bytes_of(type)) * bytes_of(type);
     *on_host = 0;
     return 0;
 }

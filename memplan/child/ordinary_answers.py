@@ -112,6 +112,8 @@ def ordinary_answer(read: Reading) -> Answer | None:
     """Return what the value that is read is in an ordinary training; None where it may be a size, or a choice."""
     if read.is_yes_or_no:
         return _yes_or_no(read)
+    if _is_backward_of("ProdBackward"):  # it counts zeros by `nonzero` (prod_backward in torch/csrc/autograd/FunctionsManual.cpp)
+        return Answer(bytes(read.size), "0", "ordinary", "no factor of a product is zero")
     if read.size in (4, 8) and _LBFGS in read.files:
         return _falling("=f" if read.size == 4 else "=d")
     if read.dtype is not None and (read.dtype.is_floating_point or read.dtype.is_complex):
@@ -121,6 +123,12 @@ def ordinary_answer(read: Reading) -> Answer | None:
     if read.dtype is not None and read.method in ("item", "__int__") and read.is_only_told:
         return Answer((1).to_bytes(read.size, sys.byteorder), "1", "ordinary", "a number that is only shown")
     return None
+
+
+def _is_backward_of(name: str) -> bool:
+    """Say whether autograd runs the backward of an operation of that name in this thread now."""
+    node = torch._C._current_autograd_node()
+    return node is not None and node.name().startswith(name)
 
 
 def _ordinary_float(read: Reading) -> Answer | None:

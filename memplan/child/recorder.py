@@ -27,6 +27,7 @@ from memplan.child.assumed_values import Variant
 from memplan.child.batches import Batches
 from memplan.child.compilers import Compilers
 from memplan.child.device_reads import Reads
+from memplan.child.evaluations import Evaluations
 from memplan.child.habits import habits_asked_for
 from memplan.child.host_values import HostValues
 from memplan.child.not_compiled import not_compiled, not_followed
@@ -35,7 +36,7 @@ from memplan.child.program_frames import place_in
 from memplan.child.recorded_values import RecordedValues, ValueWriter
 from memplan.child.tensor_notes import TensorNotes, is_compiled
 from memplan.child.tensor_types import TypeRecorder
-from memplan.traces.trace import ACTIONS, BUILD
+from memplan.traces.trace import ACTIONS, BUILD, EVALUATION, evaluation_before
 
 MOST_EVENTS = 10_000_000
 MOST_RECORDED = 600_000
@@ -93,6 +94,7 @@ class Recorder:
         """Follow this process: at once if CUDA is initialised, else as soon as it is."""
         self._watch_backward()
         self._tensors.attach()
+        Evaluations(self._evaluates).attach()
         self._watch_buckets()
         self._watch_resets()
         self.batches.attach()
@@ -171,6 +173,16 @@ class Recorder:
             if was_none:
                 self.marks = [(*mark[:3], "forward" if mark[3] == BUILD else mark[3]) for mark in self.marks]
             self.mark("forward")
+
+    def _evaluates(self, is_evaluating: bool) -> None:
+        """Note that the model was put into eval mode, between backwards, or back."""
+        if self._phase == ("forward" if is_evaluating else EVALUATION):
+            self.mark(EVALUATION if is_evaluating else "forward")
+
+    def _note_trained_in_eval_mode(self) -> None:
+        """Take back that an evaluation began, where a backward follows: the program trains in eval mode."""
+        if self._phase == EVALUATION and self.marks[-1][3] == EVALUATION:
+            self.marks[-1] = (*self.marks[-1][:3], "forward")
 
     def begin_step(self, number: int) -> None:
         """Note that step *number* begins."""
@@ -312,6 +324,7 @@ class Recorder:
         return call
 
     def _backward_begins(self) -> None:
+        self._note_trained_in_eval_mode()
         if self._is_recording and sum(self._counts()) > MOST_IN_A_STEP:
             self._tensors.note_what_lasts()
             self._events, _, self._ends_at = self._stop_history()
@@ -359,13 +372,18 @@ class Recorder:
             "batch_size": self.batches.last_size,
         }
 
+    def _where(self) -> str:
+        if self._phase == EVALUATION:
+            return evaluation_before(self._step)
+        return BUILD if self._phase == BUILD else f"step {self._step}"
+
     # the result
 
     def result(self, failure: dict[str, Any] | None = None) -> dict[str, Any]:
         """Return what was seen; *failure* says why the program ended early, where it did."""
         self._end_values()
         self.reads.detach()
-        failure = failure and failure | {"phase": BUILD if self._phase == BUILD else f"step {self._step}"}
+        failure = failure and failure | {"phase": self._where()}
         if not self.is_on:
             return {"torch": torch.__version__, "gpu_name": None, "failure": failure}
         peaks = self.steps[-1] if self.types and self.steps else self._peaks()  # recording types keeps arguments alive for longer

@@ -121,20 +121,23 @@ def _before_steps(record: RunRecord, trace: MemoryTrace) -> Iterator[Finding]:
 
 
 class FirstStepAgain(NamedTuple):
-    """A later step that asks for as much as the first, which had the peak."""
+    """A later step, or evaluation, that asks for as much as the first, which had the peak."""
 
     state_bytes: int
     """The optimizer's state, which the first did not have."""
     more_bytes: int
     """That may be reserved beyond what was."""
+    where: str = "step 1"
+    """In what the peak was."""
 
 
 def _first_step(again: FirstStepAgain | None) -> Iterator[Finding]:
     if again is not None:
         yield Finding(
             kind="peak_before_state",
-            message=f"the peak is in step 1, where the optimizer has no state yet ({format_bytes(again.state_bytes)}), and later steps ask "
-            f"for less: one that asks for as much again takes up to {format_bytes(again.more_bytes)} more, which is in the upper bound",
+            message=f"the peak is in {again.where}, where the optimizer has no state yet ({format_bytes(again.state_bytes)}), and later "
+            f"steps ask for less: one that asks for as much again takes up to {format_bytes(again.more_bytes)} more, which is in the upper "
+            "bound",
         )
 
 

@@ -248,6 +248,9 @@ class Rehearsal(MemoryEstimate):
     was_cut: bool = Field(default=False, exclude=True, repr=False)
     """It was ended after the steps that were asked for."""
 
+    has_evaluated: bool = Field(default=False, exclude=True, repr=False)
+    """What it trains was in eval mode, before it was trained or between steps."""
+
     trace: InstanceOf[MemoryTrace] | None = Field(default=None, exclude=True, repr=False)
     """Every event of the allocator."""
 

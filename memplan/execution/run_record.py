@@ -31,7 +31,7 @@ class Failure(Description):
     """FILE:LINE, the last of the program's own that it came through."""
 
     phase: str
-    """build, or which step."""
+    """build, or which step, or before or after which one it evaluated."""
 
     is_chosen: bool = False
     """Whether the program ended itself: by a `raise` or an `assert` of its own."""

@@ -17,7 +17,7 @@ from memplan.execution.runner import ended
 from memplan.hardware.gpu import UNLIMITED_BYTES
 from memplan.memory.breakdown import MemoryBreakdown
 from memplan.memory.estimate import SET_UP, MemoryRange
-from memplan.traces.trace import BUILD, OOM, Block, Mark, MemoryTrace, bytes_by_category
+from memplan.traces.trace import BUILD, EVALUATION, OOM, Block, Mark, MemoryTrace, bytes_by_category, evaluation_before
 
 UNSPLIT_SHARE = 0.05
 """Of allocated bytes, at most what unsplit blocks hold beyond what was asked for: a trace whose peak is lower has not seen it."""
@@ -119,6 +119,7 @@ def rehearsal_of(
         habits=record.habits,
         trained_batch_sizes=tuple(batch.size for batch in trained_batches(record) if batch.size is not None),
         was_cut=record.was_cut,
+        has_evaluated=any(mark.phase == EVALUATION for mark in record.marks),
         trace=trace,
     )
 
@@ -136,7 +137,8 @@ def first_step_again(record: RunRecord, trace: MemoryTrace, position: int) -> Fi
     reserved = record.peak_reserved_bytes
     is_highest = record.steps[0].peak_reserved_bytes == reserved
     more_bytes = state_bytes if is_highest else max(0, record.peak_allocated_bytes + state_bytes - reserved)
-    return FirstStepAgain(state_bytes, more_bytes) if more_bytes else None
+    where = f"the {evaluation_before(1)}" if mark.phase == EVALUATION else "step 1"
+    return FirstStepAgain(state_bytes, more_bytes, where) if more_bytes else None
 
 
 _OF_A_STEP = ("activations", "batch_data", "workspaces")
@@ -177,8 +179,10 @@ def _phase(trace: MemoryTrace, position: int, num_steps: int | None) -> str:
     mark = trace.phase_at(position)
     if mark.phase == BUILD:
         return SET_UP
+    if mark.phase == EVALUATION:
+        return evaluation_before(mark.step)
     if num_steps is not None and mark.step > num_steps > 0:
-        return f"what came after step {num_steps}"  # an evaluation: no optimizer step followed
+        return f"what came after step {num_steps}"  # no optimizer step followed
     return f"{mark.phase} of step {mark.step}" if mark.step else mark.phase
 
 
@@ -240,7 +244,8 @@ def _failure(record: RunRecord, exit_code: int) -> ProgramFailure | None:
         return None if record.steps else ProgramFailure(message="a signal ended it", place=None, phase=BUILD)
     if exit_code == 0 or is_ended_at_exit(record, exit_code):
         return None
-    phase = f"step {record.marks[-1].step}" if record.marks and record.marks[-1].step else BUILD
+    last = record.marks[-1] if record.marks else None
+    phase = BUILD if last is None or not last.step else evaluation_before(last.step) if last.phase == EVALUATION else f"step {last.step}"
     return ProgramFailure(message=f"it {ended(exit_code)}", place=None, phase=phase)
 
 

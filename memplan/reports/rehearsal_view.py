@@ -12,7 +12,7 @@ from memplan.execution.rehearsal import OutOfMemory, Rehearsal
 from memplan.hardware.gpu import GpuSpec
 from memplan.memory.estimate import SET_UP
 from memplan.reports.breakdown_view import Breakdown, breakdown_rows, count
-from memplan.traces.trace import BUILD
+from memplan.traces.trace import BUILD, EVALUATION, evaluation_before
 from memplan.units import format_bytes
 
 
@@ -37,7 +37,7 @@ def view_rehearsal(rehearsal: Rehearsal, gpu: GpuSpec, would_fit: WouldFit | Non
     used = rehearsal.device_used
     facts = [
         ("GPU", f"{gpu.name}, {format_bytes(gpu.total_memory_bytes)} for programs"),
-        ("PyTorch", f"{rehearsal.torch}, {count(len(rehearsal.steps), 'step')}"),
+        ("PyTorch", f"{rehearsal.torch}, {count(len(rehearsal.steps), 'step')}{_ended(rehearsal)}"),
         *_ranks(rehearsal),
         ("peak allocated", f"{format_bytes(rehearsal.peak_allocated_bytes)}, in {rehearsal.peak_phase}"),
         ("peak reserved", f"{format_bytes(rehearsal.peak_reserved_bytes)}, of which {rehearsal.fragmentation:.1%} fragmentation"),
@@ -104,6 +104,11 @@ def _ranks(rehearsal: Rehearsal) -> Iterator[tuple[str, str]]:
         yield "ranks that were run", "; ".join(f"{', '.join(map(str, numbers))}: {size}" for size, numbers in by_size.items())
 
 
+def _ended(rehearsal: Rehearsal) -> str:
+    """Say what was not run behind the steps that were asked for: an evaluation may take more than they do."""
+    return ", and nothing after them: an evaluation was not reached" if rehearsal.was_cut and not rehearsal.has_evaluated else ""
+
+
 def _outside(rehearsal: Rehearsal) -> str:
     if rehearsal.breakdown.nccl_buffers_bytes:
         return "NCCL buffers and a CUDA context that vary"
@@ -148,10 +153,12 @@ def _names(paths: Sequence[str], count: int) -> str:
 def _rehearsal_headline(rehearsal: Rehearsal, gpu: GpuSpec) -> str:
     peak = format_bytes(rehearsal.device_used_bytes)
     steps = f"the peak of {count(len(rehearsal.steps), 'step')}" if rehearsal.steps else "the peak"
+    if rehearsal.peak_phase.startswith(EVALUATION):
+        steps = f"the peak, in the {rehearsal.peak_phase}"
     missing, failure = rehearsal.out_of_memory, rehearsal.failure
     if failure is not None:
         where = f" at {failure.place}" if failure.place else ""
-        when = f"in {failure.phase}" if failure.phase != BUILD else "before its first step"
+        when = "before its first step" if failure.phase == BUILD else f"in {'the ' * failure.phase.startswith(EVALUATION)}{failure.phase}"
         return f"No verdict for {gpu.name}: the program failed {when}{where}: {_first_line(failure.message)}"
     if missing is not None and missing.is_caught:
         size = f" with batches of {missing.batch_size_after} instead of {missing.batch_size}" if missing.batch_size_after else ""
@@ -181,7 +188,10 @@ def _least(rehearsal: Rehearsal) -> str:
 
 
 def _when(missing: OutOfMemory) -> str:
-    when = f"in step {missing.step}, {missing.phase}" if missing.phase != BUILD else "before the first step"
+    if missing.phase == EVALUATION:
+        when = f"in the {evaluation_before(missing.step)}"
+    else:
+        when = f"in step {missing.step}, {missing.phase}" if missing.phase != BUILD else "before the first step"
     return f"{when}, at {missing.place}" if missing.place else when
 
 

@@ -36,12 +36,20 @@ ACTIONS = {
 BUILD = "build"
 """The phase before the first step: the model is made, and its weights are loaded."""
 
+EVALUATION = "evaluation"
+"""The phase in which the model is in eval mode, before the next step."""
+
 FORMAT = 1
 """Of a trace in a file."""
 
 _ACTIVATIONS = CATEGORIES.index("activations")
 _WORKSPACES = CATEGORIES.index("workspaces")
 _BATCH_DATA = CATEGORIES.index("batch_data")
+
+
+def evaluation_before(step: int) -> str:
+    """Return the name of the evaluation that comes before *step*, as people count."""
+    return f"evaluation after step {step - 1}" if step > 1 else "evaluation before step 1"
 
 
 class Mark(NamedTuple):
@@ -52,7 +60,7 @@ class Mark(NamedTuple):
     step: int
     """1 for the first; 0 while a function builds the model. A whole program does so within its first."""
     phase: str
-    """build, forward, backward or optimizer."""
+    """build, forward, backward, optimizer or evaluation."""
 
 
 class EventColumns(NamedTuple):

@@ -238,6 +238,14 @@ def test_what_is_only_shown_or_checked_has_no_memory_behind_it(run: Run) -> None
     ]
 
 
+def test_no_factor_of_a_product_is_zero(run: Run) -> None:
+    """PyTorch counts them in the product's backward: with none it divides, as on all but a few steps of a real training."""
+    seen = run("multiplies")
+
+    assert {(read.basis, read.answer) for read in seen.reads} == {("ordinary", "0")}
+    assert (seen.verdict, seen.findings) == ("fits", ())
+
+
 def test_a_loss_that_is_rounded_to_be_shown_is_no_size(run: Run) -> None:
     """To three places, or to a whole number in a text."""
     seen = run("rounds_what_it_shows")

@@ -617,6 +617,17 @@ def counts_what_is_right(device, is_kept=0):
     return step
 
 
+def multiplies(device):
+    """Areas of boxes, as products of what a model computes, whole and by rows: their backward counts how many factors are zero."""
+    model = nn.Linear(64, 4, device=device)
+
+    def step():
+        boxes = model(torch.randn(4096, 64, device=device))
+        (boxes[:, 2:].prod(1).mean() + boxes.prod()).backward()
+
+    return step
+
+
 def generates(device, tokens=300, vocabulary=2000):
     """Generates until every text has ended or is long enough, and keeps 64 KiB for each token: what ends first is the length."""
     model = nn.Linear(16, vocabulary, device=device)

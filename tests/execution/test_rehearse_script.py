@@ -173,6 +173,72 @@ def test_where_set_up_ends_is_not_known_without_an_optimizer(script: Script) -> 
     assert not [finding for finding in found.findings if finding.kind == "peak_before_steps"]
 
 
+EVALUATED = """
+import sys
+from common import torch
+model = torch.nn.Sequential(torch.nn.Linear(512, 512), torch.nn.BatchNorm1d(512)).cuda()
+update = torch.optim.AdamW(model.parameters())
+number, when = int(sys.argv[1]), sys.argv[2]
+
+@torch.no_grad()
+def evaluate():
+    model.eval()
+    assert number
+    model(torch.randn(number, 512, device="cuda"))
+    model.train()
+
+if when == "before":
+    evaluate()
+for step in range(3):
+    model[1].eval()  # statistics that are frozen: no evaluation
+    model(torch.randn(64, 512, device="cuda")).mean().backward()
+    update.step()
+    update.zero_grad()
+    if str(step) == when:
+        evaluate()
+"""
+
+
+@pytest.mark.parametrize(
+    ("number", "when", "where"),
+    [
+        (40_000, "before", "Fits on Tesla T4: {} at the peak, in the evaluation before step 1"),
+        (40_000, "1", "Fits on Tesla T4: {} at the peak, in the evaluation after step 2"),
+        (4_000_000, "2", "Does not fit on Tesla T4: out of memory in the evaluation after step 3, at {}"),
+        (0, "0", "No verdict for Tesla T4: the program failed in the evaluation after step 1 at {}"),
+        (40_000, "never", "Fits on Tesla T4: {} at the peak of 3 steps"),
+    ],
+)
+def test_what_happens_in_an_evaluation_is_told_as_that(script: Script, number: int, when: str, where: str) -> None:
+    """Most of what is trained is in eval mode, without a backward before it is back: no phase of the next step."""
+    rehearsal = script(EVALUATED, str(number), when)
+
+    before, after = where.split("{}")
+    headline = view_rehearsal(rehearsal, find_gpu("t4")).headline
+    assert headline.startswith(before)
+    assert after in headline
+    assert rehearsal.has_evaluated == (when != "never")
+
+
+def test_a_model_that_is_trained_in_eval_mode_is_not_evaluated(script: Script) -> None:
+    """A backward follows: it is its forward, whatever mode the model is in."""
+    rehearsal = seen(script(EVALUATED.replace("model[1].eval()", "model.eval()"), "0", "never"))
+
+    assert not rehearsal.has_evaluated
+    assert rehearsal.trace is not None
+    assert {mark.phase for mark in rehearsal.trace.marks} == {"build", "forward", "backward", "optimizer"}
+
+
+def test_steps_that_end_a_program_say_that_no_evaluation_was_reached(script: Script) -> None:
+    """It may take more than they do; where one was run, nothing is said."""
+    facts = [
+        dict(view_rehearsal(script(EVALUATED, "1", when, steps=2), find_gpu("t4")).facts)["PyTorch"].partition(", ")[2]
+        for when in ("0", "2")
+    ]
+
+    assert facts == ["2 steps", "2 steps, and nothing after them: an evaluation was not reached"]
+
+
 @pytest.mark.heavy
 @pytest.mark.parametrize(
     ("line", "headline"),

@@ -29,6 +29,7 @@ _TYPES: dict[str, tuple[Any, str]] = {
     "stages": (str | Sequence[str], 'files or patterns of files, as "conf/*_stage.yaml"'),
     "num_gpus": (_Count | None, "a whole number from 1 on"),
     "num_nodes": (_Count | None, "a whole number from 1 on"),
+    "launch_config": (str | Path | None, "a path"),
     "path": (str | Path, "a path"),
     "gpu": (str | GpuSpec | None, 'the name of a GPU, as "rtx4090", or a GpuSpec'),
     "gpu_memory": (str | int | float | None, 'a size, as 24 or "23.5GiB"'),

@@ -21,6 +21,7 @@ from memplan.errors import ConfigError, UsageError, WorldSizeError
 from memplan.layouts.reader import Reading
 from memplan.layouts.recognition import SUFFIXES, configurations_in, recognise
 from memplan.layouts.registry import BUILT_IN_WORKLOAD, Located, describe_layouts, locate, near_misses
+from memplan.layouts.sources import Source
 from memplan.layouts.templates import template_data, templates_folder
 from memplan.planner.plan import AnyProgram
 from memplan.programs.command_program import PLACEHOLDER, STAGE_WORDS, CommandProgram
@@ -101,7 +102,7 @@ class Configuration(NamedTuple):
 
         Raises UsageError where its files say it themselves, and for one GPU of what DeepSpeed trains.
         """
-        given = {"devices": num_gpus, "nodes": num_nodes}
+        given: dict[str, int | None] = {"devices": num_gpus, "nodes": num_nodes}
         changes = {name: count for name, count in given.items() if count is not None}
         for entry in self.reading.entries if self.reading and changes else ():
             if entry.field.removeprefix("parallelism.") in changes:
@@ -109,9 +110,8 @@ class Configuration(NamedTuple):
         if changes:
             workload = self.workload
             trained = workload.model_copy(update={"parallelism": _trained_on(workload.parallelism, changes)})
-            return self._replace(program=trained, reading=replace(self.reading, workload=trained) if self.reading else None).with_gpus(
-                None, None
-            )
+            reading = self.reading and replace(self.reading, workload=trained, sources=_without(self.reading.sources, changes))
+            return self._replace(program=trained, reading=reading).with_gpus(None, None)
         self._refuse_lone_engine()
         return self
 
@@ -164,15 +164,17 @@ class Configuration(NamedTuple):
         return self.reading.other_stages if self.reading else ()
 
 
-def read_configuration(path: Path | None, *, or_built_in: bool = True) -> Configuration:
+def read_configuration(path: Path | None, *, launch_config: Path | None = None, or_built_in: bool = True) -> Configuration:
     """
     Return the configuration at *path*; without one, that of this folder, or the built-in workload where this folder has none.
+
+    *launch_config*: the launcher's own file beside a recipe, which says on how many GPUs it is trained and how they share the model.
 
     Raises ConfigError for a path that is not there, for a configuration that memplan cannot read, and for values that make no sense: it
     names the file and the missing key, or the framework that it looks like. Nothing else is planned in its place. Without *or_built_in*,
     UsageError for a folder without any.
     """
-    found = _read(path)
+    found = _read(path, launch_config)
     if found is None and not or_built_in:
         looked_for = f"looked for {describe_layouts()}; {' and '.join(PLAIN_FILES)}"
         raise UsageError("this folder has no configuration", hint=f'name one, `source="conf"`, or a program; {looked_for}')
@@ -187,9 +189,15 @@ def _trained_on(parallelism: Parallelism, changes: Mapping[str, int]) -> Paralle
         raise WorldSizeError(str(error.errors()[0]["msg"]), hint="change its `parallelism`") from error
 
 
-def _read(path: Path | None) -> Configuration | None:
+def _without(sources: Mapping[str, Source], changes: Collection[str]) -> dict[str, Source]:
+    """Return *sources* but for those of the parallelism that is given in their place."""
+    return {field: source for field, source in sources.items() if field.removeprefix("parallelism.") not in changes}
+
+
+def _read(path: Path | None, launch_config: Path | None) -> Configuration | None:
     """Return the configuration at *path*; None where none is named, and this folder has none."""
     if path == Path(BUILT_IN):
+        _refuse_launch(launch_config, BUILT_IN)
         return _built_in("the built-in workload")
     if path is not None and not path.exists():
         raise ConfigError("does not exist", file=path, hint="check the path")
@@ -197,7 +205,8 @@ def _read(path: Path | None) -> Configuration | None:
     located = locate(place)
     is_plain = located is not None and located.is_recipe and place.is_dir() and _plain_file(place)
     if located is not None and not is_plain and (located.can_be_described or located.has_batch):
-        return _of_layout(located)
+        return _of_layout(located if launch_config is None else located.launched_with(launch_config))
+    _refuse_launch(launch_config, "this folder" if path is None else str(path))
     if place.is_dir():
         file = _plain_file(place)
         if file is not None:
@@ -211,6 +220,14 @@ def _read(path: Path | None) -> Configuration | None:
         hint = f"looked for {describe_layouts()}; {' and '.join(PLAIN_FILES)}"
         raise ConfigError("has no configuration that memplan reads", file=path, hint=hint)
     return None
+
+
+def _refuse_launch(launch_config: Path | None, source: str) -> None:
+    if launch_config is not None:
+        raise UsageError(
+            f"{source} is not a recipe that is planned with a launcher's configuration",
+            hint=f"name the recipe, or plan the program: `-- accelerate launch --config_file {launch_config} train.py`",
+        )
 
 
 def _of_layout(located: Located) -> Configuration:
@@ -246,7 +263,7 @@ def trainer_of(located: Located, stages: Mapping[str, Path] = MappingProxyType({
     Return the program that trains from a configuration, its command run for each of the files of *stages*, by their names; None where no
     program is known, or it is not installed.
     """
-    words = located.command
+    words = located.command if located.launch is None else None  # which launches on its own terms
     if words is None or not is_installed(words, package=located.layout.package):
         return None
     files = [str(path) for path in stages.values()]
@@ -283,6 +300,8 @@ def is_installed(words: Sequence[str], *, package: str | None = None) -> bool:
 def _by_itself(located: Located) -> str:
     """Return what to type to plan the program that trains from a recipe."""
     words = located.command or ["python", "train.py", str(located.main)]
+    if located.launch is not None:
+        words = ["accelerate", "launch", "--config_file", str(located.launch), "train.py", "--config", str(located.main)]
     return f"to plan the program itself, where it is installed, give its command in place of the configuration: `-- {shlex.join(words)}`"
 
 

@@ -119,6 +119,7 @@ def plan(
     stages: str | Sequence[str] = (),
     num_gpus: int | None = None,
     num_nodes: int | None = None,
+    launch_config: str | Path | None = None,
     gpu: str | GpuSpec | None = None,
     gpu_memory: str | float | None = None,
     target_effective_batch_size: int | None = None,
@@ -144,8 +145,10 @@ def plan(
         short: What makes a rehearsal of a command short, as "conf/config.yaml:trainer.limit_val_batches=0".
         stages: Files, or patterns of files as "conf/*_stage.yaml": the command is run for each, in sorted order. `{stage}` in its words is
             the stage's name, `{stage_file}` the file's path; in *fields* and *short* STAGE stands for the file: "n_negatives=STAGE:k".
-        num_gpus: GPUs of each machine on which a command trains. None: as its launcher is told.
+        num_gpus: GPUs of each machine on which a command or a recipe trains. None: as its launcher is told.
         num_nodes: Machines on which it trains.
+        launch_config: The file of `accelerate launch --config_file` beside a recipe: on how many GPUs it is trained, and how these share
+            the model.
         gpu: A name of the catalogue ("rtx4090", "a100-80"), or a GpuSpec. None, without *gpu_memory*: this machine's GPU, as far as it is
             free; of several, that with least free memory.
         gpu_memory: A size: 24 is the size that GPUs are sold with, "23.5GiB" is exact. With *gpu*: that kind of GPU in another size.
@@ -183,6 +186,7 @@ def plan(
         stages=stages,
         num_gpus=num_gpus,
         num_nodes=num_nodes,
+        launch_config=launch_config,
         gpu=gpu,
         gpu_memory=gpu_memory,
         target_effective_batch_size=target_effective_batch_size,
@@ -195,7 +199,7 @@ def plan(
     )
     of_command = _OfCommand(fields, short, [stages] if isinstance(stages, str) else stages)
     configuration = (
-        _configuration_of(source, of_command, num_gpus, num_nodes, pins or {})
+        _configuration_of(source, of_command, _Launched(num_gpus, num_nodes, launch_config), pins or {})
         .with_pins(pins or {})
         .with_target(target_effective_batch_size)
     )
@@ -380,9 +384,19 @@ class _OfCommand(NamedTuple):
     stages: Sequence[str]
 
 
-def _configuration_of(
-    source: Source, of_command: _OfCommand, num_gpus: int | None, num_nodes: int | None, pins: Mapping[str, object]
-) -> Configuration:
+class _Launched(NamedTuple):
+    """On what it trains."""
+
+    num_gpus: int | None
+    num_nodes: int | None
+    launch_config: str | Path | None
+
+
+def _configuration_of(source: Source, of_command: _OfCommand, launched: _Launched, pins: Mapping[str, object]) -> Configuration:
+    num_gpus, num_nodes, launch_config = launched
+    is_command = isinstance(source, Sequence) and not isinstance(source, str)
+    if launch_config is not None and (is_command or callable(source) or isinstance(source, Workload)):
+        raise UsageError("launch_config is for a recipe", hint="a command names the launcher's configuration itself")
     if isinstance(source, Sequence) and not isinstance(source, str):
         return command_configuration(source, **of_command._asdict(), num_gpus=num_gpus, num_nodes=num_nodes, pinned=pins.keys())
     is_step = callable(source) or (isinstance(source, str) and is_function(source))
@@ -395,7 +409,8 @@ def _configuration_of(
     if isinstance(source, str) and is_function(source):
         return function_configuration(source)
     if not isinstance(source, Workload):
-        return read_configuration(None if source is None else Path(source)).with_gpus(num_gpus, num_nodes)
+        launch = None if launch_config is None else Path(launch_config)
+        return read_configuration(None if source is None else Path(source), launch_config=launch).with_gpus(num_gpus, num_nodes)
     if num_gpus or num_nodes:
         raise UsageError("num_gpus is not for a Workload, which says it itself", hint="change its `parallelism`")
     chosen = source.training.model_fields_set & {"micro_batch_size", "gradient_accumulation_steps", "target_effective_batch_size"}

@@ -83,6 +83,10 @@ class Script:
         self._counts: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()
         self._last: weakref.ref[Optimizer] | None = None
         """The optimizer that stepped last."""
+        self._updated: WeakKeyDictionary[Optimizer, set[int]] = WeakKeyDictionary()
+        """What each has updated since the last backward: parameters, by their identity."""
+        self._updated_behind = 0
+        """How many backwards there had been then."""
         self._num_ended = self._num_backwards = self._num_optimizers = 0
         self._has_optimizer = False
         self._told_at = 0.0
@@ -139,11 +143,21 @@ class Script:
     def _will_step(self, optimizer: Any, arguments: Any, keywords: Any) -> None:
         """End the step that some optimizer did not take part in, where this one begins its next."""
         del arguments, keywords
+        if self._steps_on(optimizer):
+            return
         self._leave_if_done()
         if self._counts.get(optimizer, 0) < self._num_ended and self._trains_alone(optimizer):
             self._counts[optimizer] = self._num_ended + int(optimizer in self._counts)  # its first step has not been told as one
         if self._counts.get(optimizer, 0) > self._num_ended:
             self._end_step()
+
+    def _steps_on(self, optimizer: Optimizer) -> bool:
+        """Say whether *optimizer* goes on with its last step, with other parameters: DeepSpeed has it step group by group."""
+        if self._updated_behind != self._recorder.num_backwards:
+            self._updated_behind = self._recorder.num_backwards
+            self._updated.clear()
+        before = self._updated.get(optimizer, set())
+        return bool(before) and before.isdisjoint(_parameters(optimizer))
 
     def _trains_alone(self, optimizer: Optimizer) -> bool:
         """Say whether no other optimizer has stepped since the last step of *optimizer*; before its first, whether no other is there."""
@@ -151,6 +165,10 @@ class Script:
 
     def _stepped(self, optimizer: Any, arguments: Any, keywords: Any) -> None:
         del arguments, keywords
+        goes_on = self._steps_on(optimizer)
+        self._updated[optimizer] = self._updated.get(optimizer, set()) | _parameters(optimizer) if goes_on else _parameters(optimizer)
+        if goes_on:
+            return
         self._counts[optimizer] = number = self._counts.get(optimizer, 0) + 1
         self._last = weakref.ref(optimizer)
         if number > self._num_ended and not self._is_one_to_come():

@@ -64,13 +64,21 @@ _PROGRAM_OPTIONS = (
         help="Build a program's pretrained models without reading their weights, which need not be there: the configuration has their "
         "sizes.",
     ),
+    click.option(
+        "--launch-config",
+        metavar="FILE",
+        help="The file of `accelerate launch --config_file` beside a recipe: on how many GPUs it trains, and how these share the model.",
+    ),
     click.option("--num-nodes", type=click.IntRange(min=1), metavar="N", help="Machines on which it trains."),
 )
 
 _NUM_GPUS = click.option("--num-gpus", type=click.IntRange(min=1), metavar="N", help="GPUs of each machine on which it trains.")
 
-_OF_PROGRAM = ("fields", "short", "stages", "skip_weights", "num_gpus", "num_nodes")
-"""What they are called as arguments, and in PlanSettings."""
+_OF_COMMAND = ("fields", "short", "stages", "num_gpus", "num_nodes")
+"""What those options are called as arguments that a command has, and in PlanSettings."""
+
+_OF_PROGRAM = (*_OF_COMMAND, "skip_weights", "launch_config")
+"""The same of all of them."""
 
 
 def gpu_options(command: Command) -> Command:
@@ -205,7 +213,9 @@ def asked_configuration(asked: Asked, *, is_planned: bool = True) -> Configurati
     from memplan.api.configuration import command_configuration, function_configuration, read_configuration
 
     settings = asked.settings
-    options = {name: getattr(settings, name) for name in _OF_PROGRAM if name != "skip_weights"}
+    options = {name: getattr(settings, name) for name in _OF_COMMAND}
+    if settings.launch_config is not None and settings.program is not None:
+        raise UsageError("--launch-config is for a recipe", hint="a command names the launcher's configuration itself")
     if settings.command is not None:
         found = command_configuration(settings.command, **options, pinned=settings.pins.keys(), is_planned=is_planned)
     elif settings.fields or settings.short or settings.stages or (settings.function is not None and any(options.values())):
@@ -217,7 +227,8 @@ def asked_configuration(asked: Asked, *, is_planned: bool = True) -> Configurati
         found = function_configuration(settings.function)
     else:
         path = None if settings.config is None else Path(settings.config)
-        found = read_configuration(path, or_built_in=is_planned).with_pins(settings.pins)
+        launch = None if settings.launch_config is None else Path(settings.launch_config)
+        found = read_configuration(path, launch_config=launch, or_built_in=is_planned).with_pins(settings.pins)
         found = found.with_gpus(settings.num_gpus, settings.num_nodes)
     if settings.skip_weights:
         found = found.skipping_weights()

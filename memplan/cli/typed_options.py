@@ -36,6 +36,7 @@ OPTIONS = {
     "skip_weights": "--skip-weights",
     "num_gpus": "--num-gpus",
     "num_nodes": "--num-nodes",
+    "launch_config": "--launch-config",
     "rank": "--rank",
     "fields": "--field",
     "short": "--short",

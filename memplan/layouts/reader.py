@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from memplan.edits.edit import KeyPath
 from memplan.edits.yaml_file import Found, YamlFile
 from memplan.errors import ConfigError
-from memplan.layouts.schema import ANYTHING, Assumption, Conditions, FieldEntry, Layout, ModelEntry, Rule, spelled
+from memplan.layouts.schema import ANYTHING, Assumption, Conditions, FieldEntry, LaunchFile, Layout, ModelEntry, Rule, spelled
 from memplan.layouts.sources import ParsedFiles, Source, file_of
 from memplan.layouts.stages import StageReader
 from memplan.layouts.templates import template_data
@@ -25,11 +25,21 @@ from memplan.workload.stage import Stage
 from memplan.workload.workload import Workload
 from memplan.workload.workload_file import location_of, problem_of, workload_from
 
+LAUNCH = "launch."
+"""What the keys of the launcher's own file begin with, in a layout."""
+
 TARGET = ("training", "target_effective_batch_size")
 ACCUMULATION = ("training", "gradient_accumulation_steps")
 
 BY_TRANSFORMERS = frozenset(HuggingFaceModel.model_fields) - frozenset(TransformerModel.model_fields)
 """What only a model that transformers builds has."""
+
+
+class _Count(NamedTuple):
+    """A number, and where it was read."""
+
+    number: int
+    source: Source
 
 
 class Place(NamedTuple):
@@ -78,16 +88,16 @@ class Reading:
         return file_of(self.main, file)
 
 
-def missing_keys(layout: Layout, main: Path) -> list[str] | None:
+def missing_keys(path: Path, keys: Collection[str]) -> list[str] | None:
     """
-    Return the keys by which *layout* recognises its main file and which *main* lacks; None where there is no such file.
+    Return those of *keys* that the file at *path* lacks; None where there is no such file.
 
     Raises ConfigError where that file cannot be parsed.
     """
-    if not main.is_file():
+    if not path.is_file():
         return None
-    file = YamlFile.load(main)
-    return [key for key in layout.detect.keys if not _stands(file, key)]
+    file = YamlFile.load(path)
+    return [key for key in keys if not _stands(file, key)]
 
 
 def _stands(file: YamlFile, key: str) -> bool:
@@ -108,21 +118,23 @@ def is_recipe_of(layout: Layout, path: Path, keys: Set[str]) -> bool:
     return not detect.where or _Reader(layout, path, None).holds(detect.where)
 
 
-def read(layout: Layout, main: Path, *, starter: Path | None) -> Reading:
+def read(layout: Layout, main: Path, *, starter: Path | None, launch: Path | None = None) -> Reading:
     """
     Return the workload that the configuration with the main file *main* describes; *starter* says what its files do not.
 
-    Raises ConfigError with file, line and value for what makes no sense, and for what memplan's own model is not true for.
+    *launch*: the launcher's own file, which says on how many GPUs it is trained and how they share the model. Raises ConfigError with file,
+    line and value for what makes no sense, and for what memplan's own model is not true for.
     """
-    return _Reader(layout, main, starter).read()
+    return _Reader(layout, main, starter, launch).read()
 
 
 class _Reader:
     """One reading of one configuration."""
 
-    def __init__(self, layout: Layout, main: Path, starter: Path | None) -> None:
+    def __init__(self, layout: Layout, main: Path, starter: Path | None, launch: Path | None = None) -> None:
         self.layout = layout
         self.main = main
+        self.launch = launch
         self.root = main.parent
         self.starter = starter
         self.sources: dict[tuple[str | int, ...], Source] = {}
@@ -137,6 +149,8 @@ class _Reader:
         data = self._starting()
         for rule in self.layout.rules:
             self._read_rule(rule, data)
+        if self.launch is not None and self.layout.launch is not None:
+            self._read_launch(self.launch, self.layout.launch, data)
         entries = tuple(entry for entry in self.layout.fields if self.holds(entry.when))
         for entry in entries:
             self._read_field(entry, data)
@@ -144,7 +158,8 @@ class _Reader:
         _settle_kind(data)
         for note in self.layout.notes:
             if self.holds(note.when):
-                self.warnings.append(f"{self.main}: {note.text}")
+                said = next((self._place(self.main, key).file for key in note.when), self.main)
+                self.warnings.append(f"{said}: {note.text}")
         paths: list[Path] = []
         others: tuple[Stage, ...] = ()
         if self.layout.stages is not None:
@@ -222,26 +237,62 @@ class _Reader:
         return all(_is_one_of(self._spelling(self.main, key), spellings) for key, spellings in conditions.items())
 
     def _place(self, path: Path, key: str) -> Place:
-        """Return where *key* of the file at *path* is: a key below one that names a file is in that file."""
-        for named in self.layout.named_files:
-            if path == self.main and key.startswith(f"{named}."):
-                inner = self._named_file(named)
-                if inner is not None:
-                    return Place(inner, self._file(inner), tuple(key.removeprefix(f"{named}.").split(".")))
-        return Place(path, self._file(path), tuple(key.split(".")))
+        """Return where *key* of the file at *path* is: of the main file, one below a key that names a file is in that file."""
+        for named in self.layout.named_files if path == self.main else ():
+            if key != named.name and not key.startswith(f"{named.name}."):
+                continue
+            at = self._literally(named.key)
+            inner = self._named_file(at)
+            if inner is not None and key == named.name:
+                return at
+            if inner is not None:
+                return Place(inner, self._file(inner), tuple(key.removeprefix(f"{named.name}.").split(".")))
+        return self._literally(key) if path == self.main else Place(path, self._file(path), tuple(key.split(".")))
 
-    def _named_file(self, key: str) -> Path | None:
-        """Return the file that the main file names at *key*, None where it names none. Raises ConfigError for one that is not there."""
-        main, where = self._file(self.main), tuple(key.split("."))
-        found = main.get(where) if main.kind_of(where) == "scalar" else None
+    def _literally(self, key: str) -> Place:
+        """Return where *key* is written: in the main file, or below `launch` in the launcher's."""
+        if self.launch is not None and key.startswith(LAUNCH):
+            return Place(self.launch, self._file(self.launch), tuple(key.removeprefix(LAUNCH).split(".")))
+        return Place(self.main, self._file(self.main), tuple(key.split(".")))
+
+    def _named_file(self, at: Place) -> Path | None:
+        """Return the file that is named *at* a key, None where none is. Raises ConfigError for one that is not there."""
+        found = at.parsed.get(at.key) if at.parsed.kind_of(at.key) == "scalar" else None
         if found is None or not isinstance(found.value, str) or not found.value:
             return None
-        places = [parent / found.value for parent in self.main.resolve().parents] + [Path(found.value)]
+        places = [parent / found.value for parent in at.file.resolve().parents] + [Path(found.value)]
         inner = next((place for place in places if place.is_file()), None)
         if inner is None:
-            problem = f"`{key}` names {found.value}, which is neither beside it nor below a folder that it is in"
-            raise ConfigError(problem, file=self.main, line=found.line, hint="put the file there: it says how the model is shared")
+            problem = f"`{'.'.join(at.key)}` names {found.value}, which is neither beside it nor below a folder that it is in"
+            raise ConfigError(problem, file=at.file, line=found.line, hint="put the file there: it says how the model is shared")
         return Path(os.path.relpath(inner))
+
+    def _read_launch(self, path: Path, launch: LaunchFile, data: dict[str, Any]) -> None:
+        """Take on how many GPUs of how many machines the launcher's file starts a process each."""
+        processes, machines = (self._count_at(path, key) for key in (launch.num_processes, launch.num_machines))
+        if processes is None:
+            self.warnings.append(f"{path}: `{launch.num_processes}` is not set, and depends on the machine; planned for one GPU")
+            return
+        nodes = 1 if machines is None else machines.number
+        if processes.number % nodes:
+            problem = f"`{launch.num_processes}` is {processes.number}, which cannot be divided over {nodes} machines"
+            raise ConfigError(problem, file=path, line=processes.source.line, hint="each machine has as many GPUs")
+        _put(data, ("parallelism", "devices"), processes.number // nodes)
+        self.sources["parallelism", "devices"] = processes.source
+        if machines is not None:
+            _put(data, ("parallelism", "nodes"), nodes)
+            self.sources["parallelism", "nodes"] = machines.source
+
+    def _count_at(self, path: Path, key: str) -> _Count | None:
+        """Return the number at *key*, None where there is none. Raises ConfigError for what is no number of processes or machines."""
+        found = self._file(path).get(tuple(key.split(".")))
+        if found is None or found.value in (None, -1):
+            return None
+        if isinstance(found.value, bool) or not isinstance(found.value, int) or found.value < 1:
+            raise ConfigError(
+                f"`{key}` is {found.value!r}, which is no whole number from 1 on", file=path, line=found.line, hint="correct it"
+            )
+        return _Count(found.value, Source(path, found.line, key, found.value, "rule"))
 
     def _spelling(self, path: Path, key: str) -> str:
         """Return how the file spells the value at *key*; of a list or mapping what it is, of nothing an empty text."""

@@ -35,6 +35,8 @@ class Located(NamedTuple):
     """Where the layout stands."""
     main: Path
     """The file by which it was recognised."""
+    launch: Path | None = None
+    """The launcher's own file, where one was named with it."""
 
     @property
     def root(self) -> Path:
@@ -49,7 +51,8 @@ class Located(NamedTuple):
     @property
     def source(self) -> str:
         """Return what a report calls it."""
-        return f"{self.main if self.is_recipe else self.root} ({self.layout.name})"
+        launched = f", launched with {self.launch}" if self.launch is not None else ""
+        return f"{self.main if self.is_recipe else self.root} ({self.layout.name}{launched})"
 
     @property
     def can_be_described(self) -> bool:
@@ -59,7 +62,23 @@ class Located(NamedTuple):
     def read(self) -> Reading:
         """Return the workload that it describes. Raises ConfigError for what makes no sense in it."""
         starter = self.layout.workload
-        return read(self.layout, self.main, starter=None if starter is None else self.folder / starter)
+        return read(self.layout, self.main, starter=None if starter is None else self.folder / starter, launch=self.launch)
+
+    def launched_with(self, file: Path) -> "Located":
+        """Return a copy that is launched with the launcher's own *file*. Raises ConfigError where that is none, or not for such recipes."""
+        known = self.layout.launch
+        if known is None:
+            raise ConfigError(
+                f"is {self.layout.title}, which is planned without a launcher's configuration",
+                file=self.main,
+                hint=f"leave it out, or plan the program: `-- accelerate launch --config_file {file} train.py`",
+            )
+        missing = missing_keys(file, known.keys)
+        if missing is None:
+            raise ConfigError("does not exist", file=file, hint="check the path")
+        if missing:
+            raise ConfigError(f"is not {known.title}: it lacks `{missing[0]}`", file=file, hint="name the file that the launcher is given")
+        return self._replace(launch=file)
 
     @property
     def command(self) -> list[str] | None:
@@ -118,7 +137,7 @@ def locate(path: Path, environment: Mapping[str, str] = os.environ) -> Located |
     known = list(layouts(environment))
     for layout, template in known:
         for main in _mains(layout, path):
-            if missing_keys(layout, main) == []:
+            if missing_keys(main, layout.detect.keys) == []:
                 return Located(layout, template.parent, main)
     if path.is_file():
         return _recipe(path, known)
@@ -166,7 +185,7 @@ def near_misses(path: Path, environment: Mapping[str, str] = os.environ) -> Iter
     """Yield the trees at *path* that have lost keys by which a layout would recognise them, and kept others."""
     for layout, _ in layouts(environment):
         for main in _mains(layout, path):
-            missing = missing_keys(layout, main)
+            missing = missing_keys(main, layout.detect.keys)
             if missing and len(missing) < len(layout.detect.keys):
                 yield NearMiss(layout, main, tuple(missing))
 
@@ -197,7 +216,9 @@ def _with_parts(layout: Layout, template: Path) -> Layout:
         if not file.is_file():
             raise ConfigError(f"`parts`: there is no {name}", file=template, hint="this is a mistake in the layout itself")
         part = LayoutPart.model_validate(template_data(file))
-        layout = layout.model_copy(update={field: (*getattr(layout, field), *getattr(part, field)) for field in LayoutPart.model_fields})
+        shared = (name for name in LayoutPart.model_fields if name != "launch")
+        joined = {field: (*getattr(layout, field), *getattr(part, field)) for field in shared}
+        layout = layout.model_copy(update={**joined, "launch": layout.launch or part.launch})
     return layout
 
 

@@ -242,12 +242,40 @@ LoaderField = Literal["num_workers", "prefetch_factor", "pin_memory", "persisten
 """An argument of PyTorch's DataLoader."""
 
 
+class NamedFile(Description):
+    """A further file that a key may name: beside the file that names it, or in a folder above from which the path leads there."""
+
+    name: DottedKey
+    """Below what conditions and assumptions find its keys: deepspeed, for `deepspeed.zero_optimization.stage`."""
+
+    key: DottedKey
+    """The key of the main file, or of the launcher's own below `launch`, that names it; a content in place of a name is read as well."""
+
+
+class LaunchFile(Description):
+    """The launcher's own file, which is named beside a recipe: conditions and assumptions find its keys below `launch`."""
+
+    title: str
+    """What it is, in a few words."""
+
+    keys: tuple[DottedKey, ...]
+    """Keys that it has."""
+
+    num_processes: DottedKey
+    """The key that says how many processes there are in all, one for each GPU."""
+
+    num_machines: DottedKey
+    """The key that says on how many machines; 1 where it is not there."""
+
+
 class LayoutPart(Description):
     """What layouts can share."""
 
-    named_files: tuple[DottedKey, ...] = ()
-    """Keys of the main file that may name a further file: conditions and assumptions find its keys below, as
-    `deepspeed.zero_optimization.stage`. It is beside the main file, or in a folder above from which the path leads there."""
+    named_files: tuple[NamedFile, ...] = ()
+    """Further files that keys may name."""
+
+    launch: LaunchFile | None = None
+    """The launcher's own file, where a recipe of this kind may have one."""
 
     rules: tuple[Rule, ...] = ()
     """Fields that several keys decide together."""

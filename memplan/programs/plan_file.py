@@ -86,6 +86,9 @@ class PlanSettings(Description):
     num_nodes: PositiveInt | None = None
     """Machines on which the command trains."""
 
+    launch_config: str | None = None
+    """The file of `accelerate launch --config_file` beside a recipe: on how many GPUs it is trained, and how these share the model."""
+
     gpu: str | None = None
     """The GPU to plan for where none is typed; `memplan gpus` lists the names."""
 

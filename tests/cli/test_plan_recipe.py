@@ -32,6 +32,34 @@ def test_a_plan_is_written_into_a_recipe_and_undone(recipes: Path, run_memplan: 
     assert {name: after[name] for name in before} == before
 
 
+def test_a_recipe_is_planned_as_its_launcher_starts_it(recipes: Path, run_memplan: Run) -> None:
+    """Four GPUs that shard it, whatever --num-gpus would say; remembered by init, checked alike, and refused for a program."""
+    path, launch = recipes / "llama_factory.yaml", recipes / "launch.yaml"
+    path.write_text(path.read_text().replace("finetuning_type: lora", "finetuning_type: full"))
+    launch.write_text(
+        "distributed_type: FSDP\nfsdp_config:\n  fsdp_version: 2\n  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP\nnum_processes: 4\n"
+    )
+    before = launch.read_bytes()
+    options = ("--gpu", "a100-40", "--config-path", path.name, "--launch-config", launch.name, "--method", "analytic")
+
+    planned = run_memplan(*options, "--apply", cwd=recipes)
+    kept = run_memplan("init", *options[:-2], cwd=recipes)
+    again = run_memplan("--method", "analytic", cwd=recipes)
+    checked = run_memplan("check", *options, cwd=recipes)
+    compared = run_memplan("compare", "t4", *options[2:], "--num-gpus", "2,4", "--format", "json", cwd=recipes)
+    refused = run_memplan("--gpu", "t4", "--launch-config", launch.name, "--", "python", "train.py", cwd=recipes)
+
+    assert "GPUs     4, fully sharded (FSDP2); the table is for each" in planned.stdout, planned.stderr
+    assert f"{path.name} (llama-factory, launched with {launch.name})" in " ".join(planned.stdout.split())
+    assert kept.returncode == 0, kept.stderr
+    assert "launch_config: launch.yaml" in (recipes / ".memplan" / "plan.yaml").read_text()
+    assert "GPUs 4, fully sharded (FSDP2)" in " ".join(again.stdout.split()), again.stderr
+    assert checked.stdout.startswith("fits: "), checked.stderr
+    assert sorted(row["num_gpus"] for row in json.loads(compared.stdout)["gpus"]) == [2, 4]
+    assert (refused.returncode, "--launch-config is for a recipe" in refused.stderr) == (2, True)
+    assert launch.read_bytes() == before
+
+
 def test_the_negatives_of_a_retriever_are_planned_and_written(retriever: Path, run_memplan: Run) -> None:
     """Pinned as a stage's are; the budget leaves room for what the program itself may take more, and the report says so."""
     before = content(retriever.parent)

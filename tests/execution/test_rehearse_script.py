@@ -375,6 +375,34 @@ graph.replay()
 """
 
 
+BY_GROUPS = """
+from common import batch, make, torch
+model = make()
+update = torch.optim.AdamW([{"params": [layer.weight]} for layer in model])
+groups = update.param_groups
+for number in range(4):
+    model(batch()).mean().backward()
+    for group in groups:  # as DeepSpeed's ZeRO has it step
+        update.param_groups = [group]
+        update.step()
+    update.param_groups = groups
+    update.zero_grad()
+    print("step", number, flush=True)
+"""
+
+
+@pytest.mark.parametrize(("steps", "told"), [(None, 4), (2, 2)])
+def test_an_optimizer_that_steps_group_by_group_makes_one_step(
+    script: Script, capfd: pytest.CaptureFixture[str], steps: int | None, told: int
+) -> None:
+    """No backward comes between them, and each has other parameters: four calls are one step."""
+    rehearsal = script(BY_GROUPS, steps=steps)
+
+    assert len(rehearsal.steps) == told
+    assert capfd.readouterr().out.count("step ") == (told if steps is None else told - 1)  # it is ended as the next would begin
+    assert rehearsal.breakdown.optimizer_state_bytes == pytest.approx(8 * MIB, abs=4 * 512)
+
+
 @pytest.mark.heavy
 def test_an_optimizer_may_step_within_a_graph_that_is_captured(script: Script) -> None:
     """What is not allowed there, nobody does: the program ends as it would on a GPU."""

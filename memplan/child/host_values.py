@@ -144,6 +144,22 @@ class HostValues(TorchDispatchMode):
         with self:
             return func.decompose(*args, **kwargs)
 
+    def follow_factories(self) -> None:
+        """Follow what `torch.tensor` reads of numbers on the device that it is given in a list: no mode sees that."""
+        make = torch.tensor
+
+        @functools.wraps(make)
+        def made(data: Any, *arguments: Any, **keywords: Any) -> Any:
+            given = tree_flatten(data)[0] if isinstance(data, (list, tuple)) else ()
+            read = [tensor for tensor in given if has_memory(tensor) and tensor.is_cuda and tensor.dim() == 0]
+            values = [self._shadows.value(tensor) for tensor in read]
+            if not read or any(value is None for value in values):
+                return make(data, *arguments, **keywords)
+            awaited = [bytes_of(value) for value in values if value is not None]
+            return self._awaited.run(lambda: make(data, *arguments, **keywords), awaited, self._shadows.assumption_of(read))
+
+        torch.tensor = made
+
     def _follow(self, func: Any, name: str, args: Any, kwargs: Any, devices: list[Any]) -> Any:
         def run() -> Any:
             return func(*args, **kwargs)
@@ -209,6 +225,8 @@ class HostValues(TorchDispatchMode):
         except (RuntimeError, NotImplementedError, TypeError, ValueError):  # no kernel of the host does this
             return self._unknown(func, name, args, kwargs, func(*args, **kwargs))
         awaited, repeats = awaited_by(name, host_args, found)
+        if name == "index_put_" and not args[0].is_cuda:  # a tensor of the host, which the places are copied to
+            awaited = [bytes_of(value) for value in map(self._shadows.value, devices) if value is not None]
         result = self._awaited.run(lambda: func(*args, **kwargs), [*awaited, *counts], assumption, repeats=repeats)
         for tensor, value in zip(tree_flatten(result)[0], tree_flatten(found)[0], strict=False):
             if has_memory(tensor) and tensor.is_cuda and isinstance(value, torch.Tensor):

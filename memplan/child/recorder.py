@@ -43,6 +43,9 @@ MOST_RECORDED = 600_000
 MOST_IN_A_STEP = 2_000_000  # L-BFGS may have a closure called 50,000 times in one: PyTorch makes a dict of each event
 """Allocations and frees of which the events are kept; what comes behind them, in a long program, still counts for the peaks."""
 
+MOST_CLEARED = 8
+"""How often it is looked where workspaces lay that are given back: all events are copied for that."""
+
 SCANNED_STEPS = 10
 """Steps at whose end what lasts is looked for; from then on at every step whose number is a power of two."""
 
@@ -87,6 +90,10 @@ class Recorder:
         self._num_devices, self._own_device = 1, 0
         self._most_walked = 0
         self._habits = habits_asked_for(lambda: self._step, lambda: self.num_backwards)
+        self._clear_workspaces = torch._C._cuda_clearCublasWorkspaces
+        self._num_cleared = 0
+        self._given_back: set[tuple[int, int]] = set()
+        """Where cuBLAS's workspaces lay that the program itself gave back."""
         self._buckets: list[tuple[int, int]] = []
         """Numbers of the allocations between which DDP's are."""
 
@@ -97,6 +104,7 @@ class Recorder:
         Evaluations(self._evaluates).attach()
         self._watch_buckets()
         self._watch_resets()
+        self._watch_workspaces()
         self.batches.attach()
         self.compilers.attach()
         if self._habits is not None:
@@ -133,6 +141,7 @@ class Recorder:
         self._values = HostValues(self.reads, self._values_written, cast("Variant", variant))
         self._values.__enter__()
         self._values.follow_threads()
+        self._values.follow_factories()
 
     def _end_values(self) -> None:
         if self._values is not None:
@@ -305,6 +314,25 @@ class Recorder:
 
         return call
 
+    def _watch_workspaces(self) -> None:
+        """Note where cuBLAS's workspaces lie where the program gives them back, as Lightning does at the end of a training."""
+        clear = self._clear_workspaces
+
+        @functools.wraps(clear)
+        def cleared() -> None:
+            before = self._counts() if self._is_recording and self._num_cleared < MOST_CLEARED else None
+            clear()
+            if before is not None:
+                self._num_cleared += 1
+                self._given_back |= {(address, before[0]) for address in self._freed_since(before[1])}
+
+        torch._C._cuda_clearCublasWorkspaces = cleared
+
+    def _freed_since(self, count: int) -> list[int]:
+        """Return the addresses that were freed after so many frees."""
+        events = torch.cuda.memory._snapshot()["device_traces"][self._device]
+        return [event["addr"] for event in events if event["action"] == "free_completed"][count:]
+
     def _watch_buckets(self) -> None:
         """Note what the reducer of DistributedDataParallel allocates: buckets of gradients, at first and again before the second step."""
         reducer: Any = getattr(torch.distributed, "Reducer", None)
@@ -395,7 +423,7 @@ class Recorder:
             torch.cuda.memory._record_memory_history(context=None, max_entries=MOST_EVENTS)
             _, given_back, _ = self._stop_history(clear=True, frees=0)
             workspaces = {(address, self._ends_at[0]) for address, _ in given_back}
-        workspaces |= self._buckets_in(self._events)
+        workspaces |= self._buckets_in(self._events) | self._given_back
         free, reserved = torch.cuda.mem_get_info(self._device)[0], torch.cuda.memory_reserved(self._device)
         return {
             "gpu_name": torch.cuda.get_device_properties(self._device).name,
@@ -451,7 +479,7 @@ class Recorder:
         count, all_frees = self._counts()
         frees = all_frees if frees is None else frees
         if clear:
-            torch._C._cuda_clearCublasWorkspaces()
+            self._clear_workspaces()
         events = torch.cuda.memory._snapshot()["device_traces"][self._device]
         torch.cuda.memory._record_memory_history(enabled=None)
         freed = [event["addr"] for event in events if event["action"] == "free_completed"][frees:]

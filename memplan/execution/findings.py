@@ -303,7 +303,7 @@ def _growth(record: RunRecord, ends: Sequence[StepEnd]) -> Iterator[Finding]:
         yield Finding(
             kind="growth",
             message=f"memory still grows: what is kept from earlier steps rose by {format_bytes(kept[-1] - kept[-2])} in step {len(ends)}, "
-            f"and by {format_bytes(kept[-1] - kept[1])} since step 2 (a list of losses that were not detached?)",
+            f"and by {format_bytes(kept[-1] - kept[1])} since step 2 (losses that were not detached, or results that are collected?)",
         )
     elif peaks[-1] > max(peaks[1:-1]) * (1 + SETTLING_SHARE) and _is_decided_by_data(record):
         yield Finding(

@@ -182,7 +182,8 @@ def _phase(trace: MemoryTrace, position: int, num_steps: int | None) -> str:
     if mark.phase == EVALUATION:
         return evaluation_before(mark.step)
     if num_steps is not None and mark.step > num_steps > 0:
-        return f"what came after step {num_steps}"  # no optimizer step followed
+        what = mark.phase if mark.phase == "backward" else "what came"  # no optimizer step followed that counts as one
+        return f"{what} after step {num_steps}"
     return f"{mark.phase} of step {mark.step}" if mark.step else mark.phase
 
 

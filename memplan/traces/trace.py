@@ -343,20 +343,15 @@ def _made_by_the_model(
     trace: MemoryTrace, purposes: Sequence[int], numbers: Mapping[int, list[int]], notes: Iterable[Note]
 ) -> Iterator[int]:
     """
-    Yield the allocations that *notes* take for the batch, and that the model has made: positions to sample at, targets by another network.
+    Yield the allocations that *notes* take for the batch, and that the model has made: positions to sample at, targets by another network,
+    what it has generated.
 
-    A note is made when a backward begins. What it is about was given to the forward before where it is older than all that this forward
-    has left for the backward; else the forward made it. The first note of an allocation decides: by the next one it is older than all.
+    What was given to a forward is older than all that this forward leaves for the backward behind it; else the forward made it.
     """
-    noted: dict[int, set[int]] = {}  # by how many allocations there had been
-    seen: set[int] = set()
-    for note in sorted(notes, key=lambda note: note.num_allocations):
-        found = allocation_of(numbers, note)
-        if found is not None and found not in seen and purposes[found - 1] == _BATCH_DATA:
-            noted.setdefault(note.num_allocations, set()).add(found)
-        seen.add(found or 0)
+    found = (allocation_of(numbers, note) for note in notes)
+    noted = sorted({number for number in found if number is not None and purposes[number - 1] == _BATCH_DATA})
     live: dict[int, int] = {}
-    number = begin = 0  # *begin*: the allocations before the forward that is going on
+    number = begin = last = 0  # allocations before the forward that is going on, and before the last backward
     for before, mark in pairwise([Mark(0, 0, BUILD), *trace.marks]):
         for event in range(before.position, mark.position):
             if trace.actions[event] == ALLOC:
@@ -366,10 +361,13 @@ def _made_by_the_model(
                 live.pop(trace.addresses[event], None)
         if mark.phase == "forward":
             begin = number
-        elif mark.phase == "backward" and number in noted:
-            kept = (other for other in live.values() if other > begin and purposes[other - 1] == _ACTIVATIONS)
-            first = min(kept, default=number)
-            yield from (found for found in noted[number] if found > first)
+        elif mark.phase == "backward":
+            new = noted[bisect.bisect_right(noted, last) : bisect.bisect_right(noted, number)]
+            if new:
+                kept = (other for other in live.values() if other > begin and purposes[other - 1] == _ACTIVATIONS)
+                first = min(kept, default=number)
+                yield from (each for each in new if each > first)
+            last = number
 
 
 def _optimizer_allocations(trace: MemoryTrace) -> Iterator[tuple[int, int]]:

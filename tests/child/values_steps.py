@@ -42,6 +42,12 @@ def _two_masks(device):
     return table[table[:, 0] > 20][:, table[0] > 10].numel()
 
 
+def _marked_on_the_host(device):
+    mask = torch.ones(100, dtype=torch.bool)
+    mask[host(9).to(device)] = False
+    return int(mask.sum())
+
+
 def _in_an_expression(device):
     mask = padded(device)
     return int(
@@ -196,6 +202,9 @@ READS = {
     "a sparse tensor": _sparse,
     "edges": _of_edges,
     "a long list": lambda device: int((torch.tensor([0, 1] * 10_000).to(device) + torch.tensor([0, 1] * 10_000, device=device)).sum()),
+    "a list of numbers of the device": lambda device: torch.tensor(list(host(3).to(device)[:2])).sum().item(),
+    "a nested list of them": lambda device: torch.tensor([[host(3).to(device)[0], 5]]).max().item(),
+    "places of the device in a mask of the host": _marked_on_the_host,
     "padding a sequence": lambda device: nn.utils.rnn.pad_sequence([host(n).to(device) for n in (3, 5)]).ne(0).sum().item(),
 }
 """Each asks for a number that the host's integers decide."""

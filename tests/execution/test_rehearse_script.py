@@ -1226,6 +1226,14 @@ def test_what_a_program_makes_of_its_batch_and_of_its_gradients_is_no_batch(scri
     assert breakdown.activations_bytes == 64 * MIB + 8 * 64 * 64 * 2 * 2
 
 
+def test_workspaces_that_the_program_gives_back_were_workspaces(script: Script) -> None:
+    """As Lightning does at the end of a training: nothing of them is left then."""
+    kept, given_back = (seen(script(TRAINING + more)).breakdown for more in ("", "torch._C._cuda_clearCublasWorkspaces()\n"))
+
+    assert kept.workspaces_bytes > 8 * MIB  # of the forward's thread and of autograd's
+    assert given_back == kept
+
+
 CONVOLUTIONS = """
 import torch
 model = torch.nn.Conv2d(256, 256, 3, padding=1, bias=False).cuda()

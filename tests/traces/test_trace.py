@@ -130,12 +130,16 @@ def test_what_the_model_makes_in_its_forward_is_no_batch() -> None:
     assert [CATEGORIES[purpose] for purpose in seen.purposes] == ["batch_data", *["activations"] * 4]
 
 
-def test_the_first_backward_that_sees_a_tensor_decides_whose_it_is() -> None:
-    """By the second one, of a penalty or another micro-batch, all of the first forward is old; a new batch comes before a new forward."""
+def test_the_backward_behind_its_forward_decides_whose_a_tensor_is() -> None:
+    """
+    By the next one, of a penalty or another micro-batch, all of the first forward is old; a new batch comes before a new forward.
+
+    What is noted later only, as an image that was generated and is collected, is none.
+    """
     second: list[Event] = [("f", 2, 0), ("a", 5, UNIT), ("a", 6, 8 * UNIT), ("f", 6, 0)]
     marks = ((0, 0, 1, "forward"), (5, 1, 1, "backward"), (5, 2, 1, "forward"), (7, 2, 1, "backward"))
 
-    seen = trace(FORWARD + second, marks, batch_data=[(1, 5), (3, 5), (1, 7), (3, 7), (5, 7)])
+    seen = trace(FORWARD + second, marks, batch_data=[(1, 5), (1, 7), (3, 7), (5, 7)])
 
     assert [CATEGORIES[purpose] for purpose in seen.purposes] == ["batch_data", *["activations"] * 4, "batch_data", "activations"]
 

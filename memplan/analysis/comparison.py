@@ -146,9 +146,9 @@ class _Work:
     def do(self, estimator: Estimator, *, newest_first: bool) -> None:
         """Look at GPUs until none is left: two at once begin at both ends, where kinds are least alike."""
         while (gpu := self._next(newest_first=newest_first)) is not None:
-            self.found[gpu] = self._compared(gpu, estimator)
+            self.found[gpu] = self._row(gpu, estimator)
 
-    def _compared(self, gpu: GpuSpec, estimator: Estimator) -> ComparedGpu:
+    def _row(self, gpu: GpuSpec, estimator: Estimator) -> ComparedGpu:
         try:
             return _compared(gpu, self._search(gpu, estimator), estimator)
         except NoKernelsError:

@@ -59,7 +59,7 @@ def what_would_fit(
         line.learn(tried, whole.device_used_bytes)
     return WouldFit(
         device_used_bytes=needed,
-        gpus=tuple(spec.name for spec in _gpus_with(needed) if runs_on(spec))[:MOST_GPUS] if needed else (),
+        gpus=_gpus_with(needed, runs_on) if needed else (),
         name=name,
         value=_largest(lambda value: run(gpu, dict(values) | {name: value}), tried, line, gpu.total_memory_bytes) if name else None,
     )
@@ -94,6 +94,6 @@ def _largest(run: Callable[[int], Rehearsal], tried: int | None, line: PeakLine,
     return largest_accepted(ask, high=tried - 1, guess=guess).size
 
 
-def _gpus_with(needed_bytes: int) -> list[GpuSpec]:
+def _gpus_with(needed_bytes: int, runs_on: Callable[[GpuSpec], bool]) -> tuple[str, ...]:
     whole = sorted((card.spec for card in catalog_gpus() if not card.is_mig), key=lambda spec: spec.total_memory_bytes)
-    return [spec for spec in whole if spec.total_memory_bytes >= needed_bytes]
+    return tuple(spec.name for spec in whole if spec.total_memory_bytes >= needed_bytes and runs_on(spec))[:MOST_GPUS]

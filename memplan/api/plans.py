@@ -394,8 +394,8 @@ class _Launched(NamedTuple):
 
 def _configuration_of(source: Source, of_command: _OfCommand, launched: _Launched, pins: Mapping[str, object]) -> Configuration:
     num_gpus, num_nodes, launch_config = launched
-    is_command = isinstance(source, Sequence) and not isinstance(source, str)
-    if launch_config is not None and (is_command or callable(source) or isinstance(source, Workload)):
+    is_path = source is None or isinstance(source, Path) or (isinstance(source, str) and not is_function(source))
+    if launch_config is not None and not is_path:
         raise UsageError("launch_config is for a recipe", hint="a command names the launcher's configuration itself")
     if isinstance(source, Sequence) and not isinstance(source, str):
         return command_configuration(source, **of_command._asdict(), num_gpus=num_gpus, num_nodes=num_nodes, pinned=pins.keys())

@@ -103,6 +103,22 @@ class HostValues(TorchDispatchMode):
 
         setattr(threading.Thread, "start", followed)  # noqa: B010  (a method, as mypy sees it)
 
+    def follow_factories(self) -> None:
+        """Follow what `torch.tensor` reads of numbers on the device that it is given in a list: no mode sees that."""
+        make = torch.tensor
+
+        @functools.wraps(make)
+        def made(data: Any, *arguments: Any, **keywords: Any) -> Any:
+            given = tree_flatten(data)[0] if isinstance(data, (list, tuple)) else ()
+            read = [tensor for tensor in given if has_memory(tensor) and tensor.is_cuda and tensor.dim() == 0]
+            values = [self._shadows.value(tensor) for tensor in read]
+            if not read or any(value is None for value in values):
+                return make(data, *arguments, **keywords)
+            awaited = [bytes_of(value) for value in values if value is not None]
+            return self._awaited.run(lambda: make(data, *arguments, **keywords), awaited, self._shadows.assumption_of(read))
+
+        torch.tensor = made
+
     # operations
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -143,22 +159,6 @@ class HostValues(TorchDispatchMode):
         """Run *func* by the operations that it consists of, which autograd, off in inference mode, would have called one by one."""
         with self:
             return func.decompose(*args, **kwargs)
-
-    def follow_factories(self) -> None:
-        """Follow what `torch.tensor` reads of numbers on the device that it is given in a list: no mode sees that."""
-        make = torch.tensor
-
-        @functools.wraps(make)
-        def made(data: Any, *arguments: Any, **keywords: Any) -> Any:
-            given = tree_flatten(data)[0] if isinstance(data, (list, tuple)) else ()
-            read = [tensor for tensor in given if has_memory(tensor) and tensor.is_cuda and tensor.dim() == 0]
-            values = [self._shadows.value(tensor) for tensor in read]
-            if not read or any(value is None for value in values):
-                return make(data, *arguments, **keywords)
-            awaited = [bytes_of(value) for value in values if value is not None]
-            return self._awaited.run(lambda: make(data, *arguments, **keywords), awaited, self._shadows.assumption_of(read))
-
-        torch.tensor = made
 
     def _follow(self, func: Any, name: str, args: Any, kwargs: Any, devices: list[Any]) -> Any:
         def run() -> Any:

@@ -324,14 +324,10 @@ class Recorder:
             clear()
             if before is not None:
                 self._num_cleared += 1
-                self._given_back |= {(address, before[0]) for address in self._freed_since(before[1])}
+                events = torch.cuda.memory._snapshot()["device_traces"][self._device]
+                self._given_back |= {(address, before[0]) for address in freed_after(events, before[1])}
 
         torch._C._cuda_clearCublasWorkspaces = cleared
-
-    def _freed_since(self, count: int) -> list[int]:
-        """Return the addresses that were freed after so many frees."""
-        events = torch.cuda.memory._snapshot()["device_traces"][self._device]
-        return [event["addr"] for event in events if event["action"] == "free_completed"][count:]
 
     def _watch_buckets(self) -> None:
         """Note what the reducer of DistributedDataParallel allocates: buckets of gradients, at first and again before the second step."""
@@ -482,8 +478,12 @@ class Recorder:
             self._clear_workspaces()
         events = torch.cuda.memory._snapshot()["device_traces"][self._device]
         torch.cuda.memory._record_memory_history(enabled=None)
-        freed = [event["addr"] for event in events if event["action"] == "free_completed"][frees:]
-        return events, {(address, count) for address in freed}, (count, all_frees)
+        return events, {(address, count) for address in freed_after(events, frees)}, (count, all_frees)
+
+
+def freed_after(events: list[dict[str, Any]], count: int) -> list[int]:
+    """Return the addresses that were freed after *count* frees."""
+    return [event["addr"] for event in events if event["action"] == "free_completed"][count:]
 
 
 def columns(events: list[dict[str, Any]]) -> dict[str, Any]:

@@ -85,8 +85,6 @@ class Script:
         """The optimizer that stepped last."""
         self._updated: WeakKeyDictionary[Optimizer, set[int]] = WeakKeyDictionary()
         """What each has updated since the last backward: parameters, by their identity."""
-        self._updated_behind = 0
-        """How many backwards there had been then."""
         self._num_ended = self._num_backwards = self._num_optimizers = 0
         self._has_optimizer = False
         self._told_at = 0.0
@@ -153,11 +151,7 @@ class Script:
 
     def _steps_on(self, optimizer: Optimizer) -> bool:
         """Say whether *optimizer* goes on with its last step, with other parameters: DeepSpeed has it step group by group."""
-        if self._updated_behind != self._recorder.num_backwards:
-            self._updated_behind = self._recorder.num_backwards
-            self._updated.clear()
-        before = self._updated.get(optimizer, set())
-        return bool(before) and before.isdisjoint(_parameters(optimizer))
+        return optimizer in self._updated and self._updated[optimizer].isdisjoint(_parameters(optimizer))
 
     def _trains_alone(self, optimizer: Optimizer) -> bool:
         """Say whether no other optimizer has stepped since the last step of *optimizer*; before its first, whether no other is there."""
@@ -165,10 +159,10 @@ class Script:
 
     def _stepped(self, optimizer: Any, arguments: Any, keywords: Any) -> None:
         del arguments, keywords
-        goes_on = self._steps_on(optimizer)
-        self._updated[optimizer] = self._updated.get(optimizer, set()) | _parameters(optimizer) if goes_on else _parameters(optimizer)
-        if goes_on:
+        if self._steps_on(optimizer):
+            self._updated[optimizer] |= _parameters(optimizer)
             return
+        self._updated[optimizer] = _parameters(optimizer)
         self._counts[optimizer] = number = self._counts.get(optimizer, 0) + 1
         self._last = weakref.ref(optimizer)
         if number > self._num_ended and not self._is_one_to_come():
@@ -176,6 +170,7 @@ class Script:
 
     def _backward_begins(self) -> None:
         """Begin a step, in a program without optimizers: one that updates its parameters itself, or measures only."""
+        self._updated.clear()
         self._leave_if_done()
         self._recorder.end_building(was_none=True)
         if self._has_optimizer or self._counts:

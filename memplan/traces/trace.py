@@ -353,6 +353,8 @@ def _made_by_the_model(
     live: dict[int, int] = {}
     number = begin = last = 0  # allocations before the forward that is going on, and before the last backward
     for before, mark in pairwise([Mark(0, 0, BUILD), *trace.marks]):
+        if not noted or last >= noted[-1]:
+            return
         for event in range(before.position, mark.position):
             if trace.actions[event] == ALLOC:
                 number += 1

@@ -144,3 +144,10 @@ def test_a_plan_by_formulas_warns_of_a_gpu_without_kernels(
 
     assert plan.fits
     assert any("has no kernels for" in warning for warning in plan.warnings) == is_warned
+
+
+@pytest.mark.parametrize("source", [["python", "train.py"], "train_step.py:build", "workload"])
+def test_a_launchers_file_is_for_recipes(built_in: Workload, source: list[str] | str) -> None:
+    """A command names it itself; nothing launches a function of the user's, or a Workload."""
+    with pytest.raises(memplan.UsageError, match="launch_config is for a recipe"):
+        memplan.plan(built_in if source == "workload" else source, gpu="t4", launch_config="launch.yaml")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Collection, Mapping, Set
 from dataclasses import dataclass, replace
 from math import prod
@@ -11,10 +10,10 @@ from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
-from memplan.edits.edit import KeyPath
 from memplan.edits.yaml_file import Found, YamlFile
 from memplan.errors import ConfigError
-from memplan.layouts.schema import ANYTHING, Assumption, Conditions, FieldEntry, LaunchFile, Layout, ModelEntry, Rule, spelled
+from memplan.layouts.places import Places
+from memplan.layouts.schema import Assumption, FieldEntry, LaunchFile, Layout, ModelEntry, Rule, spelled
 from memplan.layouts.sources import ParsedFiles, Source, file_of
 from memplan.layouts.stages import StageReader
 from memplan.layouts.templates import template_data
@@ -24,9 +23,6 @@ from memplan.workload.model_catalog import find_model
 from memplan.workload.stage import Stage
 from memplan.workload.workload import Workload
 from memplan.workload.workload_file import location_of, problem_of, workload_from
-
-LAUNCH = "launch."
-"""What the keys of the launcher's own file begin with, in a layout."""
 
 TARGET = ("training", "target_effective_batch_size")
 ACCUMULATION = ("training", "gradient_accumulation_steps")
@@ -40,14 +36,6 @@ class _Count(NamedTuple):
 
     number: int
     source: Source
-
-
-class Place(NamedTuple):
-    """Where a key is."""
-
-    file: Path
-    parsed: YamlFile
-    key: KeyPath
 
 
 @dataclass(frozen=True)
@@ -115,7 +103,7 @@ def is_recipe_of(layout: Layout, path: Path, keys: Set[str]) -> bool:
     has_all = keys >= set(detect.keys) and keys.isdisjoint(detect.without)
     if not has_all or (detect.one_of and keys.isdisjoint(detect.one_of)):
         return False
-    return not detect.where or _Reader(layout, path, None).holds(detect.where)
+    return not detect.where or Places(path, None, layout.named_files, ParsedFiles()).holds(detect.where)
 
 
 def read(layout: Layout, main: Path, *, starter: Path | None, launch: Path | None = None) -> Reading:
@@ -141,6 +129,7 @@ class _Reader:
         self.spellings: dict[str, str] = {}
         self.present: set[str] = set()
         self.files = ParsedFiles()
+        self.places = Places(main, launch, layout.named_files, self.files)
         self.warnings: list[str] = []
 
     def read(self) -> Reading:
@@ -151,14 +140,14 @@ class _Reader:
             self._read_rule(rule, data)
         if self.launch is not None and self.layout.launch is not None:
             self._read_launch(self.launch, self.layout.launch, data)
-        entries = tuple(entry for entry in self.layout.fields if self.holds(entry.when))
+        entries = tuple(entry for entry in self.layout.fields if self.places.holds(entry.when))
         for entry in entries:
             self._read_field(entry, data)
         self._imply_accumulation(data)
         _settle_kind(data)
         for note in self.layout.notes:
-            if self.holds(note.when):
-                said = next((self._place(self.main, key).file for key in note.when), self.main)
+            if self.places.holds(note.when):
+                said = next((self.places.of(self.main, key).file for key in note.when), self.main)
                 self.warnings.append(f"{said}: {note.text}")
         paths: list[Path] = []
         others: tuple[Stage, ...] = ()
@@ -232,41 +221,6 @@ class _Reader:
             training[ACCUMULATION[-1]] = max(1, training[TARGET[-1]] // prod(at_once))
             self.sources[ACCUMULATION] = replace(self.sources[TARGET], why="rule")
 
-    def holds(self, conditions: Conditions) -> bool:
-        """Say whether the main file has one of the spellings at each key."""
-        return all(_is_one_of(self._spelling(self.main, key), spellings) for key, spellings in conditions.items())
-
-    def _place(self, path: Path, key: str) -> Place:
-        """Return where *key* of the file at *path* is: of the main file, one below a key that names a file is in that file."""
-        for named in self.layout.named_files if path == self.main else ():
-            if key != named.name and not key.startswith(f"{named.name}."):
-                continue
-            at = self._literally(named.key)
-            inner = self._named_file(at)
-            if inner is not None and key == named.name:
-                return at
-            if inner is not None:
-                return Place(inner, self._file(inner), tuple(key.removeprefix(f"{named.name}.").split(".")))
-        return self._literally(key) if path == self.main else Place(path, self._file(path), tuple(key.split(".")))
-
-    def _literally(self, key: str) -> Place:
-        """Return where *key* is written: in the main file, or below `launch` in the launcher's."""
-        if self.launch is not None and key.startswith(LAUNCH):
-            return Place(self.launch, self._file(self.launch), tuple(key.removeprefix(LAUNCH).split(".")))
-        return Place(self.main, self._file(self.main), tuple(key.split(".")))
-
-    def _named_file(self, at: Place) -> Path | None:
-        """Return the file that is named *at* a key, None where none is. Raises ConfigError for one that is not there."""
-        found = at.parsed.get(at.key) if at.parsed.kind_of(at.key) == "scalar" else None
-        if found is None or not isinstance(found.value, str) or not found.value:
-            return None
-        places = [parent / found.value for parent in at.file.resolve().parents] + [Path(found.value)]
-        inner = next((place for place in places if place.is_file()), None)
-        if inner is None:
-            problem = f"`{'.'.join(at.key)}` names {found.value}, which is neither beside it nor below a folder that it is in"
-            raise ConfigError(problem, file=at.file, line=found.line, hint="put the file there: it says how the model is shared")
-        return Path(os.path.relpath(inner))
-
     def _read_launch(self, path: Path, launch: LaunchFile, data: dict[str, Any]) -> None:
         """Take on how many GPUs of how many machines the launcher's file starts a process each."""
         processes, machines = (self._count_at(path, key) for key in (launch.num_processes, launch.num_machines))
@@ -294,24 +248,15 @@ class _Reader:
             )
         return _Count(found.value, Source(path, found.line, key, found.value, "rule"))
 
-    def _spelling(self, path: Path, key: str) -> str:
-        """Return how the file spells the value at *key*; of a list or mapping what it is, of nothing an empty text."""
-        _, file, where = self._place(path, key)
-        kind = file.kind_of(where)
-        if kind is None:
-            return ""
-        found = file.get(where) if kind == "scalar" else None
-        return spelled(found.value) if found is not None else f"a {kind}"
-
     def _read_rule(self, rule: Rule, data: dict[str, Any]) -> None:
         for case in rule.cases:
-            if self.holds(case.when):
+            if self.places.holds(case.when):
                 field = tuple(rule.field.split("."))
                 asked = [key for each in rule.cases for key in each.when]
                 for key in [*case.when, *asked][:1]:  # what is left where no condition holds follows from the first key too
-                    place = self._place(self.main, key)
+                    place = self.places.of(self.main, key)
                     line = place.parsed.line_of(place.key) or 1
-                    self.sources[field] = Source(place.file, line, ".".join(place.key), self._spelling(self.main, key), "rule")
+                    self.sources[field] = Source(place.file, line, ".".join(place.key), self.places.spelling(self.main, key), "rule")
                 _put(data, field, case.value)
                 return
 
@@ -412,10 +357,10 @@ class _Reader:
         return value
 
     def _check(self, assumption: Assumption) -> None:
-        if not self.holds(assumption.when):
+        if not self.places.holds(assumption.when):
             return
         path = file_of(self.main, assumption.file)
-        value = self._spelling(path, assumption.key)
+        value = self.places.spelling(path, assumption.key)
         if assumption.is_list:
             value = next((each for each in self._elements(path, assumption.path) if each not in assumption.values), "")
             if not value:
@@ -423,14 +368,14 @@ class _Reader:
         if value not in assumption.values and not _is_at_most(value, assumption.at_most):
             verb = "has" if assumption.is_list else "is"
             said = f"`{assumption.key}` {verb} {value}" if value else f"`{assumption.key}` is not set"
-            place = self._place(path, assumption.key)
+            place = self.places.of(path, assumption.key)
             line = place.parsed.line_of(place.key) if value else None
             raise ConfigError(f"{said}: {assumption.otherwise}", file=place.file, line=line, hint="plan it as a workload.yaml")
 
     def _elements(self, path: Path, key: tuple[str, ...]) -> list[str]:
         """Return the spellings of the elements of a list; none where there is no list."""
         file = self._file(path)
-        return [self._spelling(path, ".".join((*key, str(number)))) for number in range(file.length_of(key) or 0)]
+        return [self.places.spelling(path, ".".join((*key, str(number)))) for number in range(file.length_of(key) or 0)]
 
     def _warn_of_duplicates(self) -> None:
         for path, file in self.files.all.items():
@@ -477,10 +422,6 @@ def _settle_kind(data: dict[str, Any]) -> None:
     if BY_TRANSFORMERS.isdisjoint(model) or "huggingface_config" not in model:
         return
     data["model"] = {name: value for name, value in model.items() if name in HuggingFaceModel.model_fields} | {"kind": "huggingface"}
-
-
-def _is_one_of(spelling: str, spellings: Collection[str]) -> bool:
-    return spelling in spellings or (ANYTHING in spellings and bool(spelling))
 
 
 def _is_at_most(spelling: str, most: float | None) -> bool:

@@ -1,0 +1,82 @@
+"""Where the keys of a configuration are: in its main file, in a file that this names, or in the launcher's own."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection
+from pathlib import Path
+from typing import NamedTuple
+
+from memplan.edits.edit import KeyPath
+from memplan.edits.yaml_file import YamlFile
+from memplan.errors import ConfigError
+from memplan.layouts.schema import ANYTHING, Conditions, NamedFile, spelled
+from memplan.layouts.sources import ParsedFiles
+
+LAUNCH = "launch."
+"""What the keys of the launcher's own file begin with, in a layout."""
+
+
+class Place(NamedTuple):
+    """Where a key is."""
+
+    file: Path
+    parsed: YamlFile
+    key: KeyPath
+
+
+class Places:
+    """Finds the keys that a layout names."""
+
+    def __init__(self, main: Path, launch: Path | None, named_files: Collection[NamedFile], files: ParsedFiles) -> None:
+        self._main, self._launch = main, launch
+        self._named_files = named_files
+        self._files = files
+
+    def holds(self, conditions: Conditions) -> bool:
+        """Say whether the main file has one of the spellings at each key."""
+        return all(_is_one_of(self.spelling(self._main, key), spellings) for key, spellings in conditions.items())
+
+    def of(self, path: Path, key: str) -> Place:
+        """Return where *key* of the file at *path* is: of the main file, one below a key that names a file is in that file."""
+        for named in self._named_files if path == self._main else ():
+            if key != named.name and not key.startswith(f"{named.name}."):
+                continue
+            at = self._literally(named.key)
+            inner = self._named_file(at)
+            if inner is not None and key == named.name:
+                return at
+            if inner is not None:
+                return Place(inner, self._files.of(inner), tuple(key.removeprefix(f"{named.name}.").split(".")))
+        return self._literally(key) if path == self._main else Place(path, self._files.of(path), tuple(key.split(".")))
+
+    def _literally(self, key: str) -> Place:
+        """Return where *key* is written: in the main file, or below `launch` in the launcher's."""
+        if self._launch is not None and key.startswith(LAUNCH):
+            return Place(self._launch, self._files.of(self._launch), tuple(key.removeprefix(LAUNCH).split(".")))
+        return Place(self._main, self._files.of(self._main), tuple(key.split(".")))
+
+    def _named_file(self, at: Place) -> Path | None:
+        """Return the file that is named *at* a key, None where none is. Raises ConfigError for one that is not there."""
+        found = at.parsed.get(at.key) if at.parsed.kind_of(at.key) == "scalar" else None
+        if found is None or not isinstance(found.value, str) or not found.value:
+            return None
+        places = [parent / found.value for parent in at.file.resolve().parents] + [Path(found.value)]
+        inner = next((place for place in places if place.is_file()), None)
+        if inner is None:
+            problem = f"`{'.'.join(at.key)}` names {found.value}, which is neither beside it nor below a folder that it is in"
+            raise ConfigError(problem, file=at.file, line=found.line, hint="put the file there: it says how the model is shared")
+        return Path(os.path.relpath(inner))
+
+    def spelling(self, path: Path, key: str) -> str:
+        """Return how the file spells the value at *key*; of a list or mapping what it is, of nothing an empty text."""
+        _, file, where = self.of(path, key)
+        kind = file.kind_of(where)
+        if kind is None:
+            return ""
+        found = file.get(where) if kind == "scalar" else None
+        return spelled(found.value) if found is not None else f"a {kind}"
+
+
+def _is_one_of(spelling: str, spellings: Collection[str]) -> bool:
+    return spelling in spellings or (ANYTHING in spellings and bool(spelling))

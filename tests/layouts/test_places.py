@@ -1,0 +1,47 @@
+"""Where keys are: in the main file, in one that it names, in the launcher's own, or in one that the launcher's names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from memplan.layouts.places import Places
+from memplan.layouts.schema import NamedFile
+from memplan.layouts.sources import ParsedFiles
+
+NAMED = (NamedFile(name="deepspeed", key="deepspeed"), NamedFile(name="deepspeed", key="launch.config.file"))
+
+
+@pytest.fixture
+def places(tmp_path: Path) -> Places:
+    """A recipe, a launcher's file that names another, and that one."""
+    (tmp_path / "recipe.yaml").write_text("bf16: true\nlist: [1]\n")
+    (tmp_path / "launch.yaml").write_text("kind: FSDP\nconfig:\n  file: zero.json\n")
+    (tmp_path / "zero.json").write_text('{"stage": 3}')
+    return Places(tmp_path / "recipe.yaml", tmp_path / "launch.yaml", NAMED, ParsedFiles())
+
+
+@pytest.mark.parametrize(
+    ("key", "file", "spelling"),
+    [
+        ("bf16", "recipe.yaml", "true"),
+        ("list", "recipe.yaml", "a sequence"),
+        ("nothing", "recipe.yaml", ""),
+        ("launch.kind", "launch.yaml", "FSDP"),
+        ("deepspeed", "launch.yaml", "zero.json"),
+        ("deepspeed.stage", "zero.json", "3"),
+    ],
+)
+def test_a_key_is_in_the_file_that_it_is_said_in(places: Places, tmp_path: Path, key: str, file: str, spelling: str) -> None:
+    """What names a further file stands in the file that names it; what is below it, there."""
+    main = tmp_path / "recipe.yaml"
+
+    assert places.of(main, key).file.name == file
+    assert places.spelling(main, key) == spelling
+
+
+def test_conditions_look_into_all_of_them(places: Places) -> None:
+    """An empty text is a key that is not there, a star any that is."""
+    assert places.holds({"bf16": ("true",), "launch.kind": ("*",), "deepspeed.stage": ("2", "3"), "nothing": ("",)})
+    assert not places.holds({"launch.kind": ("DEEPSPEED",)})

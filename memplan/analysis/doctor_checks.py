@@ -14,9 +14,9 @@ from typing import Literal, NamedTuple
 
 from memplan.analysis.levers import in_training_mode
 from memplan.description import Description
-from memplan.execution.findings import shown_place
 from memplan.execution.program_habits import Change, Habit, HabitKind, Habits
 from memplan.execution.rehearsal import Rehearsal
+from memplan.execution.wording import shown_place
 from memplan.hardware.gpu import GpuSpec
 from memplan.hardware.precisions import BF16_FROM, FP16_FROM, TF32_FROM
 from memplan.workload.model import encoder_of

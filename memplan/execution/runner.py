@@ -19,7 +19,8 @@ from typing import Any
 from typing_extensions import Self
 
 from memplan.errors import DoesNotFitError, NotRehearsedError, UsageError
-from memplan.execution.findings import MISSING_WEIGHTS, sizes_hint
+from memplan.execution.findings import MISSING_WEIGHTS
+from memplan.execution.guessed_values import sizes_hint
 from memplan.execution.process import Process, TookTooLongError
 from memplan.execution.program_process import NotEndedError
 from memplan.execution.run_record import RunRecord, read_record

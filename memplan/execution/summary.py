@@ -9,7 +9,8 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from memplan.execution.device_log import NO_LOG, DeviceLog
-from memplan.execution.findings import Cause, FirstStepAgain, find, lower_bound_reasons, takes_as_much, trained_batches
+from memplan.execution.findings import FirstStepAgain, find, trained_batches
+from memplan.execution.guessed_values import Cause, lower_bound_reasons, takes_as_much
 from memplan.execution.ranks import ONE_RANK, Ranks
 from memplan.execution.rehearsal import DeviceRead, OutOfMemory, ProgramFailure, Rehearsal
 from memplan.execution.run_record import RecordedRead, RunRecord

@@ -21,7 +21,7 @@ from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 from memplan.errors import NothingSeenError
-from memplan.execution.findings import Cause, decides
+from memplan.execution.guessed_values import Cause, decides
 from memplan.execution.run_record import RunRecord
 from memplan.execution.summary import Run
 from memplan.hardware.gpu import GpuSpec

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from memplan.analysis.doctor_checks import Diagnosed
-from memplan.execution.findings import shown_place
+from memplan.execution.wording import shown_place
 from memplan.hardware.gpu import GpuSpec
 from memplan.units import format_bytes
 

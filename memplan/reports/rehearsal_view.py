@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from memplan.analysis.would_fit import WouldFit
-from memplan.execution.findings import guessed_places, shown_place
+from memplan.execution.guessed_values import guessed_places
 from memplan.execution.rehearsal import OutOfMemory, Rehearsal
+from memplan.execution.wording import shown_place
 from memplan.hardware.gpu import GpuSpec
 from memplan.memory.estimate import SET_UP
 from memplan.reports.breakdown_view import Breakdown, breakdown_rows, count

@@ -9,7 +9,7 @@ import pytest
 
 from memplan.errors import NothingSeenError
 from memplan.execution.device_log import NO_LOG
-from memplan.execution.findings import lower_bound_reasons
+from memplan.execution.guessed_values import lower_bound_reasons
 from memplan.execution.run_record import AllocationFailure, ChosenByTime, Failure, RecordedRead, RunRecord
 from memplan.execution.summary import Run
 from memplan.execution.values_pass import EndlessError, Settled, StoppedError, ValuesFile, settle

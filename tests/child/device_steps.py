@@ -50,9 +50,9 @@ def _accumulated(device):
 
 def _ctc(device, *, through_cudnn):
     likelihood = _leaf(device, 50, 16, 20).log_softmax(2)
-    lengths = torch.full((16,), 50, dtype=torch.int32), torch.full((16,), 30, dtype=torch.int32)
     if through_cudnn:
-        return functional.ctc_loss(likelihood, torch.randint(1, 20, (480,), dtype=torch.int32), *lengths)
+        return functional.ctc_loss(likelihood, torch.randint(1, 20, (480,), dtype=torch.int32), [50] * 16, [30] * 16)
+    lengths = torch.full((16,), 50, dtype=torch.int32), torch.full((16,), 30, dtype=torch.int32)
     return functional.ctc_loss(likelihood, torch.randint(1, 20, (16, 30), device=device), *lengths)
 
 
@@ -415,6 +415,18 @@ def recurrent(device, kind="LSTM", hidden=512, projection=0, layers=2, both_ways
         assert all(weight.grad.shape == weight.shape for weight in weights)
         assert {name: tuple(weight.shape) for name, weight in model.state_dict().items()} == shapes
         model.zero_grad()
+
+    return step
+
+
+def ctc_through_cudnn(device, lengths_are_tensors=False):
+    """A loss of cuDNN: 50 time steps of 16 sequences, 20 classes, 30 labels."""
+    lengths = [torch.full((16,), length, dtype=torch.int32) if lengths_are_tensors else [length] * 16 for length in (50, 30)]
+
+    def step():
+        likelihood = _leaf(device, 50, 16, 20).log_softmax(2)
+        labels = torch.full((480,), 1, dtype=torch.int32)
+        functional.ctc_loss(likelihood, labels, *lengths, reduction="sum").backward()
 
     return step
 

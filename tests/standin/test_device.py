@@ -17,6 +17,7 @@ from memplan.execution.rehearsal import Rehearsal
 from memplan.execution.rehearse import Rehearser
 from memplan.execution.step_source import step_source_from
 from memplan.hardware.catalog import find_gpu
+from memplan.units import format_bytes
 from tests.conftest import RehearserOf, SharedRehearser
 
 PROGRAMS = Path(__file__).parents[1] / "child" / "device_steps.py"
@@ -348,6 +349,22 @@ def test_the_workspace_of_a_recurrent_network_is_an_allowance(device: Device) ->
     assert without.findings == ()
 
 
+@pytest.mark.parametrize("longest, lengths_are_tensors", [(30, False), (255, True)])
+def test_the_workspace_of_a_ctc_loss_of_cudnn_is_an_allowance(device: Device, longest: int, lengths_are_tensors: bool) -> None:
+    """
+    For 50 time steps of 16 sequences two variables of each label and blank, and 20 probabilities, in fp32.
+
+    Where the lengths are tensors, PyTorch tells cuDNN the most labels that it takes.
+    """
+    seen = device.run("ctc_through_cudnn", lengths_are_tensors=lengths_are_tensors, workspaces=True)
+    without = device.run("ctc_through_cudnn", lengths_are_tensors=lengths_are_tensors)
+
+    allowance = 50 * 16 * (2 * (2 * longest + 1) + 20) * 4 - 1  # an odd number, to be found again
+    assert seen.findings[0].message.count(f"CTC loss up to {format_bytes(allowance)}") == 1
+    assert seen.peak_allocated_bytes >= allowance > without.peak_allocated_bytes
+    assert without.findings == ()
+
+
 # attention: 2 x 8 heads of 64 values over 1024 tokens
 
 PAIRS = 2 * 8 * 1024 * 1024
@@ -511,7 +528,7 @@ embedding embedding_padded embedding_bag embedding_bag_max embedding_sparse inde
 gather take_along_dim repeat_interleave bmm baddbmm_half einsum addmv dot double_product integer_product fp8_product cdist
 cosine_similarity layer_norm rms_norm group_norm instance_norm batch_norm batch_norm_channels_last batch_norm_half batch_norm_eval
 conv1d conv3d conv_depthwise conv_transpose conv_dilated max_pool adaptive_pool fractional_pool unfold pixel_shuffle pad_reflect
-grid_sample affine_grid ctc_loss cross_entropy dropout multi_head_attention multi_head_attention_eval transformer_nested nested_tensor
+grid_sample affine_grid ctc_loss ctc_loss_cudnn cross_entropy dropout multi_head_attention multi_head_attention_eval transformer_nested nested_tensor
 interpolate interpolate_bicubic weight_norm spectral_norm checkpointed clip_grad_norm poisson bernoulli gamma lgamma_digamma
 special_bessel igamma fake_quantize segment_reduce foreach_norm tril_indices matrix_exp matrix_power solve_triangular cholesky_solve
 cholesky_batch inv_batch solve_batch
@@ -522,7 +539,6 @@ sparse_sampled sparse_triangular sparse_to_csr sparse_coalesce profiled list_gpu
 """
 
 NAMED = {
-    "ctc_loss_cudnn": "cudnnGetCTCLossWorkspaceSize",
     "sparse_by_sparse": "cusparseSpGEMM_workEstimation",
     "semi_structured": r"cusparseLt\w+",
     "event_ipc": "cudaIpcGetEventHandle",

@@ -104,6 +104,7 @@ SAYS_ARGUMENTS_ARE_RIGHT(cublasZgetrsBatched, GETRS)
     int cudnnCreate##Kind##Descriptor(void **out) { *out = calloc(1, sizeof(Descriptor)); return *out ? 0 : 4000; } \
     int cudnnDestroy##Kind##Descriptor(void *descriptor) { free(descriptor); return 0; }
 DESCRIPTOR(Tensor) DESCRIPTOR(Filter) DESCRIPTOR(Convolution) DESCRIPTOR(Activation) DESCRIPTOR(Dropout) DESCRIPTOR(Pooling)
+DESCRIPTOR(CTCLoss)
 int cudnnSetTensorNdDescriptor(Descriptor *descriptor, int type, int num_dims, const int *dims, const int *strides) {
     if (num_dims > 8) return 2000; /* CUDNN_STATUS_BAD_PARAM: cuDNN has as many at most */
     descriptor->type = type;
@@ -153,6 +154,34 @@ int cudnnSetDropoutDescriptor(void *dropout, void *handle, float share, void *st
     return 0;
 }
 int cudnnDropoutGetStatesSize(void *handle, size_t *out) { *out = (size_t)1 << 20; return 0; }
+
+/* CTC: how much cuDNN takes is not documented. The allowance is what the equations need (Graves and others 2006, sections 4.1 and 4.2): for
+ * each time step a forward and a backward variable of each label and of the blanks around them, and the probabilities after the softmax. */
+static size_t ctc_workspace(const Descriptor *probabilities, size_t longest_labels) { /* probabilities: time steps, batch, classes */
+    size_t rows = (size_t)probabilities->dims[0] * probabilities->dims[1];
+    return library_workspace("CTC loss", rows * (2 * (2 * longest_labels + 1) + probabilities->dims[2]) * sizeof(float));
+}
+/* A descriptor says how many labels there may be, which is all that is asked of it. */
+int cudnnSetCTCLossDescriptor_v8(Descriptor *loss, int type, int normalized, int nan, int longest_labels) {
+    loss->dims[0] = longest_labels;
+    return 0;
+}
+int cudnnSetCTCLossDescriptor_v9(Descriptor *loss, int type, int normalized, int gradient, int longest_labels) {
+    return cudnnSetCTCLossDescriptor_v8(loss, type, normalized, gradient, longest_labels);
+}
+int cudnnGetCTCLossWorkspaceSize_v8(void *handle, int algorithm, const Descriptor *loss, const Descriptor *probabilities,
+                                    const Descriptor *gradients, size_t *out) {
+    *out = ctc_workspace(probabilities, loss->dims[0]);
+    return 0;
+}
+/* of lengths on the host */
+int cudnnGetCTCLossWorkspaceSize(void *handle, const Descriptor *probabilities, const Descriptor *gradients, const int *labels,
+                                 const int *label_lengths, const int *input_lengths, int algorithm, const Descriptor *loss, size_t *out) {
+    int longest = 0;
+    for (int i = 0; i < probabilities->dims[1]; i++) longest = label_lengths[i] > longest ? label_lengths[i] : longest;
+    *out = ctc_workspace(probabilities, longest);
+    return 0;
+}
 
 /* cuFFT: a plan may need as much again as it transforms (cuFFT documentation, "Accuracy and performance"): an allowance of the larger side */
 int cufftCreate(int *plan) { *plan = 1; return 0; }

@@ -1,14 +1,14 @@
-"""For a step that does not fit as it is: how much it needs, which GPUs have that, and how much smaller it would have to be."""
+"""For a step or a program that does not fit as it is: how much it needs, which GPUs have that, and how much smaller it would have to be."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from pydantic import NonNegativeInt
+from pydantic import NonNegativeInt, PositiveInt
 
 from memplan.description import Description
-from memplan.errors import UsageError
+from memplan.errors import NothingSeenError, UsageError
 from memplan.estimators.interpolation import PeakLine
 from memplan.execution.rehearsal import Rehearsal
 from memplan.execution.step_source import batch_name, count_of
@@ -17,6 +17,8 @@ from memplan.hardware.gpu import GpuSpec
 from memplan.planner.search import Outcome, largest_accepted
 
 MOST_GPUS = 4
+MORE_STEPS = 3
+"""How many steps a program runs behind the one that memory ended: in the next ones the optimizer's state is there, and caches are full."""
 
 
 class WouldFit(Description):
@@ -24,6 +26,9 @@ class WouldFit(Description):
 
     device_used_bytes: NonNegativeInt | None
     """A size of such a GPU with which the step ran, CUDA context included. None: it does not run with unlimited memory either."""
+
+    is_lower_bound: bool = False
+    """It may take more than that: sizes were guessed, or it was ended too early."""
 
     gpus: tuple[str, ...]
     """The smallest GPUs of the catalogue that offer so much; another kind of GPU may take other kernels, and so other memory."""
@@ -33,6 +38,12 @@ class WouldFit(Description):
 
     value: NonNegativeInt | None = None
     """The largest of it that ran to its end. None: not even 1 did."""
+
+    num_steps: PositiveInt | None = None
+    """How many steps of a program the size is of. None: it is of a function's step, or of the program to its end."""
+
+    is_of_program: bool = False
+    """It is of a whole program, for which nothing smaller was tried: nothing says where its batch is written."""
 
 
 def what_would_fit(
@@ -48,27 +59,78 @@ def what_would_fit(
     A program that fails for another reason with more memory, or with a smaller batch, does not fit there: what is known of it stands.
     """
     line = PeakLine()
-    try:
-        whole = run(gpu.endless(), values)
-        needed, known = _least(run, gpu, values, whole.device_used_bytes) if whole.fits else None, whole.values
-    except UsageError:
-        whole, needed, known = None, None, dict(values)
+    whole, needed = _needed(lambda kind: run(kind, values), gpu)
+    known = dict(values) if whole is None else whole.values
+    is_lower_bound = whole is not None and whole.fits is None
     name = batch_name(known)
     tried = count_of(known[name]) if name else None
     if tried and whole is not None and whole.fits:
         line.learn(tried, whole.device_used_bytes)
     return WouldFit(
         device_used_bytes=needed,
+        is_lower_bound=is_lower_bound,
         gpus=_gpus_with(needed, runs_on) if needed else (),
         name=name,
         value=_largest(lambda value: run(gpu, dict(values) | {name: value}), tried, line, gpu.total_memory_bytes) if name else None,
     )
 
 
-def _least(run: Callable[[GpuSpec, Mapping[str, Any]], Rehearsal], gpu: GpuSpec, values: Mapping[str, Any], used_bytes: int) -> int:
-    """Return a size of *gpu* with which the step runs: what it used of endless memory, or more where giving segments back tears holes."""
+def what_program_needs(
+    run: Callable[[GpuSpec, int | None], Rehearsal],
+    seen: Rehearsal,
+    *,
+    gpu: GpuSpec,
+    steps: int | None,
+    runs_on: Callable[[GpuSpec], bool] = lambda _: True,
+) -> WouldFit | None:
+    """
+    Return how much memory a program needs that did not fit on *gpu* in *seen*; *run* rehearses it on a GPU for so many steps, None: all.
+
+    One that memory ended is run a few steps further than it came, but not for more than *steps*: its later ones may be many. None where
+    that shows nothing: it takes too long, or is interrupted.
+    """
+    if seen.out_of_memory is not None and not seen.out_of_memory.is_caught:
+        further = len(seen.steps) + MORE_STEPS
+        steps = further if steps is None else min(steps, further)
+    was_interrupted = False
+
+    def run_watched(kind: GpuSpec) -> Rehearsal:
+        nonlocal was_interrupted
+        found = run(kind, steps)
+        was_interrupted = was_interrupted or found.was_interrupted
+        return found
+
+    whole, needed = _needed(run_watched, gpu)
+    if whole is None or was_interrupted:
+        return None
+    return WouldFit(
+        device_used_bytes=needed,
+        is_lower_bound=whole.fits is None,
+        gpus=_gpus_with(needed, runs_on) if needed else (),
+        num_steps=steps,
+        is_of_program=True,
+    )
+
+
+def _needed(run: Callable[[GpuSpec], Rehearsal], gpu: GpuSpec) -> tuple[Rehearsal | None, int | None]:
+    """
+    Return how *run* goes with unlimited memory of this kind of *gpu*, and a size with which it runs, None each where it does not.
+
+    Where it may take more than it shows, the size is what it took.
+    """
+    try:
+        whole = run(gpu.endless())
+        if whole.fits is None and whole.failure is None:
+            return whole, whole.device_used_bytes
+        return whole, _least(run, gpu, whole.device_used_bytes) if whole.fits else None
+    except (UsageError, NothingSeenError):
+        return None, None
+
+
+def _least(run: Callable[[GpuSpec], Rehearsal], gpu: GpuSpec, used_bytes: int) -> int:
+    """Return a size of *gpu* with which *run* goes: what it used of endless memory, or more where giving segments back tears holes."""
     tried = (int(used_bytes * factor) for factor in (1, 1.01, 1.02, 1.05, 1.1, 1.2))
-    return next((size for size in tried if run(gpu.model_copy(update={"total_memory_bytes": size}), values).fits), int(used_bytes * 1.5))
+    return next((size for size in tried if run(gpu.model_copy(update={"total_memory_bytes": size})).fits), int(used_bytes * 1.5))
 
 
 def _largest(run: Callable[[int], Rehearsal], tried: int | None, line: PeakLine, capacity_bytes: int) -> int | None:

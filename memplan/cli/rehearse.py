@@ -271,22 +271,23 @@ def _rehearse_script(
     allow_writes: bool,
     output: _Output,
 ) -> int:
+    from memplan.analysis.would_fit import what_program_needs
     from memplan.cli.progress import program_progress, show_next_run
+    from memplan.execution.command import command_from
     from memplan.execution.read_answers import read_answers
     from memplan.execution.rehearse_ranks import rehearse_ranks
-    from memplan.execution.rehearse_script import rehearse_in_both_orders, rehearse_script
+    from memplan.execution.rehearse_script import rehearse_in_both_orders, rehearse_script, torch_of
 
     folder = next((Path(word).parent for word in program if word.endswith(".py")), Path())
     answers = read_answers(reads, folder)
+    in_some_way = rehearse_in_both_orders if most_walked_batches else rehearse_script
+    if ranks.size > 1:
+        in_some_way = functools.partial(rehearse_ranks, which=which)
     try:
         with program_progress() as on_progress:
-            run = rehearse_in_both_orders if most_walked_batches else rehearse_script
-            if ranks.size > 1:
-                run = functools.partial(rehearse_ranks, which=which)
-            rehearsal = run(
+            run = functools.partial(
+                in_some_way,
                 program,
-                gpu=gpu,
-                steps=steps,
                 answers=answers.request(),
                 timeout_seconds=timeout,
                 output_to_stderr=output.format == "json",
@@ -298,6 +299,17 @@ def _rehearse_script(
                 on_next_run=show_next_run,
                 ranks=ranks,
             )
+            rehearsal = run(gpu=gpu, steps=steps)
+            would_fit = None
+            if rehearsal.fits is False and not rehearsal.was_interrupted and not allow_writes:  # what it wrote is there, and stays
+                show_next_run("unlimited memory, to find how much it needs")
+                would_fit = what_program_needs(
+                    lambda kind, most: run(gpu=kind, steps=most, is_heard=False, on_next_run=None),
+                    rehearsal,
+                    gpu=gpu,
+                    steps=steps,
+                    runs_on=torch_of(command_from(program)).has_kernels_for,
+                )
     except NothingSeenError as error:
         if output.format == "json":
             from memplan.reports.json import nothing_seen_as_json
@@ -307,7 +319,7 @@ def _rehearse_script(
     notes = _kept(answers, rehearsal, folder)
     if any(finding.kind == "batch_shapes" for finding in rehearsal.findings):
         notes.append("--worst-batch finds the largest batches of the program's DataLoaders, and takes them after the first")
-    _report(rehearsal, gpu, None, notes, output)
+    _report(rehearsal, gpu, would_fit, notes, output)
     return rehearsal.exit_code if rehearsal.exit_code >= 0 else 128 - rehearsal.exit_code
 
 

@@ -231,15 +231,22 @@ def _rehearsal_warnings(rehearsal: Rehearsal, gpu: GpuSpec) -> list[str]:
 
 
 def _would_fit(found: WouldFit) -> Iterator[str]:
-    if found.name and found.value:
+    if found.is_of_program:
+        yield "perhaps a smaller batch on this GPU: a plan finds the largest, with `{micro_batch_size}` for it in the program's command"
+    elif found.name and found.value:
         yield f"{found.name}={found.value} on this GPU: the largest that fits"
     elif found.name is None:
         yield "perhaps a smaller batch: no value of the program is called batch (or batch_size, micro_batch, bs, n), so none was tried"
     else:
         yield f"no {found.name} on this GPU: not even 1"
+    what = f"the {'program' if found.is_of_program else 'step'} as it is"
+    if found.num_steps is not None:
+        steps = "step" if found.num_steps == 1 else f"{found.num_steps} steps"
+        what = f"the first {steps} of the program as it is"
     if found.device_used_bytes is None:
-        yield "more memory alone does not help: the step fails with unlimited memory too"
+        yield f"more memory alone does not help: the {'program' if found.is_of_program else 'step'} fails with unlimited memory too"
     else:
-        need = f"the step as it is on a GPU of this kind with {format_bytes(found.device_used_bytes)}"
+        least = "at least " if found.is_lower_bound else ""
+        need = f"{what} on a GPU of this kind with {least}{format_bytes(found.device_used_bytes)}"
         offered = f"GPUs with that much: {', '.join(found.gpus)} (rehearse on them to be sure)" if found.gpus else "no GPU has that much"
         yield f"{need}; {offered}"

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from memplan.analysis.would_fit import MOST_GPUS, what_would_fit
-from memplan.errors import UsageError
-from memplan.execution.rehearsal import OutOfMemory, Rehearsal
+from memplan.analysis.would_fit import MORE_STEPS, MOST_GPUS, what_program_needs, what_would_fit
+from memplan.errors import MemplanError, NothingSeenError, UsageError
+from memplan.execution.rehearsal import OutOfMemory, Rehearsal, StepPeaks
 from memplan.execution.rehearse import Rehearser
 from memplan.execution.step_source import step_source_from
 from memplan.hardware.catalog import catalog_gpus, find_gpu
@@ -206,3 +206,72 @@ def test_a_gpu_that_programs_do_not_run_on_is_not_named() -> None:
     assert any("V100" in name for name in everywhere.gpus)
     assert not any("V100" in name for name in where_it_runs.gpus)
     assert len(where_it_runs.gpus) == len(everywhere.gpus) == MOST_GPUS
+
+
+class WholeProgram:
+    """Stands in for rehearsals of a whole program, whose first *passes* steps take a tenth of what the next one *needs*."""
+
+    def __init__(self, needs: int, *, passes: int = 1, is_partial: bool = False, was_interrupted: bool = False) -> None:
+        self.needs, self.passes, self.is_partial, self.was_interrupted = needs, passes, is_partial, was_interrupted
+        self.asked: list[tuple[int, int | None]] = []
+
+    def __call__(self, gpu: GpuSpec, steps: int | None) -> Rehearsal:
+        self.asked.append((gpu.total_memory_bytes, steps))
+        needs = self.needs if steps is None or steps > self.passes else self.needs // 10
+        if needs > gpu.total_memory_bytes:
+            return self.ended_by_memory(gpu)
+        changed = {"lower_bound_reasons": ("it ended",) if self.is_partial else (), "was_interrupted": self.was_interrupted}
+        return rehearsal(needs, fits=True, values={}).model_copy(update=changed)
+
+    def ended_by_memory(self, gpu: GpuSpec) -> Rehearsal:
+        return rehearsal(gpu.total_memory_bytes, fits=False, values={}).model_copy(update={"steps": (PEAKS,) * self.passes})
+
+
+PEAKS = StepPeaks(peak_allocated_bytes=1, peak_reserved_bytes=1, allocated_bytes=1, reserved_bytes=1)
+
+
+@pytest.mark.parametrize(("steps", "told"), [(None, 7 + MORE_STEPS), (100, 7 + MORE_STEPS), (8, 8)])
+def test_a_program_that_memory_ended_is_run_a_little_further(steps: int | None, told: int) -> None:
+    """Not to its end, which may be a thousand steps away, nor for more steps than were asked for; the report says how many it was."""
+    program, card = WholeProgram(5 * GIB, passes=7), small_card(1000)
+
+    found = what_program_needs(program, program(card, steps), gpu=card, steps=steps)
+
+    assert found is not None
+    assert (found.device_used_bytes, found.num_steps, found.is_of_program) == (5 * GIB, told, True)
+    assert program.asked[1:] == [(UNLIMITED_BYTES, told), (5 * GIB, told)]
+
+
+def test_a_program_that_is_tight_runs_to_its_end() -> None:
+    """It did on the smaller GPU too."""
+    program, card = WholeProgram(5 * GIB), small_card(6000)
+    tight = rehearsal(5 * GIB, fits=True, values={}).model_copy(update={"num_alloc_retries": 1})
+
+    found = what_program_needs(program, tight, gpu=card, steps=None)
+
+    assert tight.verdict == "tight"
+    assert found is not None
+    assert (found.device_used_bytes, found.num_steps) == (5 * GIB, None)
+
+
+def test_what_a_program_needs_that_tells_too_little_is_a_lower_bound() -> None:
+    """Where sizes are guessed, or the optimizer's state is not there yet."""
+    program, card = WholeProgram(5 * GIB, passes=0, is_partial=True), small_card(1000)
+
+    found = what_program_needs(program, program(card, 1), gpu=card, steps=1)
+
+    assert found is not None
+    assert (found.device_used_bytes, found.is_lower_bound) == (5 * GIB, True)
+
+
+@pytest.mark.parametrize("error", [None, UsageError("it takes too long"), NothingSeenError("it ended", program_exit_code=3)])
+def test_of_a_program_that_is_not_seen_to_run_nothing_is_told(error: MemplanError | None) -> None:
+    """Interrupted, or it takes longer than it is given: how much it needs is not known then, and not that more memory does not help."""
+    program, card = WholeProgram(5 * GIB, was_interrupted=error is None), small_card(1000)
+
+    def run(gpu: GpuSpec, steps: int | None) -> Rehearsal:
+        if error is not None:
+            raise error
+        return program(gpu, steps)
+
+    assert what_program_needs(run, program.ended_by_memory(card), gpu=card, steps=None) is None

@@ -16,6 +16,7 @@ import memplan
 from memplan.errors import UsageError
 from memplan.execution.step_source import TypedText
 from memplan.hardware.torch_install import TorchBuild
+from memplan.units import GIB
 from tests.conftest import RehearserOf, Run
 from tests.standin.conftest import torch_build
 
@@ -216,6 +217,28 @@ def test_what_would_fit_is_told(run_memplan: Run, torch_build: TorchBuild) -> No
     assert result.returncode == 1
     assert "batch=394 on this GPU: the largest that fits" in result.stdout  # and up to 630 MiB of context
     assert "a GPU of this kind with 20.32 GiB; GPUs with that much: " in result.stdout
+
+
+def test_how_much_memory_a_script_needs_that_ran_out_is_told(run_memplan: Run, torch_build: TorchBuild, tmp_path: Path) -> None:
+    """It is run again, unheard, with unlimited memory, and not for the thousand steps that it would take; the size told is enough."""
+    (tmp_path / "train.py").write_text(
+        "import torch\n"
+        "weight = torch.nn.Parameter(torch.zeros(2**28, device='cuda'))\n"
+        "optimizer = torch.optim.SGD([weight], lr=0.1)\n"
+        "for step in range(1000):\n"
+        "    (weight * torch.ones(2**28, device='cuda')).sum().backward()\n"
+        "    optimizer.step()\n"
+        "    print('step', step)\n"
+    )
+
+    ended = run_memplan("rehearse", "--gpu", "t4", "--gpu-memory", "3GiB", "--format", "json", "--", "train.py")
+    needed = json.loads(ended.stdout)["would_fit"]
+    enough = run_memplan("rehearse", "--gpu", "t4", "--gpu-memory", f"{needed['device_used_bytes']}B", "--steps", "3", "--", "train.py")
+
+    assert "step" not in ended.stderr.partition("Traceback")[0]
+    assert (ended.returncode, needed["num_steps"], enough.returncode) == (1, 3, 0)
+    assert 4 * GIB < needed["device_used_bytes"] < 6 * GIB
+    assert "\nFits on" in enough.stdout
 
 
 @pytest.mark.heavy

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from memplan.analysis.would_fit import WouldFit
 from memplan.execution.rehearsal import DeviceRead, HeldBackFile, Rehearsal
 from memplan.hardware.gpu import GpuSpec
 from memplan.memory.breakdown import MemoryBreakdown
@@ -106,4 +107,26 @@ def test_what_is_at_least_taken_is_the_lower_end_of_what_is_assumed(a100: GpuSpe
     assert headlines == [
         f"At least 1.00 GiB (4.00 GiB by the other end of what is assumed) on {a100.name}: sizes were guessed as zero at train.py:3",
         f"At least 4.00 GiB on {a100.name}: sizes were guessed as zero at train.py:3",
+    ]
+
+
+def test_how_much_a_program_needs_is_told_with_how_much_of_it_was_run(a100: GpuSpec) -> None:
+    """To its end, so many steps of it, or with sizes that were guessed; a plan finds the batch, of which nothing is known here."""
+    found = WouldFit(device_used_bytes=50 * GIB, gpus=("NVIDIA H100 PCIe",), is_of_program=True)
+    changes: list[dict[str, Any]] = [
+        {},
+        {"num_steps": 5},
+        {"num_steps": 1, "is_lower_bound": True},
+        {"device_used_bytes": None},
+    ]
+
+    told = [view_rehearsal(rehearsal_with(a100), a100, found.model_copy(update=change)).would_fit for change in changes]
+
+    assert all("`{micro_batch_size}`" in batch for batch, _ in told)
+    of_size = "on a GPU of this kind with 50.00 GiB; GPUs with that much: NVIDIA H100 PCIe (rehearse on them to be sure)"
+    assert [needed for _, needed in told] == [
+        f"the program as it is {of_size}",
+        f"the first 5 steps of the program as it is {of_size}",
+        f"the first step of the program as it is {of_size.replace('50', 'at least 50')}",
+        "more memory alone does not help: the program fails with unlimited memory too",
     ]

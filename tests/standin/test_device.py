@@ -349,7 +349,7 @@ def test_the_workspace_of_a_recurrent_network_is_an_allowance(device: Device) ->
     assert without.findings == ()
 
 
-@pytest.mark.parametrize("longest, lengths_are_tensors", [(30, False), (255, True)])
+@pytest.mark.parametrize(("longest", "lengths_are_tensors"), [(30, False), (255, True)])
 def test_the_workspace_of_a_ctc_loss_of_cudnn_is_an_allowance(device: Device, longest: int, lengths_are_tensors: bool) -> None:
     """
     For 50 time steps of 16 sequences two variables of each label and blank, and 20 probabilities, in fp32.
@@ -528,7 +528,8 @@ embedding embedding_padded embedding_bag embedding_bag_max embedding_sparse inde
 gather take_along_dim repeat_interleave bmm baddbmm_half einsum addmv dot double_product integer_product fp8_product cdist
 cosine_similarity layer_norm rms_norm group_norm instance_norm batch_norm batch_norm_channels_last batch_norm_half batch_norm_eval
 conv1d conv3d conv_depthwise conv_transpose conv_dilated max_pool adaptive_pool fractional_pool unfold pixel_shuffle pad_reflect
-grid_sample affine_grid ctc_loss ctc_loss_cudnn cross_entropy dropout multi_head_attention multi_head_attention_eval transformer_nested nested_tensor
+ctc_loss ctc_loss_cudnn
+grid_sample affine_grid cross_entropy dropout multi_head_attention multi_head_attention_eval transformer_nested nested_tensor
 interpolate interpolate_bicubic weight_norm spectral_norm checkpointed clip_grad_norm poisson bernoulli gamma lgamma_digamma
 special_bessel igamma fake_quantize segment_reduce foreach_norm tril_indices matrix_exp matrix_power solve_triangular cholesky_solve
 cholesky_batch inv_batch solve_batch

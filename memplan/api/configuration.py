@@ -138,7 +138,7 @@ class Configuration(NamedTuple):
             raise UsageError(
                 "skip_weights is for programs, whose models are loaded", hint="a configuration's model is planned without weights"
             )
-        note = "weights of pretrained models were not read: the steps take the same memory, and loading takes that of files of 5 GB"
+        note = "weights of pretrained models are not read, which leaves the memory of the steps as it is"
         return self._replace(program=program.model_copy(update={"skips_weights": True})).with_note(note)
 
     def with_allocator_settings_of(self, environment: Mapping[str, str]) -> Configuration:

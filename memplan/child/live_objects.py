@@ -124,9 +124,9 @@ def is_whole(tensor: Any) -> bool:
     return True
 
 
-def is_view_in_graph(tensor: Any) -> bool:
-    """Say whether *tensor* is a part of another, and autograd goes on from it, as parameters are of a flat one."""
-    return is_whole(tensor) and tensor.grad_fn is not None and tensor._is_view()
+def is_part_of_leaf(tensor: Any) -> bool:
+    """Say whether *tensor* is a part of one that nothing computed, and autograd goes on from it, as parameters are of a flat one."""
+    return is_whole(tensor) and tensor.grad_fn is not None and tensor._is_view() and tensor._base.is_leaf
 
 
 def _is_wrapped(tensor: Any) -> bool:

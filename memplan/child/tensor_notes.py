@@ -19,7 +19,7 @@ import torch.utils.checkpoint
 
 from memplan.child.live_objects import (
     addresses,
-    is_view_in_graph,
+    is_part_of_leaf,
     is_whole,
     named_parameters,
     names_of,
@@ -182,7 +182,7 @@ class TensorNotes:
         gradients = addresses([*whole_gradients(each for found in found_of_shards[: len(fsdp)] for each in found), *put_there])
         saved = addresses(kept.val for kept in checkpointed if isinstance(kept.val, torch.Tensor))
         weights = addresses(self._trained_or_of_modules(modules, tensors, count))  # a flat one is of no module
-        weights |= addresses(plain) & addresses(tensor for tensor in tensors if is_view_in_graph(tensor))  # gathered, of FSDP
+        weights |= addresses(plain) & addresses(tensor for tensor in tensors if is_part_of_leaf(tensor))  # gathered, of FSDP
         self.notes["parameters"] |= {(address, count) for address in weights}
         self.notes["gradients"] |= {(address, count) for address in gradients}
         self.notes["workspaces"] |= {(address, count) for address in buffers}

@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
+from pathlib import PurePath
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -152,15 +153,21 @@ def _without_gradient(record: RunRecord) -> Iterator[Finding]:
 MISSING_WEIGHTS = "the weights of a pretrained model are not there: `skip_weights=True` builds it from its configuration"
 
 
+_FILES_OF_WEIGHTS = frozenset({".pt", ".pth", ".bin", ".ckpt", ".safetensors"})
+"""What is read by `torch.load` and its kind; other names are of models."""
+
+
 def _weights(record: RunRecord) -> Iterator[Finding]:
     if record.lacks_weights:
         yield Finding(kind="missing_weights", message=MISSING_WEIGHTS)
     if record.skipped_weights:
-        names = listed(tuple(dict.fromkeys(record.skipped_weights)))
+        names = tuple(dict.fromkeys(record.skipped_weights))
+        has_models = any(PurePath(name).suffix not in _FILES_OF_WEIGHTS for name in names)
+        loading = "; transformers and diffusers load them as from files of 5 GB, in the type that the configuration names"
         yield Finding(
             kind="skipped_weights",
-            message=f"weights were not read ({names}): the steps take the same memory; what is computed from the weights on the host is of "
-            "zeros, and where transformers or diffusers loads them, loading takes what files of 5 GB in the configuration's type take",
+            message=f"weights were not read ({listed(names)}): the steps take the same memory; what is computed from the weights on "
+            f"the host is of zeros{loading if has_models else ''}",
         )
 
 

@@ -105,7 +105,7 @@ def test_a_program_skips_weights_and_says_so(tmp_path: Path) -> None:
     skipping = plain.skipping_weights()
 
     assert (plain.program.model_dump()["skips_weights"], skipping.program.model_dump()["skips_weights"]) == (False, True)
-    assert any("weights of pretrained models were not read" in note for note in skipping.notes)
+    assert any("weights of pretrained models are not read" in note for note in skipping.notes)
 
 
 def test_a_configuration_has_no_weights_to_skip() -> None:

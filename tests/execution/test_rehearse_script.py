@@ -1989,6 +1989,21 @@ def test_an_optimizer_that_wraps_another_is_not_named_beside_it(script: Script) 
 
 
 @pytest.mark.heavy
+def test_what_a_generator_made_and_a_critic_sees_by_a_view_is_no_parameter(script: Script) -> None:
+    """Its `.data` goes into a gradient penalty and has no graph, while the view has one: so looks the flat parameter that FSDP gathers."""
+    penalty = (
+        "fake = model(batch().repeat(64, 1)).view(64, 64, -1)\n"
+        "    rows, values = fake.view(len(fake), -1), fake.data\n"
+        "    between = (values * 0.5).requires_grad_()\n"
+        "    (slope,) = torch.autograd.grad(model(between).sum(), between, create_graph=True)\n"
+        "    (rows.square().mean() + slope.norm())"
+    )
+    found = seen(script(TRAINING.replace("model(batch()).square().mean()", penalty)))
+
+    assert found.breakdown.parameters_bytes == 4 * MIB
+
+
+@pytest.mark.heavy
 def test_an_input_that_requires_a_gradient_is_no_parameter(script: Script) -> None:
     """Points at which a network solves an equation: made anew for each step, and there until the next."""
     points = "points = torch.rand(2**20, 4, device='cuda').requires_grad_()\n    (model(batch()).square().mean() + points.sum())"

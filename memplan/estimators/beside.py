@@ -23,7 +23,7 @@ from contextlib import suppress
 from typing import IO, NamedTuple
 
 from memplan.estimators.steps import is_answer
-from memplan.execution.program_process import wait_for
+from memplan.execution.program_process import EndedTwiceError, wait_for
 from memplan.execution.rehearsal import Rehearsal
 from memplan.hardware.host import available_bytes, num_processors
 from memplan.standin.launch import command_for
@@ -98,7 +98,11 @@ class Beside:
         """Wait until the job of *key* is done, where it was begun. Raises KeyboardInterrupt where a signal ends it."""
         if self._jobs.is_begun(key):
             process = next((process for process in self._processes if process.key == key), self._processes[-1])  # that which has just begun
-            if wait_for(process.until_done(key), None) is not None:
+            try:
+                signalled = wait_for(process.until_done(key), None)
+            except EndedTwiceError as error:
+                raise KeyboardInterrupt from error
+            if signalled is not None:
                 raise KeyboardInterrupt
 
     def end(self) -> None:

@@ -28,6 +28,7 @@ from memplan.estimators.rehearse_program import last_lines, rehearse_command, re
 from memplan.estimators.steps import Step, StepRunner, with_fewest_micro_batches
 from memplan.execution.command import command_from
 from memplan.execution.findings import MISSING_WEIGHTS
+from memplan.execution.program_process import EndedTwiceError
 from memplan.execution.recorded_run import WalkedBatches
 from memplan.execution.rehearsal import Rehearsal
 from memplan.execution.rehearse import Rehearser
@@ -415,6 +416,8 @@ def _run_unless_stopped(program: CommandProgram, gpu: GpuSpec, known: Known, *, 
         if error.program_exit_code in _ENDED_BY_USER:
             raise KeyboardInterrupt from error
         raise
+    except EndedTwiceError as error:
+        raise KeyboardInterrupt from error
     if found.was_interrupted:
         raise KeyboardInterrupt
     return found

@@ -33,6 +33,10 @@ class NotEndedError(UsageError):
     """The signal that was to end it, where one was."""
 
 
+class EndedTwiceError(UsageError):
+    """A second signal came while a program was ending: whoever sent it waits for nothing more."""
+
+
 class ProgramProcess(Protocol):
     """A process that was started, as `subprocess.Popen` has it."""
 
@@ -63,7 +67,7 @@ def wait_for(
     Wait for *process*, and pass on to it the signals that end programs; return the one that was, where there was one.
 
     It is left the time to end as it likes, and what it did until then is reported; a second signal ends it at once. *on_wait* is called
-    while it waits. Raises NotEndedError for one that does not end, UsageError after a second signal.
+    while it waits. Raises NotEndedError for one that does not end, EndedTwiceError after a second signal.
     """
     deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
     asked: signal.Signals | None = None
@@ -84,7 +88,8 @@ def wait_for(
             if found is None or found.si_signo == signal.SIGCHLD:
                 continue
             if asked is not None:
-                raise UsageError(f"the program was ended by a second {signal.Signals(found.si_signo).name}: there is nothing to report")
+                name = signal.Signals(found.si_signo).name
+                raise EndedTwiceError(f"the program was ended by a second {name}: there is nothing to report")
             asked = signal.Signals(found.si_signo)
             if found.si_code != _SI_KERNEL or not isinstance(process, subprocess.Popen):  # a fork has no terminal
                 process.send_signal(asked)

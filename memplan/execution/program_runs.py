@@ -258,6 +258,8 @@ class ProgramRuns(Closing):
     def _run_somehow(self, values_file: ValuesFile | None) -> Run:
         """Run the program, in a fork of a warm process where that is as good."""
         if self._stopped_by is not None:
+            if self._first is None:
+                raise nothing_seen(-self._stopped_by)
             raise StoppedError(f"{self._stopped_by.name} ended the program before")
         if values_file == OTHER_TIMES and self._first is not None and (beside := self._run_beside(self._first)) is not None:
             return beside

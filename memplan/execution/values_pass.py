@@ -86,8 +86,12 @@ class Settled(NamedTuple):
         return larger._replace(others={**self.others, **other.others, cause: smaller.run})
 
 
+_Runs = Callable[[ValuesFile | None], Run]
+"""Runs a program with a file of values, or without one."""
+
+
 def settle(
-    run: Callable[[ValuesFile | None], Run],
+    run: _Runs,
     *,
     folder: Path,
     answers: Mapping[str, Any] | None,
@@ -101,31 +105,34 @@ def settle(
     *has_padding*: the batch is one with padding, so that to ask a mask for it is no reason to follow values. *expects_values*: data
     decided its memory with another batch, and nothing had to be assumed.
     """
-    known = _with_values_at_once(run, ValuesFile(folder / "values-all", "all")) if expects_values else None
-    if known is not None:
-        return known
-    first = run(None)
-    if first.record.needed_rank is not None:
-        return Settled(first)  # it is to be run again
+    told: list[Run] = []
+
+    def first_run(file: ValuesFile | None) -> Run:
+        told[:] = [run(file)]
+        return told[0]
+
     try:
+        known = _with_values_at_once(run, first_run, ValuesFile(folder / "values-all", "all")) if expects_values else None
+        if known is not None:
+            return known
+        first = first_run(None)
+        if first.record.needed_rank is not None:
+            return Settled(first)  # it is to be run again
         found = _with_data(run, first, folder=folder, answers=answers, has_padding=has_padding)
         return _with_both_times(run, _with_both_numbers(run, found, folder=folder))
     except StoppedError as error:
-        return Settled(first, failure=str(error))
+        return Settled(told[0], failure=str(error))
 
 
-def _with_values_at_once(run: Callable[[ValuesFile | None], Run], file: ValuesFile) -> Settled | None:
+def _with_values_at_once(run: _Runs, first_run: _Runs, file: ValuesFile) -> Settled | None:
     """Return the program as it runs with its values; None where they are not all there is to it, so that more runs are needed."""
-    sought: Run | None = None
     try:
-        sought = run(file)
+        sought = first_run(file)
         is_whole = not _has_failed(sought.record) and file.path is not None and file.path.exists()
         if not is_whole or any(read.basis in _OPEN for read in sought.record.reads):
             return None
         told = ValuesFile(file.path)
         found = run(told)
-    except StoppedError as error:
-        return None if sought is None else Settled(sought, failure=str(error))
     except (NothingSeenError, EndlessError):
         return None
     return None if _has_failed(found.record) or found.record.chosen_by_time else Settled(found, values=told)
@@ -139,9 +146,7 @@ class StoppedError(Exception):
     """The user has had enough: no further run is begun."""
 
 
-def _with_data(
-    run: Callable[[ValuesFile | None], Run], first: Run, *, folder: Path, answers: Mapping[str, Any] | None, has_padding: bool
-) -> Settled:
+def _with_data(run: _Runs, first: Run, *, folder: Path, answers: Mapping[str, Any] | None, has_padding: bool) -> Settled:
     is_refused = _has_failed(first.record) and any(read.basis == "ordinary" for read in first.record.reads)  # a number was not that good
     if not (needs_values(first.record, has_padding=has_padding) or _has_sizes(answers) or is_refused):
         return Settled(first)
@@ -164,7 +169,7 @@ def _takes_more(failed: Run, than: Run) -> bool:
     return failed.record.peak_reserved_bytes > than.record.peak_reserved_bytes
 
 
-def _with_both_numbers(run: Callable[[ValuesFile | None], Run], found: Settled, *, folder: Path) -> Settled:
+def _with_both_numbers(run: _Runs, found: Settled, *, folder: Path) -> Settled:
     """
     Run the program again with another number, where it compares one that nothing computes: with it, it may go another way.
 
@@ -194,7 +199,7 @@ def _as_ordinary(run: Run) -> Run:
     return run._replace(record=run.record.model_copy(update={"reads": reads}))
 
 
-def _with_both_times(run: Callable[[ValuesFile | None], Run], found: Settled) -> Settled:
+def _with_both_times(run: _Runs, found: Settled) -> Settled:
     """Run the program again with the other choices, where a compiler chose by time."""
     if not found.run.record.chosen_by_time or found.run.record.failure is not None:
         return found
@@ -203,7 +208,7 @@ def _with_both_times(run: Callable[[ValuesFile | None], Run], found: Settled) ->
     return found if other is None else found.beside("times", Settled(other, values=told))
 
 
-def _other_end(run: Callable[[ValuesFile | None], Run], told: ValuesFile) -> Run | None:
+def _other_end(run: _Runs, told: ValuesFile) -> Run | None:
     """Return the program as it runs with the other end of an assumption; None where it fails there, or comes to no end."""
     try:
         other = run(told)
@@ -221,7 +226,7 @@ def most_seconds(first: float) -> float:
     return 60 + 5 * first
 
 
-def _with_values(run: Callable[[ValuesFile | None], Run], file: ValuesFile, first: Run) -> Settled:
+def _with_values(run: _Runs, file: ValuesFile, first: Run) -> Settled:
     """Return the program as it runs with the values that a pass over it finds; as it ran first where that found none, or no end."""
     try:
         return _as_found(run, run(file), file, first)
@@ -229,7 +234,7 @@ def _with_values(run: Callable[[ValuesFile | None], Run], file: ValuesFile, firs
         return Settled(first, failure=str(error))
 
 
-def _as_found(run: Callable[[ValuesFile | None], Run], sought: Run, file: ValuesFile, first: Run) -> Settled:
+def _as_found(run: _Runs, sought: Run, file: ValuesFile, first: Run) -> Settled:
     failure = _failure_of(sought.record) if not _has_failed(first.record) else None
     if file.path is None or not file.path.exists():
         return Settled(first, failure=failure or "it left no values")

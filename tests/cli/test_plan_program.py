@@ -107,17 +107,20 @@ def test_what_makes_no_sense_is_one_clear_error(run_memplan: Run, project: Path,
 
 
 @pytest.mark.heavy
-def test_ctrl_c_ends_a_plan(torch_build: TorchBuild, tmp_path: Path) -> None:
-    """What the program did until then is no answer, and no other size is tried."""
+@pytest.mark.parametrize("times", [1, 2])
+def test_ctrl_c_ends_a_plan(torch_build: TorchBuild, tmp_path: Path, times: int) -> None:
+    """What the program did until then is no answer, and no other size is tried; nor where it was ended at once, by a second one."""
     script = tmp_path / "train.py"
-    script.write_text(ENDLESS)
+    script.write_text("import signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\n" * (times - 1) + ENDLESS)
     with tempfile.TemporaryDirectory(dir="/dev/shm") as passed:  # what is written there is not held back
         seen = Path(passed, "seen")
         command = [sys.executable, "-m", "memplan", "--gpu", "t4", "--", str(script), "{micro_batch_size}", str(seen)]
         running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
         while running.poll() is None and not seen.exists():
             time.sleep(0.05)
-        running.send_signal(signal.SIGINT)
+        for _ in range(times):
+            running.send_signal(signal.SIGINT)
+            time.sleep(0.2)
         said, errors = running.communicate(timeout=60)
 
     assert (running.returncode, said) == (130, "")

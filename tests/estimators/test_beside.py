@@ -214,6 +214,23 @@ def test_a_signal_ends_a_job_that_is_waited_for(jobs: Beside, tmp_path: Path) ->
     eventually(lambda: has_ended(process))
 
 
+def is_deaf(num_bytes: int, folder: Path) -> Rehearsal:
+    """Do a job that Ctrl-C does not end."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    return waits(num_bytes, folder)
+
+
+def test_a_second_signal_ends_what_waits_for_a_job_that_does_not_hear_it(jobs: Beside, tmp_path: Path) -> None:
+    """Nor is that an answer: a plan would go on as if the size were refused."""
+    jobs.begin("one", Job(is_deaf, (1, tmp_path)))
+    eventually((tmp_path / "1.began").exists)
+    for seconds in (0.2, 0.5):
+        threading.Timer(seconds, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+
+    with pytest.raises(KeyboardInterrupt):
+        jobs.take("one")
+
+
 def test_what_was_begun_comes_to_nothing_where_all_is_ended(jobs: Beside, tmp_path: Path) -> None:
     """Also what was done already. What is begun then is done by another process."""
     jobs.begin("done", Job(takes, (1, tmp_path)))

@@ -109,6 +109,20 @@ def test_what_was_seen_before_a_signal_is_told_of_values_that_are_expected_too(t
     assert settle(run, folder=tmp_path, answers=None, expects_values=True).failure == "SIGINT ended it"
 
 
+def test_a_run_with_expected_values_that_a_signal_ended_is_told(tmp_path: Path) -> None:
+    """It left no values, so that the program would be run without: there is no further run."""
+    ended = record("data", [512], [512])
+
+    def run(file: ValuesFile | None) -> Run:
+        if file is None:
+            raise StoppedError("SIGINT ended it")
+        return Run(ended)
+
+    found = settle(run, folder=tmp_path, answers=None, expects_values=True)
+
+    assert (found.run.record, found.failure) == (ended, "SIGINT ended it")
+
+
 def test_a_pass_that_fails_is_told(tmp_path: Path) -> None:
     """The first run is told, with what the one that was to find the values failed with; or that a signal ended it."""
 

@@ -219,6 +219,7 @@ def warn(plan: Plan, estimator: Estimator) -> tuple[str, ...]:
 _TOLD_OF_PROGRAMS = (
     "peak_before_steps",
     "peak_before_state",
+    "dropped_gradients",
     "growth",
     "varying_steps",
     "batch_shapes",

@@ -43,6 +43,17 @@ def states_of(optimizers: Iterable[Any]) -> list[Any]:
     return [value for optimizer in optimizers for state in getattr(optimizer, "state", {}).values() for value in tensors_of(state)]
 
 
+def state_share(optimizers: Iterable[Any]) -> float:
+    """Return how many bytes of state *optimizers* have for a byte of the parameters for which they have any."""
+    parameter_bytes = state_bytes = 0
+    for optimizer in optimizers:
+        for parameter, state in getattr(optimizer, "state", {}).items():
+            if isinstance(parameter, torch.Tensor) and state:
+                parameter_bytes += parameter.numel() * parameter.element_size()
+                state_bytes += sum(each.numel() * each.element_size() for each in tensors_of(state) if isinstance(each, torch.Tensor))
+    return state_bytes / parameter_bytes if parameter_bytes else 0.0
+
+
 def addresses(tensors: Iterable[Any]) -> set[int]:
     """Return where those of *tensors* that lie on the device begin."""
     found = set()

@@ -448,6 +448,8 @@ class Recorder:
             "checkpointing_off": sorted(self._tensors.checkpointing_off),
             "without_gradient": sorted(self._tensors.without_gradient),
             "without_gradient_bytes": self._tensors.without_gradient_bytes,
+            "dropped_gradients": sorted(self._tensors.dropped_gradients),
+            "dropped_bytes": self._tensors.dropped_bytes,
             "out_of_memory": self.out_of_memory,
             "values": self.values,
             "failure": failure,

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import sys
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -29,6 +29,7 @@ from memplan.child.live_objects import (
     parts_of,
     possible_weights,
     shapes_of,
+    state_share,
     states_of,
     those_of_both,
     trained_by,
@@ -63,6 +64,10 @@ class TensorNotes:
         """Why activation checkpointing, which is switched on, has no effect."""
         self.without_gradient: set[str] = set()
         self.without_gradient_bytes = 0
+        self.dropped_gradients: set[str] = set()
+        """Parameters whose gradients a backward made, and which had none when their optimizer stepped."""
+        self.dropped_bytes = 0
+        """What these gradients take, with the state that their optimizer would make."""
         self._hooked: set[int] = set()
         self._accumulated: set[int] = set()
         """Parameters whose gradients autograd tells of; that of another the program, or FSDP, puts there itself."""
@@ -224,12 +229,11 @@ class TensorNotes:
         self._note_copies(those_of_both(self._at_backward, self._at_end), modules, optimizers, count, are_of_whole_models=True)
         self._has_looked = False
         missed = self._gradients_missed - self._gradients_seen
-        self.without_gradient = (names_of(missed, modules) or {f"{len(missed)} parameters"}) if missed else set()
-        self.without_gradient_bytes = sum(
-            each.numel() * each.element_size()
-            for each in {id(each): each for each in trained_by(optimizers)}.values()
-            if id(each) in missed
-        )
+        dropped = missed & self._accumulated
+        trained = {id(each): each for each in trained_by(optimizers)}
+        self.without_gradient, self.without_gradient_bytes = _named(missed - dropped, trained, modules)
+        self.dropped_gradients, gradient_bytes = _named(dropped, trained, modules)
+        self.dropped_bytes = round(gradient_bytes * (1 + state_share(optimizers)))
 
     def _note_weights(self, modules: list[Any], optimizers: list[Any], count: int) -> None:
         """Note parameters and buffers; of a step that is compiled, the module that it became has the optimizer's state as buffers."""
@@ -267,6 +271,12 @@ class TensorNotes:
             for address, tensor in copies.items():
                 (self.notes["parameters"] if tensor.requires_grad else self._copies).add((address, count))
         self._has_optimizer = self._has_optimizer or bool(optimizers)
+
+
+def _named(missed: set[int], trained: Mapping[int, Any], modules: list[Any]) -> tuple[set[str], int]:
+    """Return what the parameters whose id is in *missed* are called, or how many they are, and the bytes of those that are *trained*."""
+    names = (names_of(missed, modules) or {f"{len(missed)} parameters"}) if missed else set()
+    return names, sum(each.numel() * each.element_size() for number, each in trained.items() if number in missed)
 
 
 def _kept_by_checkpointing() -> type:

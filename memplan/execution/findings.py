@@ -64,6 +64,7 @@ def find(
         *_first_step(first_again),
         *_checkpointing(record.checkpointing_off),
         *_without_gradient(record),
+        *_dropped_gradients(record),
         *_wide_tensors(record),
         *(list(_growth(record, ends)) or _varying_steps(record, ends)),
         *_weights(record),
@@ -148,6 +149,18 @@ def _without_gradient(record: RunRecord) -> Iterator[Finding]:
         f"loss does not reach; not counted, if they are trained later: {format_bytes(record.without_gradient_bytes)} of gradients, and "
         "optimizer state",
     )
+
+
+def _dropped_gradients(record: RunRecord) -> Iterator[Finding]:
+    names = record.dropped_gradients
+    if names:
+        count = f"{len(names)} parameter{'s' if len(names) > 1 else ''}"
+        yield Finding(
+            kind="dropped_gradients",
+            message=f"the gradients of {count} ({listed(names)}) are computed and dropped before the optimizer steps; if the program keeps "
+            f"them later, they and the optimizer's state for them take up to {format_bytes(record.dropped_bytes)} more, which is in the "
+            "upper bound",
+        )
 
 
 MISSING_WEIGHTS = "the weights of a pretrained model are not there: `skip_weights=True` builds it from its configuration"

@@ -196,6 +196,12 @@ class RunRecord(Description):
     without_gradient_bytes: int = 0
     """What their gradients would take."""
 
+    dropped_gradients: tuple[str, ...] = ()
+    """Parameters of an optimizer whose gradients the program dropped before each step of it."""
+
+    dropped_bytes: int = 0
+    """What these gradients take, with the state that the optimizer would make for them."""
+
     out_of_memory: AllocationFailure | None = None
     """Where memory first ran out."""
 

@@ -72,7 +72,7 @@ def rehearsal_of(
     behind = record.was_stopped and sum(recorded.values()) < allocated * (1 - UNSPLIT_SHARE)
     beside_bytes = record.others_bytes + record.shared_bytes
     first_again = None if behind else first_step_again(record, trace, position)
-    more_bytes = 0 if first_again is None else first_again.more_bytes
+    more_bytes = record.dropped_bytes + (0 if first_again is None else first_again.more_bytes)
     ends = {cause: other.record for cause, other in others.items()}
     outside_bytes = context.expected_bytes + nccl.expected_bytes + beside_bytes
     return Rehearsal(

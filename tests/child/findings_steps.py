@@ -205,6 +205,24 @@ def heads_in_turn(device, batch, width=64, accumulation=2):
     return step
 
 
+def drops_gradients(device, batch, width=64, kept_from=None):
+    """The last layer learns nothing until step *kept_from*: the program drops its gradients, as a recipe does in its first epoch."""
+    model = TwoHeads(width).to(device)
+    update = torch.optim.AdamW([*model.body.parameters(), *model.used.parameters()])
+    num_steps = 0
+
+    def step():
+        nonlocal num_steps
+        num_steps += 1
+        model(torch.randn(batch, width, device=device)).mean().backward()
+        if kept_from is None or num_steps < kept_from:
+            model.used.zero_grad()
+        update.step()
+        update.zero_grad()
+
+    return step
+
+
 # wide tensors
 
 

@@ -11,6 +11,7 @@ import pytest
 from memplan.errors import MissingError
 from memplan.execution.rehearsal import Rehearsal
 from memplan.hardware.catalog import find_gpu
+from memplan.units import format_bytes
 from tests.conftest import RehearserOf, SharedRehearser
 
 STEPS = Path(__file__).parents[1] / "child" / "findings_steps.py"
@@ -102,6 +103,20 @@ def test_parameters_without_gradient_are_named(run: Run) -> None:
     assert finding.message.startswith("2 parameters of the optimizer got no gradient in the steps that ran: unused.bias, unused.weight;")
     # 64 x 64 weights and 64 biases in fp32
     assert finding.message.endswith("not counted, if they are trained later: 16.2 KiB of gradients, and optimizer state")
+
+
+def test_gradients_that_are_dropped_before_the_step_are_in_the_upper_bound(run: Run) -> None:
+    """They may be kept in a later epoch. Kept from the third step on, they are there, and nothing is missing."""
+    dropped, kept = (run("drops_gradients", steps=4, kept_from=kept_from) for kept_from in (None, 3))
+
+    (finding,) = dropped.findings
+    assert finding.kind == "dropped_gradients"
+    # 64 x 64 weights and 64 biases in fp32: a gradient and AdamW's two moments, with 4 bytes of each parameter's count of steps
+    assert finding.message.startswith("the gradients of 2 parameters (used.bias, used.weight) are computed and dropped before the")
+    assert f"take up to {format_bytes(3 * 16_640)} more" in finding.message
+    assert kept.findings == ()
+    varies = kept.device_used.high_bytes - kept.peak_reserved_bytes
+    assert dropped.device_used.high_bytes - dropped.peak_reserved_bytes - varies == pytest.approx(3 * 16_640, abs=100)
 
 
 def test_frozen_parameters_and_those_that_learn_in_turn_are_no_finding(run: Run) -> None:

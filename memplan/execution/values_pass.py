@@ -112,7 +112,7 @@ def settle(
         return told[0]
 
     try:
-        known = _with_values_at_once(run, first_run, ValuesFile(folder / "values-all", "all")) if expects_values else None
+        known = _with_values_at_once(run, first_run, folder) if expects_values else None
         if known is not None:
             return known
         first = first_run(None)
@@ -124,22 +124,24 @@ def settle(
         return Settled(told[0], failure=str(error))
 
 
-def _with_values_at_once(run: _Runs, first_run: _Runs, file: ValuesFile) -> Settled | None:
-    """Return the program as it runs with its values; None where they are not all there is to it, so that more runs are needed."""
+def _with_values_at_once(run: _Runs, first_run: _Runs, folder: Path) -> Settled | None:
+    """Return the program as it runs with its values; None where they are not all there is to it, so that it is run without first."""
+    file = _file_of_all(folder)
     try:
         sought = first_run(file)
-        is_whole = not _has_failed(sought.record) and file.path is not None and file.path.exists()
-        if not is_whole or any(read.basis in _OPEN for read in sought.record.reads):
+        if _has_failed(sought.record) or file.path is None or not file.path.exists():
             return None
         told = ValuesFile(file.path)
         found = run(told)
     except (NothingSeenError, EndlessError):
         return None
-    return None if _has_failed(found.record) or found.record.chosen_by_time else Settled(found, values=told)
+    if _has_failed(found.record) or found.record.chosen_by_time:
+        return None
+    return _with_both_numbers(run, _with_both_ends(run, Settled(found, values=told), first=found, folder=folder), folder=folder)
 
 
-_OPEN: frozenset[Basis] = frozenset({"drawn", "assumed", "compared"})
-"""What a read stands on that has two ends."""
+def _file_of_all(folder: Path) -> ValuesFile:
+    return ValuesFile(folder / "values-all", "all")
 
 
 class StoppedError(Exception):
@@ -150,9 +152,14 @@ def _with_data(run: _Runs, first: Run, *, folder: Path, answers: Mapping[str, An
     is_refused = _has_failed(first.record) and any(read.basis == "ordinary" for read in first.record.reads)  # a number was not that good
     if not (needs_values(first.record, has_padding=has_padding) or _has_sizes(answers) or is_refused):
         return Settled(first)
-    found = _with_values(run, ValuesFile(folder / "values-all", "all"), first)
+    found = _with_values(run, _file_of_all(folder), first)
     if _has_failed(found.run.record) and not _has_failed(first.record):
         return Settled(first, failure=found.failure or _failure_of(found.run.record))
+    return _with_both_ends(run, found, first=first, folder=folder)
+
+
+def _with_both_ends(run: _Runs, found: Settled, *, first: Run, folder: Path) -> Settled:
+    """Run the program again with the other end of what was assumed, or drawn, in *found*; *first* is a run that no mode followed."""
     ends: tuple[tuple[Basis, Cause, Literal["none", "redrawn"]], ...] = (("drawn", "draws", "redrawn"), ("assumed", "values", "none"))
     for basis, cause, variant in ends:
         if any(read.basis == basis for read in found.run.record.reads):

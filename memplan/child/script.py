@@ -18,6 +18,7 @@ import faulthandler
 import functools
 import json
 import multiprocessing
+import multiprocessing.util
 import os
 import signal
 import sys
@@ -26,7 +27,6 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -58,6 +58,9 @@ GRACE_SECONDS = 2.0
 
 END_SECONDS = 20.0
 """What a program gets to end in after the steps that were asked for: a handler at its exit may wait for the network, and for ever."""
+
+OVER = ".over"
+"""Of the file that says of a process that its program did not get from it what it wants (`execution/left_waiting.py`)."""
 
 _TOLD_EVERY_SECONDS = 1.0
 
@@ -293,24 +296,22 @@ class Script:
         return note_and_leave
 
     def _watch_children(self) -> None:
-        """Keep the error that ends a process of multiprocessing's, which prints it and tells its parent of an exit code."""
-        begin = BaseProcess._bootstrap  # type: ignore[attr-defined]  # in no stub
+        """
+        Keep the error that ends a process of multiprocessing's, which prints it and tells its parent of an exit code.
 
-        @functools.wraps(begin)
-        def noting(process: Any, *arguments: Any, **keywords: Any) -> Any:
-            run = process.run
+        It goes by while the process's `_bootstrap` calls the function below: that is looked up then, so that a process is watched too that
+        was begun before PyTorch was imported.
+        """
+        end = multiprocessing.util._exit_function  # type: ignore[attr-defined]  # in no stub
 
-            def noted() -> None:
-                try:
-                    run()
-                except Exception as error:
-                    self._error = error
-                    raise
+        @functools.wraps(end)
+        def noting(*arguments: Any, **keywords: Any) -> Any:
+            error = sys.exc_info()[1]
+            if isinstance(error, Exception):
+                self._error = error
+            return end(*arguments, **keywords)
 
-            process.run = noted
-            return begin(process, *arguments, **keywords)
-
-        BaseProcess._bootstrap = noting  # type: ignore[attr-defined]
+        multiprocessing.util._exit_function = noting  # type: ignore[attr-defined]
 
     def write(self) -> None:
         """Write what was seen, once, where CUDA was used: a worker that only loads data has nothing to say."""
@@ -355,6 +356,8 @@ class Script:
         path = self._path / f"{self._process}.json"
         path.with_suffix(".partial").write_text(json.dumps(record), encoding="utf-8")
         path.with_suffix(".partial").replace(path)
+        if self._is_done or failure is not None:
+            path.with_suffix(OVER).touch()
         wait_for(os.environ.get("MEMPLAN_UNTIL", ""))
 
 

@@ -61,13 +61,13 @@ def ignored_signals() -> list[signal.Signals]:
 
 
 def wait_for(
-    process: ProgramProcess, timeout_seconds: float | None, *, on_wait: Callable[[], None] = lambda: None
+    process: ProgramProcess, timeout_seconds: float | None, *, is_over: Callable[[], bool] = lambda: False
 ) -> signal.Signals | None:
     """
     Wait for *process*, and pass on to it the signals that end programs; return the one that was, where there was one.
 
-    It is left the time to end as it likes, and what it did until then is reported; a second signal ends it at once. *on_wait* is called
-    while it waits. Raises NotEndedError for one that does not end, EndedTwiceError after a second signal.
+    It is left the time to end as it likes, and what it did until then is reported; a second signal ends it at once. *is_over* is asked
+    from time to time, and ends the wait. Raises NotEndedError for one that does not end, EndedTwiceError after a second signal.
     """
     deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
     asked: signal.Signals | None = None
@@ -83,7 +83,8 @@ def wait_for(
                 )
                 error.after = asked
                 raise error
-            on_wait()
+            if is_over():
+                break
             found = signal.sigtimedwait(awaited, left)
             if found is None or found.si_signo == signal.SIGCHLD:
                 continue
@@ -118,19 +119,19 @@ def ended_after(process: ProgramProcess, folder: str) -> Iterator[None]:
 def _end_all_of(folder: str) -> None:
     """End every process that inherited the environment of the rehearsal whose results go to *folder*, whoever started it."""
     deadline = time.monotonic() + _GRACE_SECONDS
-    left = _all_of(folder)
+    left = all_of(folder)
     for number in left:
         with suppress(OSError):
             os.kill(number, signal.SIGTERM)
     while left and time.monotonic() < deadline:
         time.sleep(0.02)
-        left = _all_of(folder)
+        left = all_of(folder)
     for number in left:
         with suppress(OSError):
             os.kill(number, signal.SIGKILL)
 
 
-def _all_of(folder: str) -> list[int]:
+def all_of(folder: str) -> list[int]:
     """Return the processes of the rehearsal whose results go to *folder*."""
     mark = f"MEMPLAN_RESULTS={folder}".encode()
     found = []

@@ -28,8 +28,9 @@ from memplan.execution.command import Command, PythonProgram, program_of, python
 from memplan.execution.device_log import read_device_log
 from memplan.execution.findings import batches_differ
 from memplan.execution.held_back import Writes
+from memplan.execution.left_waiting import LeftWaiting
 from memplan.execution.program_habits import HABITS
-from memplan.execution.program_process import NotEndedError, ProgramProcess, ended_after, wait_for
+from memplan.execution.program_process import NotEndedError, ProgramProcess, all_of, ended_after, wait_for
 from memplan.execution.ranks import ONE_RANK, Ranks
 from memplan.execution.recorded_run import WalkedBatches, checked, deciding_record, nothing_seen, recorder_variables, streams
 from memplan.execution.run_record import RunRecord
@@ -163,6 +164,7 @@ class _Begun(NamedTuple):
     file: ValuesFile
     writes: Writes
     is_fork: bool
+    left_waiting: LeftWaiting
 
 
 class ProgramRuns(Closing):
@@ -367,7 +369,10 @@ class ProgramRuns(Closing):
             file = file._replace(path=folder / "values")  # what a program writes stays in the folder of its own run
         writes = self._writes_in(folder)
         process = self._start(writes.held_in(self._environment(folder, file)), warm, is_heard=is_heard and self._asked.is_heard)
-        return None if process is None else _Begun(self._num_runs, process, folder, file, writes, is_fork=warm is not None)
+        if process is None:
+            return None
+        left_waiting = LeftWaiting(folder, lambda: all_of(str(folder)))
+        return _Begun(self._num_runs, process, folder, file, writes, is_fork=warm is not None, left_waiting=left_waiting)
 
     def _end_of(self, begun: _Begun, *, is_with_values: bool, is_told: bool) -> Run | None:
         """Wait for the end of a run, and return what was seen; where that is nothing, an error if it *is_told*."""
@@ -384,7 +389,7 @@ class ProgramRuns(Closing):
         most = most_seconds(self._first_seconds) if is_with_values else math.inf
         seconds = min(most, math.inf if limit is None else limit)
         try:
-            self._stopped_by = wait_for(begun.process, seconds if math.isfinite(seconds) else None, on_wait=lambda: self._look_at(begun))
+            self._stopped_by = wait_for(begun.process, seconds if math.isfinite(seconds) else None, is_over=lambda: self._look_at(begun))
         except NotEndedError as error:
             self._stopped_by = error.after
             if error.after is not None:
@@ -394,9 +399,14 @@ class ProgramRuns(Closing):
                 raise UsageError(f"{error.message}: it is at {where}" if where else error.message, hint=error.hint) from error
             raise EndlessError(f"it took more than {seconds:.0f} seconds, and the first run {self._first_seconds:.0f}") from error
 
-    def _look_at(self, begun: _Begun) -> None:
-        """Tell how far it is; begin the run with the other times, where it is the first, chooses by time, and both have room."""
+    def _look_at(self, begun: _Begun) -> bool:
+        """Tell how far it is, and see whether the run with the other times is to begin; return whether it waits for what has ended."""
         self._tell(begun)
+        self._begin_beside(begun)
+        return not begun.is_fork and begun.left_waiting.is_idle()
+
+    def _begin_beside(self, begun: _Begun) -> None:
+        """Begin the run with the other times, where *begun* is the first, chooses by time, and both have room."""
         if self._first is not None or not self._may_run_beside or not (begun.folder / CHOOSES).exists():
             return
         self._may_run_beside = False
@@ -467,6 +477,8 @@ class ProgramRuns(Closing):
             return None
         if record is None or record.failure is not None or exit_code:
             log.check()
+        if begun.left_waiting.was_idle and record is not None:
+            exit_code = 0 if record.was_cut else 1  # not that of the signal that ended what waited
         record = checked(record, exit_code, lacks_weights=(begun.folder / LACKS_WEIGHTS).exists())
         self._ended[record.pid] = HowEnded(exit_code, record.pid == begun.process.pid, begun.writes)
         return Run(record, log)

@@ -1625,6 +1625,43 @@ def test_the_process_that_trains_is_the_one_told_of(script: Script, tmp_path: Pa
     assert rehearsal.breakdown.parameters_bytes == 4 * MIB
 
 
+ASKS_A_QUEUE = """
+import multiprocessing, sys
+
+def train(results):
+    import trained
+    results.put("trained")
+
+if __name__ == "__main__":
+    context = multiprocessing.get_context("spawn")
+    results = context.Queue()
+    child = context.Process(target=train, args=(results,))
+    child.start()
+    print(results.get())
+    child.join()
+"""
+
+
+@pytest.mark.heavy
+def test_a_launcher_that_waits_for_the_result_of_what_its_steps_ended_is_ended(script: Script, tmp_path: Path) -> None:
+    """By itself it would wait for ever at its queue, and the rehearsal with it."""
+    (tmp_path / "trained.py").write_text(TRAINING)
+
+    assert len(seen(script(ASKS_A_QUEUE, steps=2)).steps) == 2
+
+
+@pytest.mark.heavy
+def test_a_launcher_that_waits_for_the_result_of_what_failed_is_ended(script: Script, tmp_path: Path) -> None:
+    """Its trainer imports PyTorch when it runs already, and what it dies of is told."""
+    (tmp_path / "trained.py").write_text(f"{TRAINING}\nraise ValueError('no file')")
+
+    rehearsal = script(ASKS_A_QUEUE)
+
+    assert (len(rehearsal.steps), rehearsal.exit_code, rehearsal.was_interrupted) == (3, 1, False)
+    assert rehearsal.failure is not None
+    assert rehearsal.failure.message == "ValueError: no file"
+
+
 WAITS_FOR_A_RANK = """
 import torch, torch.distributed as dist
 torch.nn.Linear(8, 8).cuda()

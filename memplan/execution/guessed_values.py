@@ -176,7 +176,7 @@ def lower_bound_reasons(
     reads, drawn = record.reads, open_draws(record, others.get("draws"))
     guessed = guessed_places(reads)
     if values_failure is not None and any(read.basis in ("zero", "rounded") for read in reads):
-        yield f"the run that was to find what its data decide failed: {values_failure}"
+        yield f"the run that was to find what its data decide did not succeed: {values_failure}"
     if guessed is not None:
         yield f"sizes were guessed as zero at {guessed}"
     if record.never_stepped:

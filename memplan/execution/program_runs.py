@@ -386,7 +386,8 @@ class ProgramRuns(Closing):
         was seen before it is told all the same.
         """
         limit = self._asked.timeout_seconds
-        most = most_seconds(self._first_seconds) if is_with_values else math.inf
+        has_failed = self._first is not None and self._first.failure is not None
+        most = most_seconds(None if has_failed else self._first_seconds) if is_with_values else math.inf
         seconds = min(most, math.inf if limit is None else limit)
         try:
             self._stopped_by = wait_for(begun.process, seconds if math.isfinite(seconds) else None, is_over=lambda: self._look_at(begun))
@@ -397,7 +398,7 @@ class ProgramRuns(Closing):
             if not is_with_values:
                 where = where_it_is(begun.folder)
                 raise UsageError(f"{error.message}: it is at {where}" if where else error.message, hint=error.hint) from error
-            raise EndlessError(f"it took more than {seconds:.0f} seconds, and the first run {self._first_seconds:.0f}") from error
+            raise EndlessError(f"it was ended after {seconds:.0f} seconds; the first run took {self._first_seconds:.0f}") from error
 
     def _look_at(self, begun: _Begun) -> bool:
         """Tell how far it is, and see whether the run with the other times is to begin; return whether it waits for what has ended."""

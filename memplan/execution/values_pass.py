@@ -228,9 +228,17 @@ class EndlessError(Exception):
     """A run with values takes so much longer than the first that it may never end: a loop waits for a number that nobody computes."""
 
 
-def most_seconds(first: float) -> float:
-    """Return what a run with values may take, of a program whose first run took *first* seconds: the host computes much of it."""
-    return 60 + 5 * first
+MOST_SECONDS_UNKNOWN = 900.0
+"""What a run with values may take where nothing says how long the program takes."""
+
+
+def most_seconds(first: float | None) -> float:
+    """
+    Return what a run with values may take, of a program whose first run took *first* seconds: the host computes much of it.
+
+    None: the first failed, as one may whose lengths are taken for zero; with its values the program goes on, however long.
+    """
+    return MOST_SECONDS_UNKNOWN if first is None else 60 + 5 * first
 
 
 def _with_values(run: _Runs, file: ValuesFile, first: Run) -> Settled:

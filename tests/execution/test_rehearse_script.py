@@ -1307,8 +1307,31 @@ def test_a_loop_that_waits_for_what_a_model_computes_has_no_upper_end(script: Sc
 
     assert (rehearsal.verdict, rehearsal.exit_code, len(rehearsal.steps)) == ("unknown", 0, 2)
     given_up, guessed = rehearsal.lower_bound_reasons
-    assert given_up.startswith("the run that was to find what its data decide failed: it took more than ")
+    assert given_up.startswith("the run that was to find what its data decide did not succeed: it was ended after ")
     assert guessed == "loops were guessed to end at once at train.py:8 (2×)"
+
+
+FAILS_WITHOUT_ITS_LENGTH = """
+import time
+from common import batch, make, torch
+model = make()
+update = torch.optim.SGD(model.parameters(), lr=0.1)
+length = torch.tensor([64]).cuda()
+model(batch()).mean().backward()
+update.step()
+rows = batch()[: length[0].item()]
+assert len(rows)
+time.sleep(4)
+model(rows)
+"""
+
+
+@pytest.mark.heavy
+def test_a_run_with_values_may_take_longer_than_a_first_one_that_failed(script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first one failed for a length that was taken for zero, before it came to what takes its time."""
+    monkeypatch.setattr("memplan.execution.program_runs.most_seconds", lambda first: 60 if first is None else 1)
+
+    assert seen(script(FAILS_WITHOUT_ITS_LENGTH)).verdict == "fits"
 
 
 def test_pytorch_finds_the_folder_of_its_cache_of_kernels(script: Script, capfd: pytest.CaptureFixture[str]) -> None:

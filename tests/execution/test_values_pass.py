@@ -12,7 +12,7 @@ from memplan.execution.device_log import NO_LOG
 from memplan.execution.guessed_values import lower_bound_reasons
 from memplan.execution.run_record import AllocationFailure, ChosenByTime, Failure, RecordedRead, RunRecord
 from memplan.execution.summary import Run
-from memplan.execution.values_pass import EndlessError, Settled, StoppedError, ValuesFile, settle
+from memplan.execution.values_pass import EndlessError, Settled, StoppedError, ValuesFile, most_seconds, settle
 from memplan.traces.trace import CountedMark, EventColumns
 
 CHOICE = ChosenByTime(by="_inductor/fx_passes/pad_mm.py", place="train.py:3")
@@ -145,7 +145,7 @@ def test_a_pass_that_fails_is_told(tmp_path: Path) -> None:
     assert [settled.run.record for settled in told] == [FIRST, FIRST]
     assert [settled.failure for settled in told] == ["TypeError: no", "the program was ended by SIGKILL"]
     (reason, *_) = lower_bound_reasons(FIRST, NO_LOG, others={}, values_failure=told[0].failure)
-    assert reason == "the run that was to find what its data decide failed: TypeError: no"
+    assert reason == "the run that was to find what its data decide did not succeed: TypeError: no"
 
 
 def run_of(reserved: int, **fields: Any) -> Run:
@@ -241,3 +241,9 @@ def test_both_assumptions_have_their_two_ends(tmp_path: Path) -> None:
 
     assert found.run.record.peak_reserved_bytes == 350
     assert {cause: other.record.peak_reserved_bytes for cause, other in found.others.items()} == {"values": 200, "times": 300}
+
+
+def test_a_first_run_that_failed_says_nothing_of_how_long_the_next_one_takes() -> None:
+    """It read a length as zero and failed at once; with the length it decodes for minutes."""
+    assert most_seconds(None) > 10 * most_seconds(1)
+    assert most_seconds(1000) > 5 * 1000

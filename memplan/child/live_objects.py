@@ -106,10 +106,11 @@ def named_parameters(module: Any, prefix: str = "", seen: set[int] | None = None
             yield from named_parameters(part, f"{prefix}{name}.", seen)
 
 
-def possible_weights(modules: list[Any], tensors: list[Any]) -> dict[int, weakref.ref[Any]]:
-    """Return those of *tensors* that look like weights, by their identity."""
-    shapes = shapes_of(modules)
-    return {id(tensor): weakref.ref(tensor) for tensor in filter(is_whole, tensors) if _may_be_weight(tensor, shapes)}
+def possible_weights(modules: list[Any], tensors: list[Any], *, apart_from: Iterable[Any] = ()) -> dict[int, weakref.ref[Any]]:
+    """Return those of *tensors* that look like weights, by their identity, and do not lie where one of *apart_from* does."""
+    shapes, others = shapes_of(modules), addresses(apart_from)
+    found = (tensor for tensor in filter(is_whole, tensors) if _may_be_weight(tensor, shapes))
+    return {id(tensor): weakref.ref(tensor) for tensor in found if addresses([tensor]).isdisjoint(others)}
 
 
 def those_of_both(before: dict[int, weakref.ref[Any]], now: dict[int, weakref.ref[Any]]) -> list[Any]:

@@ -225,7 +225,8 @@ class TensorNotes:
         loose = self._trained_or_of_modules(modules, tensors, count)
         self.notes["parameters"] |= {(address, count) for address in addresses([*trained_by(optimizers), *loose])}
         self.notes["optimizer_state"] |= {(address, count) for address in addresses(states_of(optimizers))}
-        self._at_end = possible_weights(modules, tensors)
+        kept = [each.grad for each in (*(own for module in modules for own in own_parameters(module)), *trained_by(optimizers))]
+        self._at_end = possible_weights(modules, tensors, apart_from=(gradient for gradient in kept if gradient is not None))
         self._note_copies(those_of_both(self._at_backward, self._at_end), modules, optimizers, count, are_of_whole_models=True)
         self._has_looked = False
         missed = self._gradients_missed - self._gradients_seen

@@ -22,6 +22,9 @@ _GRACE_SECONDS = 10.0
 
 _LOOKS_EVERY_SECONDS = 0.05
 
+_SAME_SECONDS = 0.1
+"""Within which a signal that comes again is the same one: `timeout -s INT` sends it to the process, and then to its group."""
+
 _PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _SI_KERNEL = 0x80  # siginfo's si_code of Ctrl-C (sigaction(2)): the terminal sends it to the program as well
 
@@ -71,6 +74,7 @@ def wait_for(
     """
     deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
     asked: signal.Signals | None = None
+    asked_at = 0.0
     awaited = {*_PASSED_ON, signal.SIGCHLD} - set(ignored_signals())
     before = signal.pthread_sigmask(signal.SIG_BLOCK, awaited)
     try:
@@ -89,9 +93,11 @@ def wait_for(
             if found is None or found.si_signo == signal.SIGCHLD:
                 continue
             if asked is not None:
+                if found.si_signo == asked and time.monotonic() < asked_at + _SAME_SECONDS:
+                    continue
                 name = signal.Signals(found.si_signo).name
                 raise EndedTwiceError(f"the program was ended by a second {name}: there is nothing to report")
-            asked = signal.Signals(found.si_signo)
+            asked, asked_at = signal.Signals(found.si_signo), time.monotonic()
             if found.si_code != _SI_KERNEL or not isinstance(process, subprocess.Popen):  # a fork has no terminal
                 process.send_signal(asked)
             deadline = time.monotonic() + _GRACE_SECONDS

@@ -257,8 +257,9 @@ def test_a_script_that_runs_out_of_memory_keeps_its_exit_code(run_memplan: Run, 
     assert "the program caught the error and went on" in went_on.stdout
 
 
-def test_ctrl_c_ends_a_script_and_what_it_did_is_reported(torch_build: TorchBuild, tmp_path: Path) -> None:
-    """The script's own process gets the signal too; its exit code is a shell's for it, 130."""
+@pytest.mark.parametrize("comes_twice", [False, True])
+def test_ctrl_c_ends_a_script_and_what_it_did_is_reported(torch_build: TorchBuild, tmp_path: Path, comes_twice: bool) -> None:
+    """The script's own process gets the signal too; its exit code is a shell's, 130. `timeout -s INT` sends it, and to all of the group."""
     script = tmp_path / "endless.py"
     script.write_text(
         "import torch\nmodel = torch.nn.Linear(512, 512).cuda()\nupdate = torch.optim.SGD(model.parameters())\n"
@@ -269,6 +270,8 @@ def test_ctrl_c_ends_a_script_and_what_it_did_is_reported(torch_build: TorchBuil
     assert running.stdout is not None
     assert running.stdout.readline() == "stepped\n"
 
+    if comes_twice:
+        running.send_signal(signal.SIGINT)
     os.killpg(running.pid, signal.SIGINT)
     said, _ = running.communicate(timeout=60)
 

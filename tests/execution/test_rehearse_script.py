@@ -2064,6 +2064,16 @@ def test_what_a_generator_made_and_a_critic_sees_by_a_view_is_no_parameter(scrip
 
 
 @pytest.mark.heavy
+def test_gradients_that_are_kept_in_a_list_are_no_parameters(script: Script) -> None:
+    """They are there when the next backward begins, and look like an average of the weights then."""
+    keeps = "kept = [weight.grad.data for weight in model.parameters()]\n    update.step()"
+    found = seen(script(TRAINING.replace("update.step()", keeps)))
+
+    assert found.breakdown.parameters_bytes == 4 * MIB
+    assert found.breakdown.gradients_bytes >= 4 * MIB
+
+
+@pytest.mark.heavy
 def test_an_input_that_requires_a_gradient_is_no_parameter(script: Script) -> None:
     """Points at which a network solves an equation: made anew for each step, and there until the next."""
     points = "points = torch.rand(2**20, 4, device='cuda').requires_grad_()\n    (model(batch()).square().mean() + points.sum())"

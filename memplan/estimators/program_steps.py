@@ -2,51 +2,43 @@
 The steps of the user's own programs: a command or a function, run with other values on the simulated GPU.
 
 Four optimizer steps of a command are run, with no more than two micro-batches each, and eight where the fourth takes more; three of a
-function, and up to ten where its third takes more.
-Where the batches of its DataLoaders differ in shape, they are walked through first, and the largest come second. A program may refuse a
-size for another reason than memory (batch normalisation with one sample, a batch that has to divide something): that is told apart from a
-program that never runs.
+function, and up to ten where its third takes more. Where the batches of its DataLoaders differ in shape, they are walked through first, and
+the largest come second. What is known of the sizes that were run (`known_sizes.py`) says which are not run any more.
 """
 
 from __future__ import annotations
 
 import atexit
-import hashlib
 import os
 import shutil
 import signal
 import tempfile
 import time
-from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
-from memplan.errors import NothingSeenError, NotRehearsedError, SizeRefusedError, UsageError
+from memplan.errors import NothingSeenError, NotRehearsedError, UsageError
 from memplan.estimators.beside import Job
-from memplan.estimators.read_files import Ran, ReadFiles
+from memplan.estimators.known_sizes import KnownSizes, surroundings_of, where_of
 from memplan.estimators.rehearsal_cache import family_of
 from memplan.estimators.rehearse_program import last_lines, rehearse_command, rehearse_function
 from memplan.estimators.steps import Step, StepRunner, with_fewest_micro_batches
-from memplan.execution.command import command_from
 from memplan.execution.findings import MISSING_WEIGHTS
 from memplan.execution.program_process import EndedTwiceError
 from memplan.execution.recorded_run import WalkedBatches
 from memplan.execution.rehearsal import Rehearsal
 from memplan.execution.rehearse import Rehearser
-from memplan.execution.rehearse_script import torch_of
-from memplan.execution.runner import DEFAULT_STEPS, KILLED
+from memplan.execution.runner import DEFAULT_STEPS
 from memplan.execution.step_source import step_source_from
-from memplan.execution.warm import Kept, lasting_variables
+from memplan.execution.warm import Kept
 from memplan.hardware.catalog import of_some_kind
 from memplan.hardware.gpu import GpuSpec
-from memplan.hardware.torch_install import find_torch
 from memplan.memory.estimate import MemoryRange
 from memplan.programs.command_line import changed_files
 from memplan.programs.command_program import CommandProgram, CommandStage
 from memplan.programs.function_program import FunctionProgram
 from memplan.programs.prepared_data import PreparedData
 from memplan.programs.user_program import UserProgram
-from memplan.traces.requests import requests_of
 from memplan.workload.program import Program
 from memplan.workload.stage import Stage
 
@@ -58,9 +50,6 @@ FEW_STEPS, MORE_STEPS = 4, 8
 Steps of a rehearsed command, and of one whose last of these few reserves more: what PyTorch has cached need not serve the next step, though
 that allocates the same. SRGAN's fourth step at 13 images reserves 6.7 GiB where three reserve 6.3, and so do sixteen.
 """
-
-CLEARLY_MORE = 256
-"""Times as many that have to make a difference where a batch is read at all: of one that is counted in tokens a few more may make none."""
 
 WALKED = WalkedBatches(most=1000, own_first=3, steps=MORE_STEPS)
 """
@@ -75,31 +64,15 @@ _WARM = "warm"
 _ENDED_BY_USER = (-signal.SIGINT, -signal.SIGTERM, -signal.SIGHUP)
 
 
-class _Failure(NamedTuple):
-    """Why the program failed with one size."""
-
-    message: str
-    text: str
-    hint: str | None
-    begin_ns: int
-    """When that run began."""
-
-
 class ProgramSteps(StepRunner):
     """Runs steps of the user's own programs."""
 
     def __init__(self, cache: Path | None) -> None:
         super().__init__()
-        self._cache = cache
-        self._files: dict[str, ReadFiles] = {}
-        self._states: dict[str, list[str]] = {}  # by family: the digests of what its program reads, as it is now
-        self._not_kept: set[tuple[str, int]] = set()
+        self._sizes = KnownSizes(cache)
         self._walked: set[tuple[str, ...]] = set()  # commands whose batches differ in shape
         self._decided_by_data: set[tuple[str, ...]] = set()  # commands whose memory hangs on values that they read from the GPU
         self._settles_late: set[tuple[str, ...]] = set()  # commands whose fourth step reserves more than the third
-        self._failures: dict[str, dict[int, _Failure]] = {}  # by family and size
-        self._killed: dict[str, set[int]] = {}  # sizes that the system ended, by family
-        self._made_ns = time.time_ns()
         self._begin_ns = 0  # of the run that is made now
         self._has_run = False
         self._early: list[Step] = []  # what was to be begun before the first run
@@ -143,15 +116,16 @@ class ProgramSteps(StepRunner):
         card = of_some_kind(gpu).endless()
         likeness = reduced.with_training(micro_batch_size=1).model_dump_json()
         kind = {name: getattr(card, name) for name in ("compute_capability", "multiprocessors")}
-        family = family_of({"step": likeness, "card": kind, "surroundings": _surroundings(program)})
+        family = family_of({"step": likeness, "card": kind, "surroundings": surroundings_of(program)})
         return Step(family, program.training.micro_batch_size, likeness, reduced, card)
 
     def check(self, step: Step) -> None:
         """Raise SizeRefusedError for a size that the program is known to refuse."""
-        known = self._files_of(step.program).refusal(step.family, step.micro_batch_size, self._now(step))
-        if known is not None:
-            raise SizeRefusedError(known[0], hint=known[1])
-        self._check_limit(step)
+        self._sizes.check(step)
+
+    def kept_as(self, step: Step) -> str | None:
+        """Return the family with what the program reads as it is now; None for a program that nothing is known of, or that has changed."""
+        return self._sizes.kept_as(step)
 
     def rehearse(self, step: Step) -> Rehearsal:
         """
@@ -162,65 +136,33 @@ class ProgramSteps(StepRunner):
         """
         program = step.program
         assert isinstance(program, CommandProgram | FunctionProgram)
-        files = self._files_of(program)
         self._begin_ns = time.time_ns()
         try:
             found = self._rehearsed(program, step)
-            self._check_likeness(step, found)
+            self._sizes.check_likeness(step, found)
         finally:
-            self._states.clear()
-            if files.changed_since(self._begin_ns):
-                self._not_kept.add((step.family, step.micro_batch_size))
-            files.keep()
+            self._sizes.has_run(step, begin_ns=self._begin_ns)
         if not self._has_run:
             self._has_run = True
             self._begin_early(step)
         return found
 
     def _rehearsed(self, program: CommandProgram | FunctionProgram, step: Step) -> Rehearsal:
-        files = self._files_of(program)
         with tempfile.TemporaryDirectory(prefix="memplan-plan-") as folder:
             said = Path(folder, "said")
             try:
                 found = self._run(program, step, said)
-                files.learn(found.read_files, since_ns=self._made_ns)
-                self._states.clear()
+                self._sizes.learn_files(step, found)
                 self._check(step, found, said)
                 _check_stage_is_read(step, found)
             except NothingSeenError as error:
                 if error.program_exit_code == 0:
-                    raise NotRehearsedError(f"{_where(step)}{error.message}", hint=error.hint) from error
+                    raise NotRehearsedError(f"{where_of(step)}{error.message}", hint=error.hint) from error
                 lines = last_lines(said).splitlines() or [""]
                 message = f"the program failed before it used the GPU: {lines[-1].strip() or error.message}"
                 advice = f"{MISSING_WEIGHTS}; " if error.hint == MISSING_WEIGHTS else ""
                 raise self._refusal(step, message, hint=f"{advice}its last output:{last_lines(said)}") from error
         return found
-
-    def kept_as(self, step: Step) -> str | None:
-        """Return the family with what the program reads as it is now; None for a program that nothing is known of, or that has changed."""
-        files = self._files_of(step.program)
-        if not files.are_known or (step.family, step.micro_batch_size) in self._not_kept:
-            return None
-        now = self._now(step)
-        ran = files.runs(step.family, now).get(step.micro_batch_size)
-        return family_of({"family": step.family, "files": now[-1] if ran is None else ran.files})
-
-    def _now(self, step: Step) -> list[str]:
-        """Return the digests of what the program of *step* reads, as it is now; that of all of it is the last."""
-        if step.family not in self._states:
-            self._states[step.family] = self._files_of(step.program).digests(_contents_of(step.program)) or [""]
-        return self._states[step.family]
-
-    def _files_of(self, program: Program) -> ReadFiles:
-        """Return what *program* is known to read, whatever its batch and its negatives."""
-        assert isinstance(program, CommandProgram | FunctionProgram)
-        alone = program.with_training(micro_batch_size=1, gradient_accumulation_steps=1, target_effective_batch_size=None)
-        if isinstance(alone, CommandProgram):
-            alone = _without_negatives(alone)
-        key = family_of({"program": alone.model_dump_json(), "folder": str(Path.cwd())})
-        if key not in self._files:
-            self._files[key] = ReadFiles(self._cache and self._cache / "programs" / f"{key}.json")
-        return self._files[key]
 
     def by_formula(self, program: Program, gpu: GpuSpec, stage: Stage | None) -> MemoryRange | None:
         """Return None: nobody knows a program's model but itself."""
@@ -301,6 +243,9 @@ class ProgramSteps(StepRunner):
 
     # what came of it
 
+    def _refusal(self, step: Step, message: str, *, hint: str | None) -> NotRehearsedError:
+        return self._sizes.refusal(step, message, hint=hint, begin_ns=self._begin_ns)
+
     def _check(self, step: Step, found: Rehearsal, said: Path) -> None:
         """Raise an error where a plan cannot rest on what was *found*."""
         if found.failure is not None:
@@ -317,76 +262,6 @@ class ProgramSteps(StepRunner):
             raise self._refusal(
                 step, f"the memory is not known: {reasons}", hint="rehearse the program by itself, and say what it reads: `answers`"
             )
-
-    def _refusal(self, step: Step, message: str, *, hint: str | None) -> NotRehearsedError:
-        """Return the error for a size with which the program failed: it is refused, or the program never runs."""
-        where = _where(step)
-        failures = self._failures.setdefault(step.family, {})
-        runs_never = not self._runs_of(step) and any(each.message == message for each in failures.values())
-        has_variable = isinstance(step.program, UserProgram) and "micro_batch_size" in step.program.variables
-        text = f"{where}with a micro-batch of {step.micro_batch_size} {message}" if has_variable else f"{where}{message}"
-        if KILLED in message:  # by the system, for the host's memory: half the size may run, and the same size another time
-            self._killed.setdefault(step.family, set()).add(step.micro_batch_size)
-            return SizeRefusedError(text, hint="rehearse it on a machine with more memory", is_limit=True)
-        failures[step.micro_batch_size] = _Failure(message, text, hint, self._begin_ns)
-        if runs_never:
-            sizes = " and ".join(map(str, sorted(failures)))
-            return NotRehearsedError(f"{where}with micro-batches of {sizes} alike, {message}", hint=hint)
-        self._keep_failures(step)
-        return SizeRefusedError(text, hint=hint)
-
-    def _keep_failures(self, step: Step) -> None:
-        """Take the sizes with which the program failed for refused, once it has run with another."""
-        files = self._files_of(step.program)
-        if self._runs_of(step):
-            for size, failure in self._failures.pop(step.family, {}).items():
-                if not files.changed_since(failure.begin_ns):
-                    files.refuse(step.family, size, failure.text, failure.hint, now=self._now(step)[-1])
-
-    def _check_likeness(self, step: Step, found: Rehearsal) -> None:
-        """
-        Raise an error where another size, or another number of negatives, made exactly the same allocations: nobody reads the value, or
-        there are no more samples.
-        """
-        assert found.trace is not None
-        requests = requests_of(found.trace)
-        digest = hashlib.sha256(f"{requests.sequence} {list(requests.sizes)}".encode()).hexdigest()[:16]
-        self._compare(step, "micro_batch_size", step.micro_batch_size, digest)
-        program = step.program
-        if isinstance(program, CommandProgram) and "n_negatives" in program.stage_variables:
-            self._compare(_of_negatives(step, program), "n_negatives", program.stages[0].n_negatives, digest)
-
-    def _compare(self, step: Step, name: str, value: int, digest: str) -> None:
-        """Raise an error where *digest*, what the run with that *value* of a variable came to, is that of another value."""
-        others = {other: ran.requests for other, ran in self._runs_of(step).items()}
-        self._files_of(step.program).saw(step.family, value, digest, now=self._now(step)[-1])
-        self._keep_failures(step)
-        same = [other for other, known in others.items() if known == digest and other != value]
-        others_beyond = {other for other, known in others.items() if known != digest} | self._killed.get(step.family, set())
-        if same and max(others_beyond, default=0) > max(value, *same):
-            return  # batches that are counted in tokens: a few more are as many texts
-        if same and len(set(others.values())) > 1:  # values have differed before
-            raise _is_limit(step, min(*same, value), "negatives" if name == "n_negatives" else "samples")
-        if same and (name == "n_negatives" or max(value, *same) >= CLEARLY_MORE * min(value, *same)):
-            raise UsageError(
-                f"{_where(step)}{name} was changed from {same[0]} to {value}, and every allocation stayed the same: "
-                "the program does not read it where it is written",
-                hint="check the field or the placeholder, and whether something else overrides it",
-            )
-
-    def _check_limit(self, step: Step) -> None:
-        """Raise SizeRefusedError for a size beyond one from which on every allocation was the same."""
-        sizes: dict[str, list[int]] = {}
-        for size, ran in self._runs_of(step).items():
-            sizes.setdefault(ran.requests, []).append(size)
-        largest = max((*(max(alike) for alike in sizes.values()), *self._killed.get(step.family, ())), default=0)
-        limit = min((min(alike) for alike in sizes.values() if len(alike) > 1 and max(alike) == largest), default=None)
-        if limit is not None and step.micro_batch_size > limit and len(sizes) > 1:
-            raise _is_limit(step, limit, "samples")
-
-    def _runs_of(self, step: Step) -> dict[int, Ran]:
-        """Return the runs of the sizes of *step* that would show the same again."""
-        return self._files_of(step.program).runs(step.family, self._now(step))
 
 
 class Known(NamedTuple):
@@ -467,12 +342,6 @@ def files_shown(program: CommandProgram) -> dict[Path, bytes]:
     return {change.path: change.after for change in changed_files(program)}
 
 
-def _where(step: Step) -> str:
-    """Return the beginning of a sentence about *step*: of a program with stages, which it is."""
-    stages = step.program.stages
-    return f"in stage {stages[0].name}, " if stages else ""
-
-
 def _check_stage_is_read(step: Step, found: Rehearsal) -> None:
     """Raise an error where the program has not read the file of its stage: it may have run another one."""
     read = {os.path.realpath(path) for path in found.read_files}
@@ -480,47 +349,6 @@ def _check_stage_is_read(step: Step, found: Rehearsal) -> None:
         assert isinstance(stage, CommandStage)
         if os.path.realpath(stage.file) not in read:
             raise NotRehearsedError(
-                f"{_where(step)}the program does not read {stage.file}: it may have run another stage",
+                f"{where_of(step)}the program does not read {stage.file}: it may have run another stage",
                 hint="check the words of the command that say which stage is run",
             )
-
-
-def _without_negatives(program: CommandProgram) -> CommandProgram:
-    """Return *program* with no negatives in its stages, however many they have."""
-    return program.model_copy(update={"stages": tuple(stage.model_copy(update={"n_negatives": 0}) for stage in program.stages)})
-
-
-def _of_negatives(step: Step, program: CommandProgram) -> Step:
-    """Return *step* as one of those that differ in nothing but the negatives of their stage."""
-    alike = _without_negatives(program)
-    parts = {"negatives of": alike.model_dump_json(), "card": step.gpu.model_dump_json(), "surroundings": _surroundings(program)}
-    return step._replace(family=family_of(parts), program=alike)
-
-
-def _is_limit(step: Step, size: int, of_what: str) -> SizeRefusedError:
-    message = f"{_where(step)}the program seems to take no more {of_what} than with {size}: with more every allocation stayed the same"
-    return SizeRefusedError(message, hint="its dataset may have no more", is_limit=True)
-
-
-def _contents_of(program: Program) -> dict[str, bytes]:
-    """Return what the files with variables have in them but for the values that are planned."""
-    if not isinstance(program, CommandProgram):
-        return {}
-    alone = program.with_training(micro_batch_size=1, gradient_accumulation_steps=1)
-    files = [file for place in (*program.places, *program.shortened) for _, file in place.files(program.stages)]
-    contents = {str(file.absolute()): file.read_bytes() for file in files}
-    return contents | {str(change.path.absolute()): change.after for change in changed_files(alone)}
-
-
-def _surroundings(program: CommandProgram | FunctionProgram) -> dict[str, object]:
-    """Return what a run depends on besides the program and what it reads: folder, environment, Python and its packages."""
-    words = program.command if isinstance(program, CommandProgram) else ()
-    return {"folder": str(Path.cwd()), "packages": _packages_of(words), "environment": lasting_variables(os.environ)}
-
-
-@lru_cache(maxsize=8)
-def _packages_of(words: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the packages beside the PyTorch that the command *words* run, or this Python's: their folders' names have the versions."""
-    torch = torch_of(command_from(words)) if words else find_torch()
-    packages = torch.libraries.parent.parent
-    return str(packages), *sorted(path.name for path in packages.glob("*.dist-info"))

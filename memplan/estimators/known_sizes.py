@@ -1,0 +1,227 @@
+"""
+What is known of the sizes of a program: those that it refuses, those from which on nothing grows, and what each run has read.
+
+A program may refuse a size for another reason than memory (batch normalisation with one sample, a batch that has to divide something): that
+is told apart from a program that never runs. One with the same allocations for another size does not read it, or has no more samples.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from functools import lru_cache
+from pathlib import Path
+from typing import NamedTuple
+
+from memplan.errors import NotRehearsedError, SizeRefusedError, UsageError
+from memplan.estimators.read_files import Ran, ReadFiles
+from memplan.estimators.rehearsal_cache import family_of
+from memplan.estimators.steps import Step
+from memplan.execution.command import command_from
+from memplan.execution.rehearsal import Rehearsal
+from memplan.execution.rehearse_script import torch_of
+from memplan.execution.runner import KILLED
+from memplan.execution.warm import lasting_variables
+from memplan.hardware.torch_install import find_torch
+from memplan.programs.command_line import changed_files
+from memplan.programs.command_program import CommandProgram
+from memplan.programs.function_program import FunctionProgram
+from memplan.programs.user_program import UserProgram
+from memplan.traces.requests import requests_of
+from memplan.workload.program import Program
+
+CLEARLY_MORE = 256
+"""Times as many that have to make a difference where a batch is read at all: of one that is counted in tokens a few more may make none."""
+
+
+class _Failure(NamedTuple):
+    """Why the program failed with one size."""
+
+    message: str
+    text: str
+    hint: str | None
+    begin_ns: int
+    """When that run began."""
+
+
+class KnownSizes:
+    """What the runs of programs have shown of their sizes, in this plan and in earlier ones, as *cache* has it."""
+
+    def __init__(self, cache: Path | None) -> None:
+        self._cache = cache
+        self._files: dict[str, ReadFiles] = {}
+        self._states: dict[str, list[str]] = {}  # by family: the digests of what its program reads, as it is now
+        self._not_kept: set[tuple[str, int]] = set()
+        self._failures: dict[str, dict[int, _Failure]] = {}  # by family and size
+        self._killed: dict[str, set[int]] = {}  # sizes that the system ended, by family
+        self._made_ns = time.time_ns()
+
+    # the files that are read
+
+    def kept_as(self, step: Step) -> str | None:
+        """Return the family with what the program reads as it is now; None for a program that nothing is known of, or that has changed."""
+        files = self._files_of(step.program)
+        if not files.are_known or (step.family, step.micro_batch_size) in self._not_kept:
+            return None
+        now = self._now(step)
+        ran = files.runs(step.family, now).get(step.micro_batch_size)
+        return family_of({"family": step.family, "files": now[-1] if ran is None else ran.files})
+
+    def learn_files(self, step: Step, found: Rehearsal) -> None:
+        """Take in what the program of *step* has read."""
+        self._files_of(step.program).learn(found.read_files, since_ns=self._made_ns)
+        self._states.clear()
+
+    def has_run(self, step: Step, *, begin_ns: int) -> None:
+        """Keep what is known, behind a run of *step* that began then; where what it reads was changed meanwhile, it says nothing."""
+        files = self._files_of(step.program)
+        self._states.clear()
+        if files.changed_since(begin_ns):
+            self._not_kept.add((step.family, step.micro_batch_size))
+        files.keep()
+
+    def _now(self, step: Step) -> list[str]:
+        """Return the digests of what the program of *step* reads, as it is now; that of all of it is the last."""
+        if step.family not in self._states:
+            self._states[step.family] = self._files_of(step.program).digests(_contents_of(step.program)) or [""]
+        return self._states[step.family]
+
+    def _files_of(self, program: Program) -> ReadFiles:
+        """Return what *program* is known to read, whatever its batch and its negatives."""
+        assert isinstance(program, CommandProgram | FunctionProgram)
+        alone = program.with_training(micro_batch_size=1, gradient_accumulation_steps=1, target_effective_batch_size=None)
+        if isinstance(alone, CommandProgram):
+            alone = _without_negatives(alone)
+        key = family_of({"program": alone.model_dump_json(), "folder": str(Path.cwd())})
+        if key not in self._files:
+            self._files[key] = ReadFiles(self._cache and self._cache / "programs" / f"{key}.json")
+        return self._files[key]
+
+    # what is refused
+
+    def check(self, step: Step) -> None:
+        """Raise SizeRefusedError for a size that the program is known to refuse."""
+        known = self._files_of(step.program).refusal(step.family, step.micro_batch_size, self._now(step))
+        if known is not None:
+            raise SizeRefusedError(known[0], hint=known[1])
+        self._check_limit(step)
+
+    def refusal(self, step: Step, message: str, *, hint: str | None, begin_ns: int) -> NotRehearsedError:
+        """Return the error for a size with which the run that began then failed: it is refused, or the program never runs."""
+        where = where_of(step)
+        failures = self._failures.setdefault(step.family, {})
+        runs_never = not self._runs_of(step) and any(each.message == message for each in failures.values())
+        has_variable = isinstance(step.program, UserProgram) and "micro_batch_size" in step.program.variables
+        text = f"{where}with a micro-batch of {step.micro_batch_size} {message}" if has_variable else f"{where}{message}"
+        if KILLED in message:  # by the system, for the host's memory: half the size may run, and the same size another time
+            self._killed.setdefault(step.family, set()).add(step.micro_batch_size)
+            return SizeRefusedError(text, hint="rehearse it on a machine with more memory", is_limit=True)
+        failures[step.micro_batch_size] = _Failure(message, text, hint, begin_ns)
+        if runs_never:
+            sizes = " and ".join(map(str, sorted(failures)))
+            return NotRehearsedError(f"{where}with micro-batches of {sizes} alike, {message}", hint=hint)
+        self._keep_failures(step)
+        return SizeRefusedError(text, hint=hint)
+
+    def _keep_failures(self, step: Step) -> None:
+        """Take the sizes with which the program failed for refused, once it has run with another."""
+        files = self._files_of(step.program)
+        if self._runs_of(step):
+            for size, failure in self._failures.pop(step.family, {}).items():
+                if not files.changed_since(failure.begin_ns):
+                    files.refuse(step.family, size, failure.text, failure.hint, now=self._now(step)[-1])
+
+    # what makes no difference
+
+    def check_likeness(self, step: Step, found: Rehearsal) -> None:
+        """
+        Raise an error where another size, or another number of negatives, made exactly the same allocations: nobody reads the value, or
+        there are no more samples.
+        """
+        assert found.trace is not None
+        requests = requests_of(found.trace)
+        digest = hashlib.sha256(f"{requests.sequence} {list(requests.sizes)}".encode()).hexdigest()[:16]
+        self._compare(step, "micro_batch_size", step.micro_batch_size, digest)
+        program = step.program
+        if isinstance(program, CommandProgram) and "n_negatives" in program.stage_variables:
+            self._compare(_of_negatives(step, program), "n_negatives", program.stages[0].n_negatives, digest)
+
+    def _compare(self, step: Step, name: str, value: int, digest: str) -> None:
+        """Raise an error where *digest*, what the run with that *value* of a variable came to, is that of another value."""
+        others = {other: ran.requests for other, ran in self._runs_of(step).items()}
+        self._files_of(step.program).saw(step.family, value, digest, now=self._now(step)[-1])
+        self._keep_failures(step)
+        same = [other for other, known in others.items() if known == digest and other != value]
+        others_beyond = {other for other, known in others.items() if known != digest} | self._killed.get(step.family, set())
+        if same and max(others_beyond, default=0) > max(value, *same):
+            return  # batches that are counted in tokens: a few more are as many texts
+        if same and len(set(others.values())) > 1:  # values have differed before
+            raise _is_limit(step, min(*same, value), "negatives" if name == "n_negatives" else "samples")
+        if same and (name == "n_negatives" or max(value, *same) >= CLEARLY_MORE * min(value, *same)):
+            raise UsageError(
+                f"{where_of(step)}{name} was changed from {same[0]} to {value}, and every allocation stayed the same: "
+                "the program does not read it where it is written",
+                hint="check the field or the placeholder, and whether something else overrides it",
+            )
+
+    def _check_limit(self, step: Step) -> None:
+        """Raise SizeRefusedError for a size beyond one from which on every allocation was the same."""
+        sizes: dict[str, list[int]] = {}
+        for size, ran in self._runs_of(step).items():
+            sizes.setdefault(ran.requests, []).append(size)
+        largest = max((*(max(alike) for alike in sizes.values()), *self._killed.get(step.family, ())), default=0)
+        limit = min((min(alike) for alike in sizes.values() if len(alike) > 1 and max(alike) == largest), default=None)
+        if limit is not None and step.micro_batch_size > limit and len(sizes) > 1:
+            raise _is_limit(step, limit, "samples")
+
+    def _runs_of(self, step: Step) -> dict[int, Ran]:
+        """Return the runs of the sizes of *step* that would show the same again."""
+        return self._files_of(step.program).runs(step.family, self._now(step))
+
+
+def where_of(step: Step) -> str:
+    """Return the beginning of a sentence about *step*: of a program with stages, which it is."""
+    stages = step.program.stages
+    return f"in stage {stages[0].name}, " if stages else ""
+
+
+def _without_negatives(program: CommandProgram) -> CommandProgram:
+    """Return *program* with no negatives in its stages, however many they have."""
+    return program.model_copy(update={"stages": tuple(stage.model_copy(update={"n_negatives": 0}) for stage in program.stages)})
+
+
+def _of_negatives(step: Step, program: CommandProgram) -> Step:
+    """Return *step* as one of those that differ in nothing but the negatives of their stage."""
+    alike = _without_negatives(program)
+    parts = {"negatives of": alike.model_dump_json(), "card": step.gpu.model_dump_json(), "surroundings": surroundings_of(program)}
+    return step._replace(family=family_of(parts), program=alike)
+
+
+def _is_limit(step: Step, size: int, of_what: str) -> SizeRefusedError:
+    message = f"{where_of(step)}the program seems to take no more {of_what} than with {size}: with more every allocation stayed the same"
+    return SizeRefusedError(message, hint="its dataset may have no more", is_limit=True)
+
+
+def _contents_of(program: Program) -> dict[str, bytes]:
+    """Return what the files with variables have in them but for the values that are planned."""
+    if not isinstance(program, CommandProgram):
+        return {}
+    alone = program.with_training(micro_batch_size=1, gradient_accumulation_steps=1)
+    files = [file for place in (*program.places, *program.shortened) for _, file in place.files(program.stages)]
+    contents = {str(file.absolute()): file.read_bytes() for file in files}
+    return contents | {str(change.path.absolute()): change.after for change in changed_files(alone)}
+
+
+def surroundings_of(program: CommandProgram | FunctionProgram) -> dict[str, object]:
+    """Return what a run depends on besides the program and what it reads: folder, environment, Python and its packages."""
+    words = program.command if isinstance(program, CommandProgram) else ()
+    return {"folder": str(Path.cwd()), "packages": _packages_of(words), "environment": lasting_variables(os.environ)}
+
+
+@lru_cache(maxsize=8)
+def _packages_of(words: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the packages beside the PyTorch that the command *words* run, or this Python's: their folders' names have the versions."""
+    torch = torch_of(command_from(words)) if words else find_torch()
+    packages = torch.libraries.parent.parent
+    return str(packages), *sorted(path.name for path in packages.glob("*.dist-info"))

@@ -1,4 +1,4 @@
-"""Programs of the user's own, planned: they are run with other values, and what they refuse is known."""
+"""Programs of the user's own, planned: they are run with other values."""
 
 from __future__ import annotations
 
@@ -10,54 +10,18 @@ from pathlib import Path
 import pytest
 
 import memplan
-from memplan.analysis.make_plan import make_plan
-from memplan.errors import NotRehearsedError, UsageError
 from memplan.estimators import beside
 from memplan.estimators.rehearsal_cache import RehearsalCache
 from memplan.estimators.rehearsed import RehearsedEstimator
 from memplan.execution.rehearse_script import rehearse_script
-from memplan.hardware.catalog import find_gpu
 from memplan.hardware.gpu import GpuSpec
 from memplan.hardware.torch_install import TorchBuild
 from memplan.planner.plan import Plan
 from memplan.programs.command_line import command_program
 from memplan.programs.command_program import CommandProgram
 from memplan.programs.function_program import function_program
-from memplan.units import GIB, MIB
-
-PROGRAM = Path(__file__).with_name("planned_program.py")
-
-
-@pytest.fixture(scope="module")
-def gpu() -> GpuSpec:
-    """A GPU that a few thousand samples fill."""
-    return find_gpu("t4").model_copy(update={"total_memory_bytes": GIB})
-
-
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where rehearsals are kept."""
-    return tmp_path_factory.mktemp("cache")
-
-
-class Told(list[tuple[int, int]]):
-    """Micro-batch and accumulation of each rehearsal, in order."""
-
-
-def planned(program: CommandProgram, gpu: GpuSpec, cache: Path | None = None, *, target: int | None = None) -> tuple[Plan, Told]:
-    """Plan *program*, and say what was run for it."""
-    told = Told()
-    rehearsals = RehearsedEstimator(
-        None if cache is None else RehearsalCache(cache),
-        on_rehearsal=lambda step: told.append((step.micro_batch_size, step.program.training.gradient_accumulation_steps)),
-        is_slow=True,
-    )
-    fills = target is None and not program.has_present_batch
-    return make_plan(program, gpu, rehearsals, target=target, fills_gpu=fills, finds_room=False), told
-
-
-def command(*words: str | int, **options: object) -> CommandProgram:
-    return command_program([sys.executable, str(PROGRAM), *map(str, words)], **options)  # type: ignore[arg-type]
+from memplan.units import MIB
+from tests.estimators.planning import PROGRAM, Told, command, planned
 
 
 @pytest.fixture(scope="module")
@@ -223,102 +187,29 @@ def test_runs_that_are_in_each_others_way_are_run_again_alone(
     assert told == filled[1]
 
 
-@pytest.mark.heavy
-def test_a_refused_size_is_no_size_that_is_too_large(torch_build: TorchBuild, gpu: GpuSpec, cache: Path) -> None:
-    """The program says why; sizes beyond it are found all the same, and it is not run with that size again."""
-    program = command("{micro_batch_size}", 1, 100_000, 1024)
-    rehearsals = RehearsedEstimator(RehearsalCache(cache), is_slow=True)
-    rehearsals(program.with_training(micro_batch_size=2), gpu, None)
-
-    for estimator in (rehearsals, RehearsedEstimator(RehearsalCache(cache), is_slow=True)):
-        with pytest.raises(memplan.MemplanError, match=r"with a micro-batch of 3 .*a batch of 3 is odd"):
-            estimator(program.with_training(micro_batch_size=3), gpu, None)
-
-
-@pytest.mark.heavy
-def test_a_size_that_fails_before_any_has_run_is_not_run_again(torch_build: TorchBuild, gpu: GpuSpec, tmp_path: Path) -> None:
-    """One that runs says that it is the size, and not the program: the next plan knows that."""
-    program = command("{micro_batch_size}", 1, 100_000, 1024)
-    first = RehearsedEstimator(RehearsalCache(tmp_path), is_slow=True)
-    with pytest.raises(memplan.MemplanError, match="a batch of 3 is odd"):
-        first(program.with_training(micro_batch_size=3), gpu, None)
-    first(program.with_training(micro_batch_size=2), gpu, None)
-
-    told: list[int] = []
-    second = RehearsedEstimator(RehearsalCache(tmp_path), is_slow=True, on_rehearsal=lambda step: told.append(step.micro_batch_size))
-    with pytest.raises(memplan.MemplanError, match=r"with a micro-batch of 3 .*a batch of 3 is odd"):
-        second(program.with_training(micro_batch_size=3), gpu, None)
-
-    assert told == []
-
-
-@pytest.mark.heavy
-def test_a_program_that_never_runs_is_told_so(torch_build: TorchBuild, gpu: GpuSpec) -> None:
-    """With what it said, after two sizes, and no plan."""
-    with pytest.raises(
-        NotRehearsedError, match=r"with micro-batches of 1 and 2 alike, the program failed before it used the GPU: .*invalid literal"
-    ):
-        planned(command("{micro_batch_size}", "one", 100_000, 1024), gpu)
-
-
-@pytest.mark.heavy
-def test_a_value_that_nobody_reads_is_told(torch_build: TorchBuild, gpu: GpuSpec) -> None:
-    """Every allocation stays as it was."""
-    with pytest.raises(UsageError, match=r"was changed from 1 to [0-9]+, and every allocation stayed the same"):
-        planned(command_program(["env", "UNREAD={micro_batch_size}", sys.executable, str(PROGRAM), "8", "1", "100000", "1024"]), gpu)
-
-
-@pytest.mark.heavy
-def test_a_dataset_that_ends_is_no_room_for_more(torch_build: TorchBuild, gpu: GpuSpec) -> None:
-    """From its size on every batch is the same: larger ones are refused, not called a fit."""
-    plan, _ = planned(command("{micro_batch_size}", 1, 50, 1024), gpu)
-
-    assert plan.fits
-    assert "the program seems to take no more samples than with" in plan.reasons[0]
-
-
-IN_TOKENS = """
-import os, signal, sys, torch
-tokens, most_of_host = map(int, sys.argv[1:])
-sentences = max(1, tokens // 31)
-if sentences > most_of_host:
-    os.kill(os.getpid(), signal.SIGKILL)  # as the system does where the host's memory is full
+SETTLES_LATE = """
+import sys, torch
 model = torch.nn.Linear(1024, 1024).cuda()
 update = torch.optim.SGD(model.parameters(), lr=0.1)
-for _ in range(3):
-    model(torch.zeros(sentences * 256, 1024).cuda()).sum().backward()
+for step in range(12):
+    model(torch.zeros(int(sys.argv[1]) * 256, 1024).cuda()).sum().backward()
+    for number in range(max(0, min(step, 5) - 2)):
+        torch.empty(2**24 * (number + 1), dtype=torch.uint8, device="cuda")
     update.step()
 """
 
 
-@pytest.fixture
-def in_tokens(tmp_path: Path) -> Path:
-    """A program that counts its batch in tokens, 31 for a sentence of 1 MiB, and is ended with more sentences than are said."""
-    script = tmp_path / "train.py"
-    script.write_text(IN_TOKENS)
-    return script
-
-
 @pytest.mark.heavy
-def test_a_few_more_tokens_may_be_no_sentence_more(torch_build: TorchBuild, gpu: GpuSpec, in_tokens: Path) -> None:
-    """That is no end of the data: the largest is the last before one sentence more, and what that takes is told."""
-    plan, _ = planned(command_program([sys.executable, str(in_tokens), "{micro_batch_size}", "1000000"]), gpu)
+def test_a_program_whose_fourth_step_reserves_more_is_planned_with_eight(torch_build: TorchBuild, gpu: GpuSpec, tmp_path: Path) -> None:
+    """Here the fifth and the sixth reserve yet more: three steps would be 96 MiB below what it takes."""
+    (tmp_path / "train.py").write_text(SETTLES_LATE)
 
-    assert plan.fits
-    assert plan.after.training.micro_batch_size % 31 == 30
-    assert "over the budget" in plan.reasons[0]
+    plan, _ = planned(command_program([sys.executable, str(tmp_path / "train.py"), "{micro_batch_size}"]), gpu)
 
-
-@pytest.mark.heavy
-def test_a_size_that_the_host_has_no_memory_for_is_halved(torch_build: TorchBuild, gpu: GpuSpec, in_tokens: Path) -> None:
-    """It was taken for one of the sizes that a program refuses, and those below it were tried one after the other."""
-    plan, told = planned(command_program([sys.executable, str(in_tokens), "{micro_batch_size}", "8"]), gpu)
-
-    assert plan.fits
-    assert plan.after.training.micro_batch_size == 9 * 31 - 1
-    assert f"with a micro-batch of {9 * 31} the program" in plan.reasons[0]
-    assert "was ended by SIGKILL (did the host run out of memory?)" in plan.reasons[0]
-    assert len(told) < 24  # 65,536 is halved sixteen times, and the end is seen from both sides
+    assert isinstance(plan.after, CommandProgram)
+    again = rehearse_script(plan.after.words, gpu=gpu, is_heard=False)
+    assert (len(again.steps), again.verdict) == (12, "fits")
+    assert again.peak_reserved_bytes == plan.stages[0].estimate.peak_reserved_bytes
 
 
 def test_a_function_fills_the_gpu(torch_build: TorchBuild, gpu: GpuSpec) -> None:

@@ -1,0 +1,115 @@
+"""Sizes that programs refuse, or that make no difference: they are known, and not run again."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+import memplan
+from memplan.errors import NotRehearsedError, UsageError
+from memplan.estimators.rehearsal_cache import RehearsalCache
+from memplan.estimators.rehearsed import RehearsedEstimator
+from memplan.hardware.gpu import GpuSpec
+from memplan.hardware.torch_install import TorchBuild
+from memplan.programs.command_line import command_program
+from tests.estimators.planning import PROGRAM, command, planned
+
+
+@pytest.mark.heavy
+def test_a_refused_size_is_no_size_that_is_too_large(torch_build: TorchBuild, gpu: GpuSpec, cache: Path) -> None:
+    """The program says why; sizes beyond it are found all the same, and it is not run with that size again."""
+    program = command("{micro_batch_size}", 1, 100_000, 1024)
+    rehearsals = RehearsedEstimator(RehearsalCache(cache), is_slow=True)
+    rehearsals(program.with_training(micro_batch_size=2), gpu, None)
+
+    for estimator in (rehearsals, RehearsedEstimator(RehearsalCache(cache), is_slow=True)):
+        with pytest.raises(memplan.MemplanError, match=r"with a micro-batch of 3 .*a batch of 3 is odd"):
+            estimator(program.with_training(micro_batch_size=3), gpu, None)
+
+
+@pytest.mark.heavy
+def test_a_size_that_fails_before_any_has_run_is_not_run_again(torch_build: TorchBuild, gpu: GpuSpec, tmp_path: Path) -> None:
+    """One that runs says that it is the size, and not the program: the next plan knows that."""
+    program = command("{micro_batch_size}", 1, 100_000, 1024)
+    first = RehearsedEstimator(RehearsalCache(tmp_path), is_slow=True)
+    with pytest.raises(memplan.MemplanError, match="a batch of 3 is odd"):
+        first(program.with_training(micro_batch_size=3), gpu, None)
+    first(program.with_training(micro_batch_size=2), gpu, None)
+
+    told: list[int] = []
+    second = RehearsedEstimator(RehearsalCache(tmp_path), is_slow=True, on_rehearsal=lambda step: told.append(step.micro_batch_size))
+    with pytest.raises(memplan.MemplanError, match=r"with a micro-batch of 3 .*a batch of 3 is odd"):
+        second(program.with_training(micro_batch_size=3), gpu, None)
+
+    assert told == []
+
+
+@pytest.mark.heavy
+def test_a_program_that_never_runs_is_told_so(torch_build: TorchBuild, gpu: GpuSpec) -> None:
+    """With what it said, after two sizes, and no plan."""
+    with pytest.raises(
+        NotRehearsedError, match=r"with micro-batches of 1 and 2 alike, the program failed before it used the GPU: .*invalid literal"
+    ):
+        planned(command("{micro_batch_size}", "one", 100_000, 1024), gpu)
+
+
+@pytest.mark.heavy
+def test_a_value_that_nobody_reads_is_told(torch_build: TorchBuild, gpu: GpuSpec) -> None:
+    """Every allocation stays as it was."""
+    with pytest.raises(UsageError, match=r"was changed from 1 to [0-9]+, and every allocation stayed the same"):
+        planned(command_program(["env", "UNREAD={micro_batch_size}", sys.executable, str(PROGRAM), "8", "1", "100000", "1024"]), gpu)
+
+
+@pytest.mark.heavy
+def test_a_dataset_that_ends_is_no_room_for_more(torch_build: TorchBuild, gpu: GpuSpec) -> None:
+    """From its size on every batch is the same: larger ones are refused, not called a fit."""
+    plan, _ = planned(command("{micro_batch_size}", 1, 50, 1024), gpu)
+
+    assert plan.fits
+    assert "the program seems to take no more samples than with" in plan.reasons[0]
+
+
+IN_TOKENS = """
+import os, signal, sys, torch
+tokens, most_of_host = map(int, sys.argv[1:])
+sentences = max(1, tokens // 31)
+if sentences > most_of_host:
+    os.kill(os.getpid(), signal.SIGKILL)  # as the system does where the host's memory is full
+model = torch.nn.Linear(1024, 1024).cuda()
+update = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(3):
+    model(torch.zeros(sentences * 256, 1024).cuda()).sum().backward()
+    update.step()
+"""
+
+
+@pytest.fixture
+def in_tokens(tmp_path: Path) -> Path:
+    """A program that counts its batch in tokens, 31 for a sentence of 1 MiB, and is ended with more sentences than are said."""
+    script = tmp_path / "train.py"
+    script.write_text(IN_TOKENS)
+    return script
+
+
+@pytest.mark.heavy
+def test_a_few_more_tokens_may_be_no_sentence_more(torch_build: TorchBuild, gpu: GpuSpec, in_tokens: Path) -> None:
+    """That is no end of the data: the largest is the last before one sentence more, and what that takes is told."""
+    plan, _ = planned(command_program([sys.executable, str(in_tokens), "{micro_batch_size}", "1000000"]), gpu)
+
+    assert plan.fits
+    assert plan.after.training.micro_batch_size % 31 == 30
+    assert "over the budget" in plan.reasons[0]
+
+
+@pytest.mark.heavy
+def test_a_size_that_the_host_has_no_memory_for_is_halved(torch_build: TorchBuild, gpu: GpuSpec, in_tokens: Path) -> None:
+    """It was taken for one of the sizes that a program refuses, and those below it were tried one after the other."""
+    plan, told = planned(command_program([sys.executable, str(in_tokens), "{micro_batch_size}", "8"]), gpu)
+
+    assert plan.fits
+    assert plan.after.training.micro_batch_size == 9 * 31 - 1
+    assert f"with a micro-batch of {9 * 31} the program" in plan.reasons[0]
+    assert "was ended by SIGKILL (did the host run out of memory?)" in plan.reasons[0]
+    assert len(told) < 24  # 65,536 is halved sixteen times, and the end is seen from both sides

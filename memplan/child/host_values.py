@@ -17,7 +17,7 @@ import functools
 import math
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -28,7 +28,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 
 from memplan.child.assumed_values import ALL_PASS, COMPARISONS, FINITE, SHARES, Draws, Variant, choices_in, chosen, is_for_ordinary_numbers
-from memplan.child.awaited_reads import AwaitedReads, awaited_by, bytes_of
+from memplan.child.awaited_reads import Awaited, AwaitedReads, awaited_by, bytes_of
 from memplan.child.cancelled_sums import CancelledSums
 from memplan.child.device_reads import A_SEED, ONE_CHOICE, Reads
 from memplan.child.followed_collectives import received
@@ -225,8 +225,6 @@ class HostValues(TorchDispatchMode):
         except (RuntimeError, NotImplementedError, TypeError, ValueError):  # no kernel of the host does this
             return self._unknown(func, name, args, kwargs, func(*args, **kwargs))
         awaited, repeats = awaited_by(name, host_args, found)
-        if name == "index_put_" and not args[0].is_cuda:  # a tensor of the host, which the places are copied to
-            awaited = [bytes_of(value) for value in map(self._shadows.value, devices) if value is not None]
         result = self._awaited.run(lambda: func(*args, **kwargs), [*awaited, *counts], assumption, repeats=repeats)
         for tensor, value in zip(tree_flatten(result)[0], tree_flatten(found)[0], strict=False):
             if has_memory(tensor) and tensor.is_cuda and isinstance(value, torch.Tensor):
@@ -353,8 +351,13 @@ class HostValues(TorchDispatchMode):
         counts = [None if value is None else int(torch.count_nonzero(value)) for value in values]
         if name in _MASKED_BY_ONE and counts[0]:  # which is as large as what it selects from, or becomes so
             counts[0] *= math.prod(torch.broadcast_shapes(args[0].shape, masks[0].shape)) // masks[0].numel()
+        awaited: list[Awaited] = [count for count in counts if count is not None]
         assumption = self._shadows.assumption_of(mask for mask in masks if mask.is_cuda)
-        result = self._awaited.run(lambda: func(*args, **kwargs), [count for count in counts if count is not None], assumption)
+        if name == "index_put_" and not args[0].is_cuda:  # a tensor of the host, which the places are copied to
+            places = [place for place in args[1] if place is not None and place.is_cuda]
+            awaited += self._copied_places(places)
+            assumption = self._shadows.assumption_of(places)
+        result = self._awaited.run(lambda: func(*args, **kwargs), awaited, assumption)
         if name == "nonzero":
             if values[0] is not None and result.is_cuda:
                 self._shadows.learn(result, values[0].nonzero(), assumption, is_new=True)
@@ -372,6 +375,12 @@ class HostValues(TorchDispatchMode):
                 self._learn_unless_given(result, found, self._shadows.assumption_of(flat), flat)
             return result
         return self._unknown(func, name, args, kwargs, result)
+
+    def _copied_places(self, places: Iterable[Any]) -> Iterator[bytes]:
+        """Yield what is copied to the host of *places*: their numbers; of a mask where its elements are set, by dimension."""
+        for value in map(self._shadows.value, places):
+            if value is not None:
+                yield bytes_of(value.nonzero().t() if value.dtype in (torch.bool, torch.uint8) else value)
 
     def _apply_share(self, masks: Sequence[Any]) -> None:
         """Set as many elements of the masks as the user said for this line: what comes later, in backward too, sees the same mask."""

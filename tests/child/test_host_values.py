@@ -201,7 +201,7 @@ def test_a_run_with_values_that_does_not_end_costs_no_report(rehearser_of: Rehea
     seen = rehearser_of(f"{STEPS}:build").rehearse(gpu="t4", values={"program": "waits"}, steps=1, timeout_seconds=10)
 
     assert seen.verdict == "unknown"
-    assert seen.lower_bound_reasons[0].endswith("failed: it took more than 10 seconds")
+    assert seen.lower_bound_reasons[0].endswith("did not succeed: it took more than 10 seconds")
 
 
 def test_what_is_drawn_and_decides_no_size_is_no_finding(run: Run) -> None:

@@ -43,8 +43,14 @@ def _two_masks(device):
 
 
 def _marked_on_the_host(device):
-    mask = torch.ones(100, dtype=torch.bool)
-    mask[host(9).to(device)] = False
+    mask, places = torch.ones(100, dtype=torch.bool), host(9).to(device)
+    mask[places + 0] = False  # computed: what was only copied, the device itself knows
+    return int(mask.sum())
+
+
+def _marked_by_a_mask_of_the_device(device):
+    mask = torch.ones(4, 50, dtype=torch.bool)
+    mask[host(4, 50).to(device) > 25] = False
     return int(mask.sum())
 
 
@@ -205,6 +211,7 @@ READS = {
     "a list of numbers of the device": lambda device: torch.tensor(list(host(3).to(device)[:2])).sum().item(),
     "a nested list of them": lambda device: torch.tensor([[host(3).to(device)[0], 5]]).max().item(),
     "places of the device in a mask of the host": _marked_on_the_host,
+    "a mask of the device in one of the host": _marked_by_a_mask_of_the_device,
     "padding a sequence": lambda device: nn.utils.rnn.pad_sequence([host(n).to(device) for n in (3, 5)]).ne(0).sum().item(),
 }
 """Each asks for a number that the host's integers decide."""

@@ -106,8 +106,10 @@ def _ranks(rehearsal: Rehearsal) -> Iterator[tuple[str, str]]:
 
 
 def _ended(rehearsal: Rehearsal) -> str:
-    """Say what was not run behind the steps that were asked for: an evaluation may take more than they do."""
-    return ", and nothing after them: an evaluation was not reached" if rehearsal.was_cut and not rehearsal.has_evaluated else ""
+    """Say whether an evaluation was run beside the steps, or could not be reached in those asked for: it may take more than they do."""
+    if rehearsal.has_evaluated:
+        return ", and an evaluation"
+    return ", and nothing after them: an evaluation was not reached" if rehearsal.was_cut else ""
 
 
 def _outside(rehearsal: Rehearsal) -> str:

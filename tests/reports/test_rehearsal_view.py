@@ -130,3 +130,14 @@ def test_how_much_a_program_needs_is_told_with_how_much_of_it_was_run(a100: GpuS
         f"the first step of the program as it is {of_size.replace('50', 'at least 50')}",
         "more memory alone does not help: the program fails with unlimited memory too",
     ]
+
+
+def test_whether_an_evaluation_was_run_is_told(a100: GpuSpec) -> None:
+    """One that was reached counts; of one that `--steps` left out nothing is known. A program that ran to its end needs no word."""
+    cases: list[dict[str, bool]] = [{"has_evaluated": True, "was_cut": True}, {"has_evaluated": True}, {"was_cut": True}, {}]
+
+    told = [dict(view_rehearsal(rehearsal_with(a100, **case), a100).facts)["PyTorch"].partition(" step")[2] for case in cases]
+
+    assert [text.lstrip("s") for text in told] == [
+        ", and an evaluation", ", and an evaluation", ", and nothing after them: an evaluation was not reached", "",
+    ]  # fmt: skip

@@ -34,6 +34,9 @@ from memplan.traces.read_basis import DRAWN, USERS
 DECIDES = 65_536
 """Copies above this many bytes are data that goes to the host, not values that decide something, as long as nobody knows them."""
 
+_PICTURE = 256
+"""Copies of floats above this many bytes, where they are known, are no numbers that a program looks at one by one."""
+
 _READER = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_size_t)
 
 
@@ -194,7 +197,7 @@ class Reads:
         read["count"] += 1
         if answer.basis == "answer":
             read["given_for"] = self._given_for.get(answer.reason.removeprefix(USERS))
-        if answer.basis not in _DECIDES_NOTHING and self._num_noted < MOST_NOTED and not reading.is_only_told:
+        if answer.basis not in _DECIDES_NOTHING and self._num_noted < MOST_NOTED and not (reading.is_only_told or _is_picture(reading)):
             self._num_noted += 1
             read["positions"].append(self.num_allocs())
 
@@ -254,6 +257,11 @@ class Reads:
                     self._given_for[place] = now
                     return Said(answer, USERS + place)
         return None
+
+
+def _is_picture(reading: Reading) -> bool:
+    """Say whether many floats are copied to the host, as a picture or a sound is to be written: no size hangs on them."""
+    return reading.size > _PICTURE and reading.dtype is not None and reading.dtype.is_floating_point
 
 
 def _called_by_c(read: Callable[[int, int], None]) -> Callable[[int, int], None]:

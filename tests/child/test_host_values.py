@@ -272,6 +272,15 @@ def test_a_size_is_found_whichever_way_it_takes_to_the_host(run: Run, program: s
     assert size_mib <= seen.peak_allocated_bytes / MIB <= size_mib + 2
 
 
+def test_a_picture_that_is_copied_to_the_host_has_no_memory_behind_it(run: Run) -> None:
+    """What is allocated next is no consequence of it."""
+    seen = run("copies_a_picture")
+
+    behind = {read.text.partition(" = ")[0]: read.following_bytes for read in seen.reads}
+    assert behind["shown"] == 0
+    assert seen.peak_allocated_bytes >= 8 * MIB
+
+
 def test_a_program_that_checks_its_numbers_goes_on(run: Run) -> None:
     """As it would in an ordinary training."""
     seen = run("checks_its_numbers")

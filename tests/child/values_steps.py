@@ -458,6 +458,19 @@ def copies_edges(device, edges=100_000, is_moved=0):
     return step
 
 
+def copies_a_picture(device):
+    """Of its input, which it does not look at; and takes 8 MiB after that."""
+    picture = torch.rand(64, 64)
+
+    def step():
+        shown = (picture.to(device) + 1).cpu().numpy()
+        assert shown.shape == (64, 64)
+        torch.empty(8, MIB_OF_FLOATS, device=device)
+        torch.empty(int((host(9).to(device) > 50).sum()), device=device)  # so that values are looked for
+
+    return step
+
+
 def checks_its_numbers(device):
     """Asserts that its loss is finite, stops where it is too small or too large, and divides by its norm: 64 MiB where it goes on."""
     model = nn.Linear(16, 16, device=device)

@@ -230,13 +230,13 @@ def test_a_model_that_is_trained_in_eval_mode_is_not_evaluated(script: Script) -
 
 
 def test_steps_that_end_a_program_say_that_no_evaluation_was_reached(script: Script) -> None:
-    """It may take more than they do; where one was run, nothing is said."""
+    """It may take more than they do; where one was run, that is said."""
     facts = [
         dict(view_rehearsal(script(EVALUATED, "1", when, steps=2), find_gpu("t4")).facts)["PyTorch"].partition(", ")[2]
         for when in ("0", "2")
     ]
 
-    assert facts == ["2 steps", "2 steps, and nothing after them: an evaluation was not reached"]
+    assert facts == ["2 steps, and an evaluation", "2 steps, and nothing after them: an evaluation was not reached"]
 
 
 @pytest.mark.heavy

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import math
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
@@ -24,7 +25,7 @@ class Batches:
     def __init__(self, now: Callable[[], tuple[int, int]]) -> None:
         self._now = now
         self.seen: list[tuple[int, tuple[tuple[int, ...], ...], int, int]] = []
-        """The step that each batch was taken in, the shapes of its tensors, how many backwards had begun by then, and in which epoch."""
+        """The step that each batch was taken in, the shapes of its tensors and arrays, how many backwards had begun by then, and in which epoch."""
         self.whole_epochs: set[int] = set()
         """Those of which all batches were taken."""
         self.num_walked = 0
@@ -61,7 +62,7 @@ class Batches:
         return self._epochs[iterator]
 
     def _note(self, batch: Any, *, epoch: int) -> None:
-        shapes = tuple(tuple(tensor.shape) for tensor in tensors_in(batch))
+        shapes = tuple(shapes_in(batch))
         if shapes and len(self.seen) < MOST_BATCHES:
             step, num_backwards = self._now()
             self.seen.append((step, shapes, num_backwards, epoch))
@@ -70,7 +71,7 @@ class Batches:
         """
         Have every DataLoader give its largest batches early: it is walked through once before, *most* batches of it.
 
-        They are those with the most elements, all tensors together and each by itself: where the input is longest, and where the target is.
+        They are those with the most elements, all tensors and arrays together and each by itself: where the input is longest, and where the target is.
         *after*: how many of the program's own come before them, as in an epoch, which hardly begins with the largest: what PyTorch has
         cached for a smaller batch mostly does not serve a larger one. Where a program takes no more than one batch of a DataLoader, the
         next that it takes of it, or of another, is the largest.
@@ -94,7 +95,7 @@ class Batches:
         self._is_walking = True
         try:
             for number, batch in enumerate(iterator, start=1):
-                sizes = [tensor.numel() for tensor in tensors_in(batch)]
+                sizes = [*map(math.prod, shapes_in(batch))]
                 for at, size in enumerate([sum(sizes), *sizes]):
                     if size > best.get(at, (0, None))[0]:
                         best[at] = (size, batch)
@@ -183,15 +184,28 @@ def _copy_of(batch: Any) -> Any:
         return batch
 
 
-def tensors_in(batch: Any, depth: int = 4) -> Iterator[torch.Tensor]:
+def tensors_in(batch: Any) -> Iterator[torch.Tensor]:
+    """Yield the tensors of *batch*: itself, or what is in lists, tuples, mappings and objects, some levels deep."""
+    return (value for value in _values_in(batch) if isinstance(value, torch.Tensor))
+
+
+def shapes_in(batch: Any) -> Iterator[tuple[int, ...]]:
+    """Yield the shapes of the tensors of *batch*, and of its NumPy arrays of numbers: those a program moves to the GPU itself."""
+    numpy = sys.modules.get("numpy")
+    arrays = () if numpy is None else (numpy.ndarray,)
+    for value in _values_in(batch):
+        if isinstance(value, torch.Tensor) or (isinstance(value, arrays) and value.dtype.kind in "biufc"):
+            yield tuple(value.shape)
+
+
+def _values_in(batch: Any, depth: int = 4) -> Iterator[Any]:
     """
-    Yield the tensors of *batch*: itself, or what is in lists, tuples, mappings and objects, some levels deep.
+    Yield what *batch* consists of, itself first.
 
     Of a class of which nobody knows anything here no method is called: `values` may be an array, or a function that takes arguments.
     """
-    if isinstance(batch, torch.Tensor):
-        yield batch
-    elif depth and not isinstance(batch, (str, bytes, int, float, type(None), type)):
+    yield batch
+    if depth and not isinstance(batch, (torch.Tensor, str, bytes, int, float, type(None), type)):
         inner = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, (list, tuple)) else ()
         for value in list(inner) or list(getattr(batch, "__dict__", {}).values()):
-            yield from tensors_in(value, depth - 1)
+            yield from _values_in(value, depth - 1)

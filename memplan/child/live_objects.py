@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import itertools
 import weakref
 from collections.abc import Iterable, Iterator
@@ -11,6 +10,7 @@ from typing import Any
 import torch
 
 from memplan.child.tensor_types import has_memory
+from memplan.child.tracked_objects import objects_of_classes
 
 
 def objects_of(*kinds: type) -> list[list[Any]]:
@@ -21,8 +21,7 @@ def objects_of(*kinds: type) -> list[list[Any]]:
         lists.append([])
         for known in (kind, *subclasses(kind)):
             found[known] = lists[-1]
-    candidates = gc.get_objects()  # millions, in a program that was compiled
-    for candidate in itertools.compress(candidates, map(found.__contains__, map(type, candidates))):
+    for candidate in objects_of_classes(found):
         found[type(candidate)].append(candidate)
     return lists
 

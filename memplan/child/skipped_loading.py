@@ -24,12 +24,10 @@ from torch import nn
 from torch.optim import Optimizer
 
 from memplan.child.after_import import change_when_imported
+from memplan.workload.published_models import WEIGHT_FILES
 
 skipped: list[str] = []
 """Models and files whose weights were skipped, as the program named them."""
-
-_FILES = (".pt", ".pth", ".bin", ".ckpt", ".safetensors")
-"""What files of weights end with."""
 
 LARGE_BYTES = 2**20
 """Weights that are not looked at; smaller tensors may be counters, or statistics."""
@@ -99,7 +97,7 @@ def _map_files() -> None:
 def _is_absent(file: Any) -> bool:
     """Say whether *file* is one of weights that is not there; and tell so, since what a program makes of it may fail."""
     path = Path(file)
-    if path.suffix not in _FILES or path.exists():
+    if not path.name.endswith(WEIGHT_FILES) or path.exists():
         return False
     skipped.append(str(path))
     print(f"memplan: {path} is not there; its weights are taken to be loaded", file=sys.stderr)

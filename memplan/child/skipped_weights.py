@@ -27,15 +27,15 @@ from torch import nn
 from memplan.child.after_import import change_when_imported
 from memplan.child.empty_weights import EmptyTensor, in_shards, read_tensors, write_checkpoint
 from memplan.child.skipped_loading import skip_loading, skipped
-from memplan.workload.published_models import cached_config, catalog_model
+from memplan.workload.published_models import WEIGHT_FILES, cached_config, catalog_model
 
 _TYPES = {
     torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.float64: "F64", torch.bool: "BOOL", torch.uint8: "U8",
     torch.int8: "I8", torch.int16: "I16", torch.int32: "I32", torch.int64: "I64",
 }  # fmt: skip
 
-_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".h5", ".msgpack", ".ckpt", ".gguf", ".onnx")
-"""What files of weights end with."""
+_WEIGHTS = (*WEIGHT_FILES, ".h5", ".msgpack", ".gguf", ".onnx")
+"""What files of weights end with, those of other packages too."""
 
 _OTHERWISE_LOADED = ("state_dict", "gguf_file", "from_tf", "from_flax")
 
@@ -269,8 +269,8 @@ _WITHOUT_THEM = ("EntryNotFoundError", "LocalEntryNotFoundError", "RepositoryNot
 
 
 def lacks_weights(error: BaseException | None) -> bool:
-    """Say whether *error* is that weights of a pretrained model, or its configuration, are not there and cannot be had."""
-    while error is not None:
+    """Say whether *error* is that weights of a pretrained model are not there and cannot be had, where nobody has asked to skip them."""
+    while error is not None and "MEMPLAN_SKIP_WEIGHTS" not in os.environ:
         said = str(error)
         is_of_files = isinstance(error, OSError) and _NAMES_WEIGHTS.search(said) is not None
         if (is_of_files or type(error).__name__ in _WITHOUT_THEM) and "tokenizer" not in said.lower():

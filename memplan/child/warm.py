@@ -44,6 +44,7 @@ from memplan.child.installed_modules import installed_modules
 from memplan.child.one_rank import take_rank
 from memplan.child.script import begin, first_environment
 from memplan.child.server import can_fork, fork, let_gpus_be_counted
+from memplan.child.tracked_objects import objects_of_classes
 
 NUM_STREAMS = 3
 _PR_SET_PDEATHSIG = 1
@@ -263,10 +264,9 @@ def leave() -> None:
     """
     if not _exit_code:
         return
-    for candidate in gc.get_objects():
-        if type(candidate) in _WRITTEN:  # not isinstance: objects may say anything of their class
-            with suppress(OSError, ValueError):  # it is closed, or cannot be written
-                candidate.flush()
+    for candidate in objects_of_classes(_WRITTEN):
+        with suppress(OSError, ValueError):  # it is closed, or cannot be written
+            candidate.flush()
     if _exit_code[0] < 0:
         signal.signal(-_exit_code[0], signal.SIG_DFL)
         os.kill(os.getpid(), -_exit_code[0])

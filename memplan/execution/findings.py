@@ -6,7 +6,6 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
-from pathlib import PurePath
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -18,6 +17,7 @@ from memplan.execution.wording import SHOWN, listed, shown_place
 from memplan.traces.kept import StepEnd, step_ends
 from memplan.traces.trace import ALLOC, MemoryTrace, Note, allocation_of, allocations_by_address
 from memplan.units import KIB, format_bytes
+from memplan.workload.published_models import WEIGHT_FILES
 
 WIDE_SHARE = 0.1
 """Share of the peak from which tensors of a wide type are told of."""
@@ -166,16 +166,12 @@ def _dropped_gradients(record: RunRecord) -> Iterator[Finding]:
 MISSING_WEIGHTS = "the weights of a pretrained model are not there: `skip_weights=True` builds it from its configuration"
 
 
-_FILES_OF_WEIGHTS = frozenset({".pt", ".pth", ".bin", ".ckpt", ".safetensors"})
-"""What is read by `torch.load` and its kind; other names are of models."""
-
-
 def _weights(record: RunRecord) -> Iterator[Finding]:
     if record.lacks_weights:
         yield Finding(kind="missing_weights", message=MISSING_WEIGHTS)
     if record.skipped_weights:
         names = tuple(dict.fromkeys(record.skipped_weights))
-        has_models = any(PurePath(name).suffix not in _FILES_OF_WEIGHTS for name in names)
+        has_models = not all(name.endswith(WEIGHT_FILES) for name in names)
         loading = "; transformers and diffusers load them as from files of 5 GB, in the type that the configuration names"
         yield Finding(
             kind="skipped_weights",

@@ -17,6 +17,9 @@ from typing import Any, NamedTuple
 
 CATALOG = Path(__file__).with_name("models.json")
 
+WEIGHT_FILES = (".safetensors", ".bin", ".pt", ".pth", ".pth.tar", ".ckpt")
+"""What the names of files end with that hold weights for PyTorch; other names of a model are on the Hugging Face hub, or folders."""
+
 
 class CatalogModel(NamedTuple):
     """One entry of `models.json`."""

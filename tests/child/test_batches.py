@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections import UserDict
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import torch
 
-from memplan.child.batches import tensors_in
+from memplan.child.batches import shapes_in, tensors_in
 
 TENSOR = torch.zeros(2)
 
@@ -62,3 +63,11 @@ def test_a_tensor_is_found_in_whatever_holds_it(batch: Any) -> None:
 def test_classes_and_plain_values_hold_none(batch: Any) -> None:
     """A class has methods, and no content."""
     assert list(tensors_in(batch)) == []
+
+
+def test_the_shapes_of_a_batch_are_those_of_its_arrays_of_numbers_too() -> None:
+    """A program may move NumPy's arrays to the GPU itself; one of texts never goes there."""
+    batch = [("id", np.zeros((16, 80)), TENSOR, np.array(["a", "b"]))]
+
+    assert list(shapes_in(batch)) == [(16, 80), (2,)]
+    assert len(list(tensors_in(batch))) == 1

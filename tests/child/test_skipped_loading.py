@@ -85,6 +85,7 @@ def test_weights_that_are_to_become_the_modules_own_are_left(tmp_path: Path) -> 
         "layer.load_state_dict(torch.load('gone.pt', map_location='cpu')['model'])",
         "layer.load_state_dict({key.removeprefix('module.'): value for key, value in torch.load('gone.pt').get('state_dict').items()})",
         "torch.optim.Adam(layer.parameters()).load_state_dict(torch.load('gone.pt').pop('optimizer'))",
+        "layer.load_state_dict(torch.load('gone.pth.tar')['generator'])",
         "from safetensors.torch import load_file; layer.load_state_dict(load_file('gone.safetensors'))",
         "from safetensors.torch import load_model; load_model(layer, 'gone.safetensors')",
     ],

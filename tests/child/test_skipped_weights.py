@@ -148,12 +148,13 @@ def test_a_program_that_lacks_weights_is_told_of_the_option(train: Train) -> Non
 
 @pytest.mark.heavy
 def test_what_is_not_known_is_the_programs_own_error(train: Train, tmp_path: Path) -> None:
-    """A model that neither this machine nor the catalogue has."""
+    """A model that neither this machine nor the catalogue has. What was asked for already is not advised."""
     said = tmp_path / "said"
 
-    with pytest.raises(NothingSeenError):
+    with pytest.raises(NothingSeenError) as refused:
         train("AutoModelForCausalLM", "nobody/knows-this", said=said)
 
+    assert refused.value.hint != MISSING_WEIGHTS
     assert "OSError: We couldn't connect to 'https://huggingface.co'" in said.read_text()
 
 

@@ -57,7 +57,7 @@ def test_a_thread_can_make_tuples_of_generators_meanwhile():
         try:
             while not has_ended.is_set():
                 assert len(tuple(items())) == 30
-        except BaseException as error:  # noqa: BLE001  (whatever it is, the test tells it)
+        except BaseException as error:
             errors.append(error)
 
     makers = [threading.Thread(target=make_tuples) for _ in range(2)]

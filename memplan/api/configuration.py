@@ -86,7 +86,12 @@ class Configuration(NamedTuple):
             told = ", ".join(f"{name} {values[name]}" for name in self.assumed)
             yield f"{self.source} does not say how it is trained: planned with {told} (pin others)"
         if not self.has_batch:
-            yield f"{self.source} names no batch size: without a target the plan fills the GPU"
+            yield f"{self._lacks_batch()}: without a target the plan fills the GPU"
+
+    def _lacks_batch(self) -> str:
+        if isinstance(self.program, FunctionProgram):
+            return f"a default of {self.source} is not taken as the batch that is wanted"
+        return f"{'the command' if self.is_own_program else self.source} names no batch size"
 
     def with_pins(self, names: Iterable[str]) -> Configuration:
         """Return a copy in which what is pinned is not assumed."""

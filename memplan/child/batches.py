@@ -25,7 +25,7 @@ class Batches:
     def __init__(self, now: Callable[[], tuple[int, int]]) -> None:
         self._now = now
         self.seen: list[tuple[int, tuple[tuple[int, ...], ...], int, int]] = []
-        """The step that each batch was taken in, the shapes of its tensors and arrays, how many backwards had begun by then, and in which epoch."""
+        """The step that each batch was taken in, its shapes, how many backwards had begun by then, and in which epoch."""
         self.whole_epochs: set[int] = set()
         """Those of which all batches were taken."""
         self.num_walked = 0
@@ -71,10 +71,10 @@ class Batches:
         """
         Have every DataLoader give its largest batches early: it is walked through once before, *most* batches of it.
 
-        They are those with the most elements, all tensors and arrays together and each by itself: where the input is longest, and where the target is.
-        *after*: how many of the program's own come before them, as in an epoch, which hardly begins with the largest: what PyTorch has
-        cached for a smaller batch mostly does not serve a larger one. Where a program takes no more than one batch of a DataLoader, the
-        next that it takes of it, or of another, is the largest.
+        They are those with the most elements, all together and each tensor or array by itself: where the input is longest, and where the
+        target is. *after*: how many of the program's own come before them, as in an epoch, which hardly begins with the largest: what
+        PyTorch has cached for a smaller batch mostly does not serve a larger one. Where a program takes no more than one batch of a
+        DataLoader, the next that it takes of it, or of another, is the largest.
         """
         make = DataLoader.__iter__
 

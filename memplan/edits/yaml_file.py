@@ -9,6 +9,7 @@ What cannot be changed without guessing is refused with file, line and reason: d
 
 from __future__ import annotations
 
+import json
 import re
 from bisect import bisect_right
 from collections.abc import Iterator
@@ -130,14 +131,19 @@ class YamlFile:
 
     @classmethod
     def parse(cls, path: Path, data: bytes) -> YamlFile:
-        """Parse *data* as the content of *path*. Raises ConfigError when it is not UTF-8 or not YAML."""
+        """Parse *data* as the content of *path*. Raises ConfigError when it is not UTF-8 or not YAML, or is JSON with comments."""
         try:
             text = data.decode("utf-8").removeprefix(BOM)
         except UnicodeDecodeError as error:
             line = data[: error.start].count(b"\n") + 1
             raise ConfigError("is not UTF-8", file=path, line=line, hint="save the file as UTF-8") from error
-        composer = _Composer(path, text)
-        documents = tuple(composer.compose())
+        problem = _json_problem(path, text)
+        if isinstance(problem, EditRefusedError):  # YAML would take a comment for a part of the next key
+            raise problem
+        try:
+            documents = tuple(_Composer(path, text).compose())
+        except ConfigError as error:
+            raise error if problem is None else problem from error
         return cls(path, data, text, documents)
 
     def get(self, key: KeyPath) -> Found | None:
@@ -507,6 +513,25 @@ class _Composer:
         """Return the end of the last token that ends at *place* or before."""
         self._tokens()
         return self._ends[bisect_right(self._ends, place) - 1]
+
+
+_COMMENTS = ("//", "/*", "#")
+
+
+def _json_problem(path: Path, text: str) -> ConfigError | None:
+    """Return what is wrong with *text* as JSON; None where *path* is not named so, or nothing is."""
+    if path.suffix != ".json":
+        return None
+    try:
+        json.loads(text)
+    except json.JSONDecodeError as error:
+        if text.startswith(_COMMENTS, error.pos):
+            hint = "give the value as a word of the command, `{micro_batch_size}`, or plan with a copy of the file without comments"
+            return EditRefusedError("has a comment: JSON with comments is not edited", file=path, line=error.lineno, hint=hint)
+        return ConfigError(f"is not valid JSON: {error.msg}", file=path, line=error.lineno, hint="repair the file first")
+    except RecursionError:
+        return None  # as YAML it is nested too deeply as well
+    return None
 
 
 def _yaml() -> Any:

@@ -46,8 +46,11 @@ run = serve(int(sys.argv[1]), sys.argv[2], float(sys.argv[3]))
 run()
 """
 
-_OF_A_SHELL = ("_", "OLDPWD", "SHLVL", "COLUMNS", "LINES", "WINDOWID", "TERM_SESSION_ID", "PYTEST_CURRENT_TEST")
-"""Variables that differ from command to command and that no package reads."""
+_OF_A_SHELL = frozenset(
+    ("_", "OLDPWD", "SHLVL", "COLUMNS", "LINES", "WINDOWID", "WINDOW", "STY", "TERM_SESSION_ID", "XDG_SESSION_ID", "PYTEST_CURRENT_TEST")
+)
+_OF_A_TERMINAL = ("SSH_", "TMUX", "VSCODE_", "KITTY_", "ALACRITTY_", "WEZTERM_", "DBUS_SESSION_")
+"""Variables, and how their names begin, that differ from command to command or from terminal to terminal, and decide no size."""
 
 
 class WarmProgram:
@@ -189,8 +192,9 @@ def _without_ports(variables: Mapping[str, str]) -> dict[str, str]:
 
 
 def lasting_variables(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables of *environment* but those that differ from command to command, and memplan's own."""
-    return {name: value for name, value in environment.items() if name not in _OF_A_SHELL and not name.startswith("MEMPLAN_")}
+    """Return the variables of *environment* but memplan's own and those that differ between commands or between terminals."""
+    left_out = (*_OF_A_TERMINAL, "MEMPLAN_")
+    return {name: value for name, value in environment.items() if name not in _OF_A_SHELL and not name.startswith(left_out)}
 
 
 def kept_file(program: PythonProgram, environment: Mapping[str, str], *, libraries: Path, writes_are_allowed: bool) -> Path:

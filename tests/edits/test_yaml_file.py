@@ -237,6 +237,25 @@ def test_a_broken_file_is_named_with_its_line(text: str | bytes, line: int):
     assert str(caught.value).startswith(f"conf.yaml:{line}: ")
 
 
+@pytest.mark.parametrize(
+    ("text", "problem", "kind"),
+    [
+        ('{\n  "a": {\n    "b": 1, // how many "c": 2,\n    "d": 3}}', "conf.json:3: has a comment", EditRefusedError),
+        ('{\n  /* as in the paper: */ "a": 1,\n "b": [1}\n', "conf.json:2: has a comment", EditRefusedError),
+        ('{"a": 1,\n "b": [1}\n', "conf.json:2: is not valid JSON: Expecting ',' delimiter", ConfigError),
+        ("[" * 100_000, "conf.json", ConfigError),
+    ],
+    ids=["comment", "block comment", "broken", "deep"],
+)
+def test_json_is_called_json(text: str, problem: str, kind: type):
+    """Comments, which some programs strip before they read their file, are named as what they are."""
+    with pytest.raises(ConfigError) as caught:
+        YamlFile.parse(Path("conf.json"), text.encode())
+
+    assert type(caught.value) is kind
+    assert str(caught.value).startswith(problem)
+
+
 def test_a_character_that_yaml_forbids_is_an_error():
     """ruamel.yaml gives no line for these."""
     with pytest.raises(ConfigError, match="not valid YAML"):

@@ -18,7 +18,7 @@ import pytest
 from memplan.execution.command import command_from, program_of, python_program
 from memplan.execution.rehearsal import Rehearsal
 from memplan.execution.rehearse_script import rehearse_script
-from memplan.execution.warm import Kept, WarmProcess, kept_file, start_warm
+from memplan.execution.warm import Kept, WarmProcess, kept_file, lasting_variables, start_warm
 from memplan.hardware.catalog import find_gpu
 from memplan.hardware.torch_install import TorchBuild
 from memplan.standin.build import build
@@ -515,3 +515,12 @@ def test_the_end_of_a_process_that_is_kept_removes_nothing_but_its_own(torch_bui
         assert not warm.folder.exists()
         assert Path(another, "file").exists()
     assert config.read_text() == "8"
+
+
+def test_what_differs_between_terminals_changes_nothing_that_is_kept():
+    """Else whoever plans once over SSH and once in tmux would have everything run again."""
+    terminal = {"SSH_CLIENT": "10.0.0.1 50000 22", "TMUX_PANE": "%3", "VSCODE_IPC_HOOK_CLI": "/run/x", "SHLVL": "2", "MEMPLAN_LOG": "x"}
+
+    assert lasting_variables({"HOME": "/home/me", "CUDA_MODULE_LOADING": "LAZY", **terminal}) == {
+        "HOME": "/home/me", "CUDA_MODULE_LOADING": "LAZY",
+    }  # fmt: skip

@@ -42,7 +42,7 @@ def outcome_of(path: Path) -> tuple[str, ConfigError | None]:
 
 
 def _refusal(path: Path, error: ConfigError) -> str:
-    if "is not valid YAML" in error.problem or isinstance(error, EditRefusedError):
+    if error.problem.startswith(("is not valid YAML", "is not valid JSON")) or isinstance(error, EditRefusedError):
         return "refused"
     located = locate(path)
     if located is not None and located.can_be_described:

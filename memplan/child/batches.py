@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import math
+import multiprocessing
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
@@ -80,6 +81,8 @@ class Batches:
 
         @functools.wraps(make)
         def led(loader: Any) -> Any:
+            if _only_loads():
+                return make(loader)
             if loader not in self._led:
                 own = after if self._last is None or self._last.was_given else 0
                 self._led[loader] = self._last = _Largest(self._largest(make(loader), most, after=own), num_before=own)
@@ -174,6 +177,11 @@ class _Led:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._rest, name)
+
+
+def _only_loads() -> bool:
+    """Say whether this process was begun by another one and uses no GPU: what it takes is no batch, but what the other makes batches of."""
+    return multiprocessing.parent_process() is not None and not torch.cuda.is_initialized()
 
 
 def _copy_of(batch: Any) -> Any:

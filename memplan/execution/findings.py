@@ -15,7 +15,7 @@ from memplan.execution.rehearsal import Finding
 from memplan.execution.run_record import Batch, RunRecord
 from memplan.execution.wording import SHOWN, listed, shown_place
 from memplan.traces.kept import StepEnd, step_ends
-from memplan.traces.trace import ALLOC, MemoryTrace, Note, allocation_of, allocations_by_address
+from memplan.traces.trace import ALLOC, EVALUATION, MemoryTrace, Note, allocation_of, allocations_by_address
 from memplan.units import KIB, format_bytes
 from memplan.workload.published_models import WEIGHT_FILES
 
@@ -322,14 +322,17 @@ def _growth(record: RunRecord, ends: Sequence[StepEnd]) -> Iterator[Finding]:
 
 
 def _varying_steps(record: RunRecord, ends: Sequence[StepEnd]) -> Iterator[Finding]:
-    """Tell of steps of a function that are of several sizes: of a whole program, the batches of its DataLoaders tell more."""
-    peaks = [end.peak_bytes for end in ends[1:]] if not record.command else []
+    """Tell of steps that are of several sizes; the batches of a DataLoader, and an evaluation, tell more of a program that has them."""
+    tells_more = bool(record.batches) or any(mark.phase == EVALUATION for mark in record.marks)
+    peaks = [end.peak_bytes for end in ends[1:]] if not (record.command and tells_more) else []
     if len(peaks) > 1 and min(peaks) < max(peaks) * (1 - VARYING_SHARE):
-        yield Finding(
-            kind="varying_steps",
-            message=f"steps 2 to {len(peaks) + 1} take from {format_bytes(min(peaks))} to {format_bytes(max(peaks))} beside what lasts: "
-            "their batches differ, and a later one may take more; let the function make its largest",
+        taken = f"steps 2 to {len(peaks) + 1} take from {format_bytes(min(peaks))} to {format_bytes(max(peaks))} beside what lasts"
+        advice = (
+            "they differ, and no DataLoader gives the batches, so that the largest cannot be looked for: a later step may take more"
+            if record.command
+            else "their batches differ, and a later one may take more; let the function make its largest"
         )
+        yield Finding(kind="varying_steps", message=f"{taken}: {advice}")
 
 
 def _keeps_more(before: StepEnd, after: StepEnd) -> bool:

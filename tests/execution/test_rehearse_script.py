@@ -1389,6 +1389,64 @@ def test_the_largest_batches_of_an_epoch_come_after_the_first_on_request(
     assert finding.message.startswith("the shapes of the batches differ: 10 to 7000, the largest among them; what PyTorch has cached")
 
 
+STEPS_OF_SEVERAL_SIZES = """
+from common import torch
+layer = torch.nn.Linear(512, 512).cuda()
+update = torch.optim.SGD(layer.parameters(), lr=0.1)
+for rows in (64, 512, 4096):
+    layer(torch.randn(rows, 512).cuda()).sum().backward()
+    update.step()
+    update.zero_grad()
+"""
+
+
+@pytest.mark.parametrize("has_evaluation", [False, True])
+def test_steps_of_several_sizes_are_told_of_where_no_loader_gives_the_batches(script: Script, has_evaluation: bool) -> None:
+    """Of batches that the program makes itself nobody knows the shapes; what an evaluation takes is none of a step's."""
+    evaluation = "    layer.eval()\n    layer(torch.randn(9, 512).cuda())\n    layer.train()\n" if has_evaluation else ""
+
+    found = [finding.message for finding in script(STEPS_OF_SEVERAL_SIZES + evaluation).findings if finding.kind == "varying_steps"]
+
+    assert found == (
+        []
+        if has_evaluation
+        else [
+            "steps 2 to 3 take from 2.0 MiB to 16.0 MiB beside what lasts: they differ, and no DataLoader gives the batches, so that the "
+            "largest cannot be looked for: a later step may take more"
+        ]
+    )
+
+
+READS_BESIDE = """
+import multiprocessing, sys
+import torch
+from torch.utils.data import DataLoader
+
+def read():
+    lengths = [int(length) for length in DataLoader([10, 20, 7000, 40], batch_size=None)]
+    print(lengths, flush=True)
+
+if __name__ == "__main__":
+    reader = multiprocessing.get_context("spawn").Process(target=read)
+    reader.start()
+    reader.join()
+    torch.zeros(10, device="cuda", requires_grad=True).sum().backward()
+"""
+
+
+@pytest.mark.heavy
+def test_the_largest_do_not_come_first_where_a_process_only_reads(
+    script: Script, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """What a process without a GPU takes of a DataLoader is none of the batches that are trained with."""
+    (tmp_path / "train.py").write_text(READS_BESIDE)
+
+    found = seen(rehearse_script(["train.py"], gpu=find_gpu("t4"), most_walked_batches=100, timeout_seconds=100))
+
+    assert capfd.readouterr().out.splitlines() == ["[10, 20, 7000, 40]"]
+    assert "nothing_walked" in [finding.kind for finding in found.findings]
+
+
 @pytest.mark.heavy
 def test_a_batch_that_the_program_changes_in_place_comes_again_as_it_was(
     script: Script, tmp_path: Path, capfd: pytest.CaptureFixture[str]

@@ -17,7 +17,7 @@ from memplan.hardware.gpu import GpuSpec
 from memplan.planner.search import Outcome, largest_accepted
 
 MOST_GPUS = 4
-MORE_STEPS = 3
+STEPS_BEYOND = 3
 """How many steps a program runs behind the one that memory ended: in the next ones the optimizer's state is there, and caches are full."""
 
 
@@ -90,7 +90,7 @@ def what_program_needs(
     that shows nothing: it takes too long, or is interrupted.
     """
     if seen.out_of_memory is not None and not seen.out_of_memory.is_caught:
-        further = len(seen.steps) + MORE_STEPS
+        further = len(seen.steps) + STEPS_BEYOND
         steps = further if steps is None else min(steps, further)
     was_interrupted = False
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from memplan.analysis.would_fit import STEPS_BEYOND, MOST_GPUS, what_program_needs, what_would_fit
+from memplan.analysis.would_fit import MOST_GPUS, STEPS_BEYOND, what_program_needs, what_would_fit
 from memplan.errors import MemplanError, NothingSeenError, UsageError
 from memplan.execution.rehearsal import OutOfMemory, Rehearsal, StepPeaks
 from memplan.execution.rehearse import Rehearser

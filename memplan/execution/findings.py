@@ -68,6 +68,7 @@ def find(
         *_wide_tensors(record),
         *(list(_growth(record, ends)) or _varying_steps(record, ends)),
         *_weights(record),
+        *_missing_gpu(record),
         *_nothing_walked(record),
         *_batch_shapes(record),
         *_cached_shapes(record),
@@ -178,6 +179,16 @@ def _weights(record: RunRecord) -> Iterator[Finding]:
             message=f"weights were not read ({listed(names)}): the steps take the same memory; what is computed from the weights on "
             f"the host is of zeros{loading if has_models else ''}",
         )
+
+
+_NO_SUCH_GPU = "invalid device ordinal"
+"""What CUDA's runtime says of a device's number that is none (cudaErrorInvalidDevice)."""
+
+
+def _missing_gpu(record: RunRecord) -> Iterator[Finding]:
+    if record.failure is not None and _NO_SUCH_GPU in record.failure.message:
+        message = "the program asks for a GPU by a number that is not among the simulated ones: `num_gpus=8` simulates as many as you have"
+        yield Finding(kind="missing_gpu", message=message)
 
 
 def _nothing_walked(record: RunRecord) -> Iterator[Finding]:

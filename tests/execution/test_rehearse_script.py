@@ -164,6 +164,17 @@ def test_a_peak_before_the_first_step_is_told_as_that(script: Script) -> None:
     assert [name for name, *_ in view.breakdown.rows if name in ("activations", "other tensors")] == ["other tensors"]
 
 
+def test_a_program_that_asks_for_a_gpu_by_its_number_is_told_how_it_gets_one(script: Script) -> None:
+    """One is simulated; the user's own machine has more."""
+    found = script("import torch\ntorch.zeros(8, device='cuda:3')\n")
+
+    assert found.failure is not None
+    assert "invalid device ordinal" in found.failure.message
+    assert [finding.message for finding in found.findings if finding.kind == "missing_gpu"] == [
+        "the program asks for a GPU by a number that is not among the simulated ones: `num_gpus=8` simulates as many as you have"
+    ]
+
+
 @pytest.mark.heavy
 def test_where_set_up_ends_is_not_known_without_an_optimizer(script: Script) -> None:
     """What comes before the first backward may be its forward."""

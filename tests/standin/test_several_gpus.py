@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from memplan.hardware.torch_install import TorchBuild
 from tests.standin.calls import on_device
 from tests.standin.conftest import torch_build
@@ -126,3 +128,19 @@ assert nvml.nvmlDeviceGetHandleByIndex_v2(c_uint(2), byref(by_bus)) == 2
 """,
         num_gpus=2,
     )
+
+
+@pytest.mark.parametrize(
+    ("asked", "seen"),
+    [("1", 1), ("0,2", 2), ("1,-1,0", 1), ("4,5,6,7", 3), ("2,3", 2), ("GPU-6f1c2a", 1), ("", 0), ("none", 0)],
+)
+def test_a_program_that_chooses_among_more_gpus_finds_as_many_as_it_names(torch_build: TorchBuild, asked: str, seen: int) -> None:
+    """Its own machine may have more than are simulated; what names no GPU anywhere ends the list, as in CUDA."""
+    said = on_device(
+        torch_build,
+        "count = c_int()\ncuda.cudaGetDeviceCount(byref(count))\nprint(count.value)\n",
+        num_gpus=3,
+        CUDA_VISIBLE_DEVICES=asked,
+    )
+
+    assert int(said) == seen

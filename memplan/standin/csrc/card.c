@@ -42,29 +42,36 @@ static void order(int *out) {
         out[at] = i;
     }
 }
+/* The card that the first *length* characters of an entry of CUDA_VISIBLE_DEVICES name, by its number or UUID; ELSEWHERE for one of the
+ * user's own machine that is not among ours; -1 for what names none anywhere. */
+#define ELSEWHERE MOST_CARDS
+static int named(const char *entry, size_t length, const int *ordered) {
+    char *end;
+    long number = strtol(entry, &end, 10);
+    if (end == entry + length && length) return number < 0 ? -1 : number < num_cards ? ordered[number] : ELSEWHERE;
+    for (int i = 0; i < num_cards; i++)
+        if (has_name(i, entry, length)) return i;
+    return strncmp(entry, "GPU-", 4) && strncmp(entry, "MIG-", 4) ? -1 : ELSEWHERE;
+}
 /* CUDA_VISIBLE_DEVICES: numbers and UUIDs; the list ends at the first entry that names nothing. A script that chooses among the cards of its
- * own machine finds the one that is stood in for, whichever it asks for. */
+ * own machine, which may have more, finds those that are stood in for, whichever it asks for: as many as it names. */
 static void choose(void) {
     const char *text = getenv("CUDA_VISIBLE_DEVICES");
-    int ordered[MOST_CARDS];
+    int ordered[MOST_CARDS], is_elsewhere = 0;
     order(ordered);
     if (!text || num_cards == 1) {
         memcpy(visible, ordered, sizeof visible);
         num_visible = num_cards;
         return;
     }
-    for (size_t length; *text && num_visible < MOST_CARDS; text += length + (text[length] == ',')) {
-        char *end;
-        long number = strtol(text, &end, 10);
-        int found = -1;
+    for (size_t length; *text && num_visible < num_cards; text += length + (text[length] == ',')) {
         length = strcspn(text, ",");
-        if (end == text + length && length) found = number >= 0 && number < num_cards ? ordered[number] : -1;
-        else
-            for (int i = 0; i < num_cards; i++)
-                if (has_name(i, text, length)) found = i;
-        if (found < 0) return;
+        int found = named(text, length, ordered);
+        if (found < 0) break;
+        is_elsewhere |= found == ELSEWHERE;
         visible[num_visible++] = found;
     }
+    if (is_elsewhere) memcpy(visible, ordered, sizeof visible);
 }
 /* The first device has what lies behind FIRST_ADDRESS; the others share what is free below the addresses where Linux puts programs. */
 static uintptr_t first_address(int ordinal) {

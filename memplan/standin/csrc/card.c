@@ -92,7 +92,7 @@ static void describe(void) {
         text += line + (text[line] == '\n');
     }
     if (!num_cards) {
-        fprintf(stderr, "memplan stand-in: MEMPLAN_CARD is not set: start the program with `memplan rehearse`\n");
+        fprintf(stderr, "memplan: the simulated GPU finds no MEMPLAN_CARD: start the program with `memplan rehearse`\n");
         _exit(70);
     }
     choose();
@@ -244,7 +244,7 @@ void tell_parent(const char *kind, const char *name, size_t number) {
 }
 int not_served(const char *call, int code) {
     tell_parent("not served", call, 0);
-    fprintf(stderr, "memplan stand-in: %s is not served\n", call);
+    fprintf(stderr, "memplan: the simulated GPU does not serve %s\n", call);
     return code;
 }
 /* An odd number of bytes, which no tensor of numbers has and which takes the same block: so what was allocated for it is found again. */

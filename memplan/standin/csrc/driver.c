@@ -24,7 +24,7 @@ int cuCtxPopCurrent_v2(void **out) { return out ? cuCtxGetCurrent(out) : 0; }
 int cuCtxGetDevice(int *out) { *out = current_device(); return 0; }
 int cuLogsRegisterCallback(void *callback, void *data, void **out) { if (out) *out = new_handle(); return 0; }
 int cuLogsUnregisterCallback(void *callback) { return 0; }
-int cuGetErrorString(int error, const char **out) { *out = error ? "error of the stand-in device" : "no error"; return 0; }
+int cuGetErrorString(int error, const char **out) { *out = error ? "error of the simulated GPU" : "no error"; return 0; }
 
 /* modules and kernels: loaded and launched, never run */
 int cuModuleLoad(void **out, const char *path) { *out = new_handle(); return 0; }
@@ -109,7 +109,7 @@ int cuMemSetAccess(unsigned long long address, size_t bytes, const void *descrip
 #define POSIX_FILE 1 /* CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR */
 int cuMemExportToShareableHandle(int *out, Memory *memory, int type, unsigned long long flags) {
     if (type != POSIX_FILE) return not_served("cuMemExportToShareableHandle (as anything but a file)", 801);
-    int file = memfd_create("memory of the stand-in device", MFD_CLOEXEC);
+    int file = memfd_create("memory of the simulated GPU", MFD_CLOEXEC);
     if (file < 0 || pwrite(file, memory, sizeof *memory, 0) != sizeof *memory) return 304; /* CUDA_ERROR_OPERATING_SYSTEM */
     *out = file;
     share(memory, 1);

@@ -133,7 +133,7 @@ int cudnnGetFilterNdDescriptor(const Descriptor *descriptor, int room, int *type
 
 size_t cudnnGetVersion(void) { return CUDNN_VERSION; }
 size_t cudnnGetCudartVersion(void) { return CUDA_MAJOR * 1000; }
-const char *cudnnGetErrorString(int status) { return status ? "not served by the stand-in device" : "success"; }
+const char *cudnnGetErrorString(int status) { return status ? "not served by the simulated GPU" : "success"; }
 void cudnnGetLastErrorString(char *out, size_t size) { if (size) out[0] = 0; }
 /* its minor number had one digit until 9.0 */
 enum { MAJOR_UNIT = CUDNN_VERSION >= 90000 ? 10000 : 1000 };
@@ -185,7 +185,7 @@ int cudnnGetCTCLossWorkspaceSize(void *handle, const Descriptor *probabilities, 
 
 /* cuFFT: a plan may need as much again as it transforms (cuFFT documentation, "Accuracy and performance"): an allowance of the larger side */
 int cufftCreate(int *plan) { *plan = 1; return 0; }
-const char *cusparseGetErrorString(int status) { return status ? "not served by the stand-in device" : "success"; }
+const char *cusparseGetErrorString(int status) { return status ? "not served by the simulated GPU" : "success"; }
 const char *cusparseGetErrorName(int status) { return status ? "CUSPARSE_STATUS_NOT_SUPPORTED" : "CUSPARSE_STATUS_SUCCESS"; }
 
 static size_t fourier_bytes(int type) { /* cudaDataType of an element: complex ones are twice their parts */

@@ -161,8 +161,11 @@ const char *cudaGetErrorString(int error) {
     case 0: return "no error";
     case OUT_OF_MEMORY: return "out of memory";
     case INVALID_PITCH: return "invalid pitch argument";
+    case 1: return "invalid argument";
+    case 101: return "invalid device ordinal";
+    case 801: return "operation not supported";
     case 900: return "operation not permitted when stream is capturing";
-    default: return "error of the stand-in device";
+    default: return "error of the simulated GPU";
     }
 }
 const char *cudaGetErrorName(int error) {
@@ -170,6 +173,9 @@ const char *cudaGetErrorName(int error) {
     case 0: return "cudaSuccess";
     case OUT_OF_MEMORY: return "cudaErrorMemoryAllocation";
     case INVALID_PITCH: return "cudaErrorInvalidPitchValue";
+    case 1: return "cudaErrorInvalidValue";
+    case 101: return "cudaErrorInvalidDevice";
+    case 801: return "cudaErrorNotSupported";
     case 900: return "cudaErrorStreamCaptureUnsupported";
     default: return "cudaErrorUnknown";
     }

@@ -55,7 +55,7 @@ int ncclGetVersion(int *out) { /* that of the library that is stood in for */
     return SUCCESS;
 }
 int ncclGetUniqueId(UniqueId *out) { memset(out, 1, sizeof *out); return SUCCESS; }
-const char *ncclGetErrorString(int status) { return status ? "not served by the stand-in device" : "no error"; }
+const char *ncclGetErrorString(int status) { return status ? "not served by the simulated GPU" : "no error"; }
 const char *ncclGetLastError(void *communicator) { return ""; }
 
 int ncclCommInitRank(Communicator **out, int size, UniqueId id, int rank) {

@@ -9,7 +9,7 @@ enum { INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3 };
 int nvmlInit_v2(void) { return 0; }
 int nvmlInitWithFlags(unsigned flags) { return 0; }
 int nvmlShutdown(void) { return 0; }
-const char *nvmlErrorString(int error) { return error ? "not supported by the stand-in device" : "success"; }
+const char *nvmlErrorString(int error) { return error ? "not supported by the simulated GPU" : "success"; }
 int nvmlSystemGetDriverVersion(char *out, unsigned size) { snprintf(out, size, "memplan-standin"); return 0; }
 int nvmlSystemGetCudaDriverVersion_v2(int *out) { *out = CUDA_MAJOR * 1000; return 0; }
 /* a handle is the card's number on the bus, and one */

@@ -14,7 +14,7 @@ typedef struct {
 } Program;
 
 int nvrtcVersion(int *major, int *minor) { *major = CUDA_MAJOR; *minor = 0; return 0; }
-const char *nvrtcGetErrorString(int result) { return result ? "error of the stand-in device" : "NVRTC_SUCCESS"; }
+const char *nvrtcGetErrorString(int result) { return result ? "error of the simulated GPU" : "NVRTC_SUCCESS"; }
 int nvrtcGetNumSupportedArchs(int *out) { *out = 1; return 0; }
 int nvrtcGetSupportedArchs(int *out) { *out = card()->major * 10 + card()->minor; return 0; }
 int nvrtcCreateProgram(void **out, const char *source, const char *name, int num_headers, const char *const *headers, const char *const *includes) {

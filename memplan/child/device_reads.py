@@ -351,17 +351,16 @@ def _content(answer: str, size: int) -> bytes:
     """
     Return *size* bytes that say *answer*: true, false, an integer, or a number with a point.
 
-    Integers fill elements of 8 bytes where *size* allows it, else of 4; a number with a point those of 4 (fp32), or 8 (fp64).
+    Integers fill elements of 8 bytes where *size* allows it, else of 4; a number with a point, or one for a tensor of floats, those of 4
+    (fp32), or 8 (fp64).
     """
-    if answer in ("true", "false"):
-        value: int | float = int(answer == "true")
-    else:
-        value = float(answer) if "." in answer else int(answer)
-    if isinstance(value, float):
-        dtype = getattr(_reading, "dtype", None)
+    dtype = getattr(_reading, "dtype", None)
+    is_float = "." in answer or (dtype is not None and dtype.is_floating_point)
+    if answer not in ("true", "false") and is_float:
         usual = "=f" if size % 4 == 0 and size != 8 else "=d"
-        element = struct.pack(usual if dtype is None else FORMATS.get(dtype, usual), value)
+        element = struct.pack(usual if dtype is None else FORMATS.get(dtype, usual), float(answer))
     else:
+        value = int(answer == "true") if answer in ("true", "false") else int(answer)
         width = next(width for width in (8, 4, 2, 1) if size % width == 0)
         element = (value % 2 ** (8 * width)).to_bytes(width, sys.byteorder)
     return (element * (size // len(element) + 1))[:size]

@@ -3,6 +3,8 @@ What the storages of the device hold, as far as it is known: for each a *shadow*
 
 A tensor's values are the same view of the shadow as the tensor is of its storage. So views and changes in place need no rule of their own.
 
+Where a program writes what nobody knows into a part of a storage, that part has no values, and the rest keeps its own.
+
 A mask for attention is the same for each query: what repeats along a dimension is kept once for as long as the storage is read whole.
 """
 
@@ -26,6 +28,9 @@ HOST = torch.device("cpu")
 MANY = 2**16
 """Elements from which on what repeats is kept once."""
 
+MOST_PARTS = 64
+"""Parts of a storage that may be unknown while the rest is known."""
+
 
 class Shadow:
     """What a storage of the device holds."""
@@ -37,6 +42,34 @@ class Shadow:
         self._fill = fill
         self._repeated: tuple[Any, torch.Tensor] | None = None  # a view of the storage, and its values, in place of the bytes
         self._content: torch.UntypedStorage | None = None
+        self._unknown: list[range] = []
+        """Bytes that were overwritten by what nobody knows."""
+
+    def knows(self, tensor: Any) -> bool:
+        """Say whether the values of *tensor* are known, all of them."""
+        place = _place_of(tensor)
+        return not any(_overlap(place, part) for part in self._unknown)
+
+    def forget(self, tensor: Any) -> None:
+        """Keep that nobody knows what *tensor* holds now."""
+        place = _place_of(tensor)
+        near = [part for part in self._unknown if part.start <= place.stop and place.start <= part.stop]
+        joined = range(min(part.start for part in (place, *near)), max(part.stop for part in (place, *near)))
+        self._unknown = [*(part for part in self._unknown if part not in near), joined]
+
+    @property
+    def knows_little(self) -> bool:
+        """Say whether it is not worth keeping: all of it is unknown, or it is in too many parts."""
+        return len(self._unknown) > MOST_PARTS or any(part == range(self.num_bytes) for part in self._unknown)
+
+    def write(self, tensor: Any, values: torch.Tensor) -> None:
+        """Keep that *tensor* holds *values*."""
+        view = self.view(tensor, is_written=True)
+        (torch._neg_view(view) if tensor.is_neg() else view).copy_(values)
+        if tensor.is_contiguous():  # else there may be something between its elements
+            place = _place_of(tensor)
+            left = ((range(part.start, min(part.stop, place.start)), range(max(part.start, place.stop), part.stop)) for part in self._unknown)
+            self._unknown = [part for parts in left for part in parts if part]
 
     def repeat(self, tensor: Any, values: torch.Tensor) -> None:
         """Keep that *tensor*, which is all of the storage, holds *values*, of which many are the same."""
@@ -56,6 +89,18 @@ class Shadow:
                 _viewed(self._content, self._repeated[0]).copy_(self._repeated[1])
                 self._repeated = None
         return self._content
+
+
+def _place_of(tensor: Any) -> range:
+    """Return the bytes of its storage from the first to the last that are of *tensor*."""
+    first = tensor.storage_offset()
+    last = first + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    width = tensor.element_size()
+    return range(first * width, (last + 1) * width) if tensor.numel() else range(first * width, first * width)
+
+
+def _overlap(some: range, others: range) -> bool:
+    return some.start < others.stop and others.start < some.stop
 
 
 def _geometry(tensor: Any) -> tuple[torch.dtype, int, tuple[int, ...], tuple[int, ...]]:
@@ -95,7 +140,7 @@ class Shadows:
                 return None
             return torch.sparse_coo_tensor(places, values, tensor.shape, is_coalesced=tensor.is_coalesced(), check_invariants=False)
         shadow = self.of(tensor)
-        if shadow is None or shadow.num_bytes != tensor.untyped_storage().nbytes():
+        if shadow is None or shadow.num_bytes != tensor.untyped_storage().nbytes() or not shadow.knows(tensor):
             return None
         view = shadow.view(tensor, is_written=is_written)
         return torch._neg_view(view) if tensor.is_neg() else view
@@ -110,18 +155,17 @@ class Shadows:
         storage = tensor.untyped_storage()
         is_whole = tensor.numel() * tensor.element_size() == storage.nbytes() and tensor.is_contiguous() and not tensor.is_neg()
         repeats = is_whole and value.numel() >= MANY and once(value).numel() < value.numel()
-        if repeats or self.value(tensor, is_written=True) is None:
+        before = self.of(tensor)
+        is_there = before is not None and before.num_bytes == storage.nbytes() and not (is_new and not before.knows(tensor))
+        if repeats or not is_there:
             if not is_new and tensor.numel() * tensor.element_size() < storage.nbytes():  # a part of something that is not known
                 return
-            before = self.of(tensor)
             self._kept[storage._cdata] = Shadow(storage, 0, assumption or (before.assumption if before is not None else None))
         shadow = self._kept[storage._cdata]
         if repeats:
             shadow.repeat(tensor, value)
             return
-        known = self.value(tensor, is_written=True)
-        assert known is not None
-        known.copy_(value)
+        shadow.write(tensor, value)
         shadow.assumption = assumption or shadow.assumption
 
     def fill(self, tensor: Any, byte: int, assumption: str | None = None) -> None:
@@ -134,7 +178,11 @@ class Shadows:
     def forget(self, tensor: Any) -> None:
         """Keep that nobody knows what *tensor* holds now."""
         for part in parts_of(tensor):
-            self._kept.pop(part.untyped_storage()._cdata, None)
+            shadow = self.of(part)
+            if shadow is not None:
+                shadow.forget(part)
+                if shadow.knows_little or shadow.num_bytes != part.untyped_storage().nbytes():
+                    self._kept.pop(part.untyped_storage()._cdata, None)
 
     def sweep(self) -> None:
         """Let go, from time to time, of shadows whose storage has gone; to be called with each operation."""

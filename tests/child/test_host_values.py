@@ -432,3 +432,19 @@ def test_a_way_on_which_the_program_ends_itself_takes_no_more(run: Run) -> None:
     seen = run("branches_and_breaks", is_chosen=1)
 
     assert (seen.verdict, seen.lower_bound_reasons) == ("fits", ())
+
+
+def test_a_constant_stays_known_when_a_statistic_is_written_beside_it(run: Run) -> None:
+    """As a memory bank keeps its number of negatives in one buffer with what the model's outputs add up to."""
+    seen = run("constant_beside_statistic", steps=3)
+
+    assert seen.verdict == "fits"
+    assert seen.peak_allocated_bytes >= 16 * MIB
+    assert [step.peak_allocated_bytes for step in seen.steps[1:]] == [seen.peak_allocated_bytes] * 2
+
+
+def test_a_whole_number_that_is_said_for_a_float_is_that_number(run: Run) -> None:
+    """A program makes a count of it; of the bytes of an integer it would make 0."""
+    seen = run("statistic_as_size", {"mib = int(model(": "16"})
+
+    assert seen.peak_allocated_bytes >= 16 * MIB

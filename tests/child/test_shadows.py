@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hypothesis.strategies as st
 import pytest
 import torch
+from hypothesis import given
 
 from memplan.child.shadows import MANY, Shadows, once
 
@@ -71,3 +73,46 @@ def test_a_part_of_what_nobody_knows_is_not_known(mask: torch.Tensor) -> None:
     shadows.learn(tensor[0], mask)
 
     assert shadows.value(tensor) is None
+
+
+def test_what_is_written_into_a_part_leaves_the_rest_known() -> None:
+    """A buffer of a constant and a statistic of the model: the constant stays, until all is overwritten."""
+    shadows, tensor = Shadows(), torch.empty(5)
+    shadows.learn(tensor, torch.tensor([16384.0, 0.07, -1.0, -1.0, 0.5]))
+
+    shadows.forget(tensor[2])
+
+    assert shadows.value(tensor) is None
+    assert shadows.value(tensor[1:3]) is None
+    assert float(shadows.value(tensor[0])) == 16384  # type: ignore[arg-type]
+    shadows.learn(tensor[2], torch.tensor(7.0))
+    assert float(shadows.value(tensor)[2]) == 7  # type: ignore[index]
+    for part in (tensor[:3], tensor[4:], tensor[3:4]):
+        shadows.forget(part)
+    assert shadows.of(tensor) is None
+
+
+LENGTHS = st.integers(0, 12)
+PARTS = st.tuples(LENGTHS, LENGTHS, st.sampled_from((1, 1, 2, 3))).map(lambda part: slice(min(part[:2]), max(part[:2]), part[2]))
+
+
+@given(st.lists(st.tuples(PARTS, st.booleans()), max_size=20))
+def test_parts_hold_what_was_last_written_there(writes: list[tuple[slice, bool]]) -> None:
+    """What is known of any element is true; and of one that nothing unknown was written around, it is known."""
+    shadows, tensor, expected, is_unknown = Shadows(), torch.empty(12, dtype=torch.int64), [0] * 12, [False] * 12
+    shadows.fill(tensor, 0)
+
+    for number, (part, is_known) in enumerate(writes, start=1):
+        places = range(12)[part]
+        if is_known:
+            shadows.learn(tensor[part], torch.full(tensor[part].shape, number))
+        else:
+            shadows.forget(tensor[part])
+        for place in places if is_known else range(places[0], places[-1] + 1) if places else ():
+            expected[place] = number
+            is_unknown[place] = not is_known or (is_unknown[place] and part.step > 1 and len(places) > 1)
+
+    for place in range(12):
+        known = shadows.value(tensor[place])
+        assert known is None or int(known) == expected[place]
+        assert (known is None) == (is_unknown[place] or shadows.of(tensor) is None)

@@ -881,3 +881,27 @@ def branches_and_breaks(device, mib=64, is_chosen=0):
         torch.empty(mib, MIB_OF_FLOATS, device=device)
 
     return step
+
+
+def constant_beside_statistic(device):
+    """A buffer of floats with a count in it that decides a size, 16 MiB, and a statistic that the model writes beside it."""
+    model = nn.Linear(16, 16, device=device)
+    buffer = torch.tensor([16.0, 0.07, -1.0], device=device)
+
+    def step():
+        mib = int(buffer[0].item())
+        buffer[2] = model(torch.ones(4, 16, device=device)).mean().detach()
+        torch.empty(mib, MIB_OF_FLOATS, device=device)
+
+    return step
+
+
+def statistic_as_size(device):
+    """A float that the model computes and that is a number of MiB."""
+    model = nn.Linear(16, 16, device=device)
+
+    def step():
+        mib = int(model(torch.ones(4, 16, device=device)).mean().item())
+        torch.empty(mib, MIB_OF_FLOATS, device=device)
+
+    return step

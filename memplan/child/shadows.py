@@ -68,7 +68,9 @@ class Shadow:
         (torch._neg_view(view) if tensor.is_neg() else view).copy_(values)
         if tensor.is_contiguous():  # else there may be something between its elements
             place = _place_of(tensor)
-            left = ((range(part.start, min(part.stop, place.start)), range(max(part.start, place.stop), part.stop)) for part in self._unknown)
+            left = (
+                (range(part.start, min(part.stop, place.start)), range(max(part.start, place.stop), part.stop)) for part in self._unknown
+            )
             self._unknown = [part for parts in left for part in parts if part]
 
     def repeat(self, tensor: Any, values: torch.Tensor) -> None:

@@ -549,6 +549,14 @@ PARTS = {
         "seed: 1\n__set_seed: !apply:torch.manual_seed [1]\nN_epochs: 200\nbatch_size: 1\n",
         "SpeechBrain hyperparameters, which memplan plans through its command",
     ),
+    "tulu.yaml": (
+        "model_name_or_path: meta-llama/Llama-3.1-8B\nper_device_train_batch_size: 1\nlearning_rate: 1e-5\nwith_tracking: true\n",
+        "an open-instruct configuration, which memplan plans through its command",
+    ),
+    "tulu_dpo.yaml": (
+        "model_name_or_path: meta-llama/Llama-3.1-8B\nper_device_train_batch_size: 1\nbeta: 5\nwith_tracking: true\n",
+        "an open-instruct configuration for DPO, which memplan plans through its command",
+    ),
     "balance.yaml": ("name: balance\nargs: {n_labels: 8, n_instances: 4}\n", "a sampler of an OML configuration"),
     "val.yaml": ("extractor: {name: vit}\nbs_val: 128\ndevices: 1\n", "which trains nothing"),
     "AFNO.yaml": ("full_field: &f\n  lr: 1e-3\nafno_backbone:\n  <<: *f\n  batch_size: 64\n", "a FourCastNet configuration"),

@@ -45,6 +45,7 @@ from memplan.child.not_compiled import not_compiled
 from memplan.child.one_rank import world
 from memplan.child.ordinary_answers import compare_with_zeros
 from memplan.child.recorder import NOT_COMPILED, Recorder
+from memplan.child.set_variables import set_by_packages
 from memplan.child.skipped_loading import skipped
 from memplan.child.skipped_weights import lacks_weights, skip_weights
 from memplan.traces.trace import BUILD
@@ -342,7 +343,7 @@ class Script:
             "python": sys.executable,
             "given_variables": {name: value for name, value in self._given.items() if not name.startswith("MEMPLAN_")},
             "modules": list(installed_modules()),
-            "set_variables": dict(os.environ.items() - self._given.items() - NOT_COMPILED.items()),
+            "set_variables": _set_by_program(self._given),
             "was_cut": self._is_done,
             "was_interrupted": isinstance(error, KeyboardInterrupt),
             "was_at_exit": self._is_at_exit and error is None,
@@ -435,6 +436,12 @@ def leave_out() -> None:
     """Write nothing of this process: it does what the rank that is rehearsed does."""
     for one in _begun:
         one.is_left_out = True
+
+
+def _set_by_program(given: dict[str, str]) -> dict[str, str]:
+    """Return the variables that were not *given*, and which no package has set."""
+    changed = dict(os.environ.items() - given.items() - NOT_COMPILED.items())
+    return {name: value for name, value in changed.items() if name not in set_by_packages()}
 
 
 def first_environment() -> dict[str, str]:

@@ -44,6 +44,7 @@ from memplan.child.installed_modules import installed_modules
 from memplan.child.one_rank import take_rank
 from memplan.child.script import begin, first_environment
 from memplan.child.server import can_fork, fork, let_gpus_be_counted
+from memplan.child.set_variables import note_setters, set_by_packages
 from memplan.child.tracked_objects import objects_of_classes
 
 NUM_STREAMS = 3
@@ -105,6 +106,7 @@ def serve(listening: int, folder: str, idle_seconds: float) -> Callable[[], None
     count = torch._C._cuda_getDeviceCount
     let_gpus_be_counted()
     hold_back()
+    note_setters()
     warm = Warm()
     asked = socket.socket(fileno=listening)
     if idle_seconds:
@@ -203,11 +205,11 @@ def _end_group(number: int) -> None:
 # the program
 
 
-def become(request: dict[str, Any], streams: list[int], set_by_packages: dict[str, str]) -> Callable[[], None]:
+def become(request: dict[str, Any], streams: list[int], of_packages: dict[str, str]) -> Callable[[], None]:
     """
     Make this process what Python would have made for the program that *request* says; return what runs it.
 
-    *set_by_packages*: variables of the environment that would be set when the program has imported what is imported already.
+    *of_packages*: variables of the environment that would be set when the program has imported what is imported already.
     """
     os.setpgid(0, 0)
     sys.stdout.flush()
@@ -220,7 +222,9 @@ def become(request: dict[str, Any], streams: list[int], set_by_packages: dict[st
         signal.signal(number, signal.SIG_IGN)
     os.umask(request["umask"])
     os.environ.clear()
-    os.environ.update(request["environment"] | set_by_packages)
+    os.environ.update(request["environment"] | of_packages)
+    set_by_packages().clear()
+    set_by_packages().update(of_packages)
     ctypes.CDLL(None).memplan_begin_again()
     take_rank()
     os.chdir(request["folder"])

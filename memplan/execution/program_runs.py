@@ -48,7 +48,7 @@ from memplan.execution.values_pass import (
     needs_values,
     with_ample_memory,
 )
-from memplan.execution.warm import IDLE_SECONDS, Kept, WarmProcess, kept_file, start_warm
+from memplan.execution.warm import IDLE_SECONDS, IMPORT_OURS, Kept, WarmProcess, kept_file, start_warm
 from memplan.hardware.gpu import GpuSpec
 from memplan.hardware.host import has_room_for_another
 from memplan.hardware.torch_install import TorchBuild
@@ -66,18 +66,13 @@ LACKS_WEIGHTS = "lacks_weights"
 
 _TOLD_EVERY_SECONDS = 1.0
 
-_ROOT = str(Path(__file__).parents[2])
-
 # What the device runs in a Python that did not load the hook (csrc/python.c): with as few names of its own as can be.
 _RECORDER = f"""
 import sys
 torch = sys.modules.get("torch")
 if hasattr(torch, "compile"):  # one of the last names that `import torch` makes
-    sys.path.append({_ROOT!r})
-    try:
-        from memplan.child.script import begin
-    finally:
-        del sys.path[len(sys.path) - 1 - sys.path[::-1].index({_ROOT!r})]
+    {IMPORT_OURS}
+    from memplan.child.script import begin
     begin()
 """
 

@@ -35,13 +35,15 @@ _PROGRAM = "program.json"
 _VARIABLES = "variables.json"
 _ROOT = str(Path(__file__).parents[2])
 
+IMPORT_OURS = f"sys.path.insert(0, {_ROOT!r}); import memplan; del sys.path[0]"
+"""Has `memplan` be this one: the program's Python may have another installed, of another version perhaps. `sys` is imported before it."""
+
 _BOOT = f"""
 import atexit, sys
 atexit.register(lambda: leave())
 sys.path[:] = [path for path in sys.path if path]
-sys.path.append({_ROOT!r})
+{IMPORT_OURS}
 from memplan.child.warm import leave, serve
-del sys.path[len(sys.path) - 1 - sys.path[::-1].index({_ROOT!r})]  # the last one: the program may have it too
 run = serve(int(sys.argv[1]), sys.argv[2], float(sys.argv[3]))
 run()
 """

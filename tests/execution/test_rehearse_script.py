@@ -164,6 +164,17 @@ def test_a_peak_before_the_first_step_is_told_as_that(script: Script) -> None:
     assert [name for name, *_ in view.breakdown.rows if name in ("activations", "other tensors")] == ["other tensors"]
 
 
+def test_the_programs_python_may_have_another_memplan(script: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of another version, whose recorder would not be that of this one: it is found by nobody."""
+    (tmp_path / "others" / "memplan").mkdir(parents=True)
+    (tmp_path / "others" / "memplan" / "__init__.py").write_text("raise RuntimeError('the other one')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "others"))
+
+    found = script("from common import torch\ntorch.zeros(2**20, device='cuda')\n")
+
+    assert (found.failure, found.peak_allocated_bytes) == (None, 4 * 2**20)
+
+
 def test_a_program_that_asks_for_a_gpu_by_its_number_is_told_how_it_gets_one(script: Script) -> None:
     """One is simulated; the user's own machine has more."""
     found = script("import torch\ntorch.zeros(8, device='cuda:3')\n")

@@ -237,6 +237,33 @@ def test_a_variable_that_a_package_reads_at_its_import_is_that_of_the_program(pr
     assert other.peak_allocated_bytes == 32 * 2**20 * 4
 
 
+SETS_AT_IMPORT = """
+import os
+os.environ.setdefault("KMP_OF_PACKAGE", "FALSE")
+os.environ["ALLOCATOR_OF_PACKAGE"] = os.environ.get("ALLOCATOR_OF_PACKAGE", "") + "decay;"
+"""
+
+
+@pytest.mark.parametrize("first", ["torch", "packaged"])
+def test_a_package_that_sets_variables_at_its_import_is_imported_ahead(
+    project: Project, monkeypatch: pytest.MonkeyPatch, first: str
+) -> None:
+    """As scikit-learn and polars do, which adds to what is there. The program finds what it would by itself."""
+    packages = project.folder / "site-packages"
+    packages.mkdir()
+    monkeypatch.setenv("PYTHONPATH", str(packages))
+    (packages / "packaged.py").write_text(SETS_AT_IMPORT)
+    text = HEAD.replace("import torch\n", f"import {first}\nimport torch, packaged\n") + (
+        "print(os.environ['KMP_OF_PACKAGE'], os.environ['ALLOCATOR_OF_PACKAGE'], file=open('seen', 'a'))\ntorch.ones(8, device='cuda')\n"
+    )
+
+    rehearsals = [project.rehearse(text) for _ in range(3)]
+
+    assert project.runs() == ["cold", "warm", "warm"]
+    assert (project.folder / "seen").read_text().splitlines() == ["FALSE decay;"] * 3
+    assert rehearsals[0] == rehearsals[1] == rehearsals[2]
+
+
 ASKS_AT_IMPORT = """
 import torch
 number = torch.cuda.device_count()

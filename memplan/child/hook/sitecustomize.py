@@ -37,11 +37,12 @@ class _AfterTorch(MetaPathFinder):
             if self in sys.meta_path:
                 sys.meta_path.remove(self)
             execute(module)
-            sys.path.append(_ROOT)
-            try:
-                from memplan.child.script import begin
-            finally:
-                del sys.path[len(sys.path) - 1 - sys.path[::-1].index(_ROOT)]  # the last one: the program may have it too, elsewhere
+            sys.path.insert(0, _ROOT)
+            import memplan  # this one: the program's Python may have another installed, of another version perhaps
+
+            del sys.path[0], memplan
+            from memplan.child.script import begin
+
             begin()
 
         spec.loader.exec_module = exec_module
@@ -92,5 +93,6 @@ if "MEMPLAN_RESULTS" in os.environ:
     if "MEMPLAN_WORLD" in os.environ:
         _file_of_ours("one_rank").take_rank()
     _file_of_ours("held_back").hold_back()
+    _file_of_ours("set_variables").note_setters()
     sys.meta_path.insert(0, _AfterTorch())
 _load_hidden()

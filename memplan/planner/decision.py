@@ -155,7 +155,12 @@ def _filling(pinned: Program, gpu: GpuSpec, estimator: Estimator, budget: Memory
     def of_size(size: int) -> Program:
         return once.with_training(micro_batch_size=size)
 
-    return largest_micro_batch(of_size, gpu, estimator, budget, most=LARGEST_MICRO_BATCH)
+    return largest_micro_batch(of_size, gpu, estimator, budget, most=LARGEST_MICRO_BATCH, present=_present_size(pinned))
+
+
+def _present_size(program: Program) -> int | None:
+    """Return the micro-batch that *program* has now, where that is known."""
+    return program.training.micro_batch_size if program.has_present_batch else None
 
 
 def _present_batch(program: Program, pinned: Program) -> int:
@@ -234,6 +239,7 @@ class BatchSearch:
             most=most,
             guessed_by=self._accumulated if comes_last else None,
             chosen=self._chosen_of,
+            present=_present_size(self.pinned),
         )
         self.unit, self.smallest = found.unit, found.smallest
         if comes_last and found.size != self.most and self._may_fit_at_once(found.size) and self.fits(self.most):

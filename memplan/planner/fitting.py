@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -101,37 +102,51 @@ def largest_micro_batch(
     most: int,
     guessed_by: Callable[[int], Program] | None = None,
     chosen: Callable[[int], Program] | None = None,
+    present: int | None = None,
 ) -> Largest:
     """
     Return the largest size up to *most* with which the heaviest stage of *of_size* fits, of those that the program takes.
 
     *guessed_by*: whose memory at a size says about what *of_size* takes there; None: its own. *chosen*: what would be planned if that size
-    were the largest; it may be run meanwhile. Whether the other stages fit is for the plan to see, at the size that it chooses; but of the
-    user's own program nobody knows which stage is the heaviest before all have run: there every stage fits. Raises SizeRefusedError where
-    it takes none of those tried.
+    were the largest; it may be run meanwhile. *present*: the size that a user's own program has now, which is run in any case: it is asked
+    for first, since it is nearer to the answer than the smallest is, and shows more of what that takes.
+
+    Whether the other stages fit is for the plan to see, at the size that it chooses; but of the user's own program nobody knows which stage
+    is the heaviest before all have run: there every stage fits. Raises SizeRefusedError where it takes none of those tried.
     """
     stage = heaviest_stage(of_size(1), gpu, estimator)
-    found = _largest_of_stage(stage, of_size, gpu, estimator, budget, most=most, guessed_by=guessed_by, chosen=chosen)
+    find = functools.partial(
+        _largest_of_stage,
+        of_size=of_size,
+        gpu=gpu,
+        estimator=estimator,
+        budget=budget,
+        guessed_by=guessed_by,
+        chosen=chosen,
+        present=present if estimator.is_slow else None,
+    )
+    found = find(stage, most=most)
     while estimator.is_slow and found.size is not None:
         over = stage_over_budget(of_size(found.size), gpu, estimator, budget)
         if over is None:
             break
         if found.size == 1:
             return found._replace(size=None)
-        found = _largest_of_stage(over.stage, of_size, gpu, estimator, budget, most=found.size - 1, guessed_by=guessed_by, chosen=chosen)
+        found = find(over.stage, most=found.size - 1)
     return found
 
 
 def _largest_of_stage(
     stage: Stage | None,
+    *,
     of_size: Callable[[int], Program],
     gpu: GpuSpec,
     estimator: Estimator,
     budget: MemoryBudget,
-    *,
     most: int,
     guessed_by: Callable[[int], Program] | None,
     chosen: Callable[[int], Program] | None,
+    present: int | None,
 ) -> Largest:
     refusals: list[SizeRefusedError] = []
     ran: list[int] = []
@@ -168,7 +183,10 @@ def _largest_of_stage(
             return False
         return _seems_to_fit((guessed_by or of_size)(size), gpu, stage, estimator, budget)
 
-    found = largest_accepted(ask, high=most, guess=seems_to_fit, leaps=estimator.is_slow)
+    known = {} if present is None or present > most else {present: ask(present)}
+    if Outcome.REFUSED in known.values():  # which sizes it takes the search finds out, from the smallest on
+        known = {}
+    found = largest_accepted(ask, high=most, guess=seems_to_fit, leaps=estimator.is_slow, known=known)
     if refusals and not ran:
         raise refusals[0]
     return found

@@ -117,6 +117,25 @@ def test_what_would_be_planned_is_said_before_the_end_is_sure() -> None:
     assert runs.expected == [("many", 64, 9), ("many", 101, 9)]
 
 
+@pytest.mark.parametrize(("present", "sizes"), [(80, [80, 1, 100, 101]), (400, [400, 1, 100, 101]), (2000, [1, 2, 100, 101])])
+def test_the_present_size_of_a_program_is_asked_for_first(present: int, sizes: list[int]) -> None:
+    """It has to be run in any case, whether it fits or not; one that is more than may be asked for is none of these."""
+    runs = Runs()
+    program = PROGRAM.model_copy(update={"stages": PROGRAM.stages[1:2]})
+
+    found = largest_micro_batch(
+        lambda size: program.with_training(micro_batch_size=size),
+        GPU,
+        LineOf(runs),
+        MemoryBudget(total_bytes=10_050, margin=0),
+        most=1000,
+        present=present,
+    )
+
+    assert found.size == 100
+    assert [size for _, size, _ in runs.asked] == sizes
+
+
 class LineOf(Runs):
     """Runs from two of which the others are guessed."""
 

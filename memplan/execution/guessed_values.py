@@ -57,7 +57,7 @@ def _assumptions(record: RunRecord, other: RunRecord | None) -> Iterator[Finding
     )
     yield Finding(
         kind="device_values",
-        message=f"numbers that the model computes decide sizes at {_places(assumed)}: {ends}; if you know better: {_EXAMPLE}",
+        message=f"numbers that the model computes decide sizes at {_places(assumed)}: {ends}; if you know better: {_advice(assumed)}",
     )
 
 
@@ -81,7 +81,8 @@ def _draws(record: RunRecord, other: RunRecord | None) -> Iterator[Finding]:
         ends = "the highest and the lowest that can be drawn were run, and the larger is reported"
     yield Finding(
         kind="drawn_values",
-        message=f"numbers that are drawn at random on the GPU decide sizes at {_places(drawn)}: {ends}; if you know better: {_EXAMPLE}",
+        message=f"numbers that are drawn at random on the GPU decide sizes at {_places(drawn)}: {ends}; "
+        f"if you know better: {_advice(drawn)}",
     )
 
 
@@ -132,11 +133,15 @@ def _reads(reads: Sequence[DeviceRead]) -> Iterator[Finding]:
         yield Finding(
             kind="guessed_sizes",
             message=f"read from the GPU and got zero, since nothing is computed: {zeros}; where that decides a size (nonzero, x[mask], "
-            f"repeat_interleave, counts of tokens) the step takes more than is said here; say what it would be: {_EXAMPLE}, or a number",
+            "repeat_interleave, counts of tokens) the step takes more than is said here; say what it would be: "
+            f"{_advice(list(filter(decides, reads)))}",
         )
 
 
-_EXAMPLE = '`answers={"FILE.py:LINE": "1/8"}`'
+def _advice(reads: Sequence[DeviceRead]) -> str:
+    """Return how to say what the first of *reads* gets: a mask has a share of its elements, a size or a place is a number."""
+    place = reads[0].place.rsplit("/", 1)[-1] if reads else "FILE.py:LINE"
+    return f'`answers={{"{place}": "1/8"}}` (a share of a mask, or a number)'
 
 
 def sizes_hint(reads: Sequence[DeviceRead]) -> str | None:
@@ -145,7 +150,7 @@ def sizes_hint(reads: Sequence[DeviceRead]) -> str | None:
     if not zeros:
         return None
     read = f"it read from the GPU, where nothing is computed, and got zero: {zeros}"
-    return f"{read}; if that is why, say what it would be: {_EXAMPLE}"
+    return f"{read}; if that is why, say what it would be: {_advice(list(filter(decides, reads)))}"
 
 
 def guessed_loops(reads: Sequence[Read]) -> list[Read]:

@@ -2173,3 +2173,27 @@ def test_an_optimizer_that_never_stepped_leaves_a_lower_bound(script: Script) ->
     assert [warning for warning in view_rehearsal(rehearsal, find_gpu("t4")).warnings if "stepped" in warning] == [
         f"it may take more: {reason}"
     ]
+
+
+PERIODS = """
+import torch
+model = torch.nn.Linear(64, 64).cuda()
+update = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(2):
+    x = model(torch.randn(8, 64).cuda())
+    periods = torch.topk(x.abs().mean(0), 2)[1].tolist()
+    for period in periods:
+        x = x.reshape(8, 64 // period, period).sin().reshape(8, 64)
+    x.sum().backward()
+    update.step()
+"""
+
+
+def test_a_place_that_decides_a_size_is_told_with_how_to_say_it(script: Script) -> None:
+    """The largest of a spectrum, say: no place of the assumed ones may be a period. What helps is named with its line, as a number."""
+    failed = script(PERIODS)
+    said = script(PERIODS, answers={"train.py:7": ("4", None)})
+
+    assert failed.failure is not None
+    assert any('`answers={"train.py:7": "1/8"}` (a share of a mask, or a number)' in finding.message for finding in failed.findings)
+    assert said.failure is None

@@ -147,7 +147,8 @@ def _report(configuration: Configuration, made: Made, changes: Sequence[FileChan
     for path in filter(None, (output.report, output.snapshot)):
         click.echo(f"\nWrote {path}.", err=True)
     if output.shows_diff and plan.fits:
-        _show_changes(changes, writes=output.writes)
+        is_typed = configuration.is_own_program and plan.before.training != plan.after.training
+        _show_changes(changes, writes=output.writes, is_typed=is_typed)
     elif output.shows_diff:
         reason = "the plan does not fit" if plan.missing_bytes else "the profile contradicts the plan"
         click.echo(f"\nNothing was written, since {reason}.", err=True)
@@ -170,12 +171,14 @@ def _alone(plans: Sequence[Plan]) -> list[str]:
     return [f"{smallest}; {'; '.join(could)}"]
 
 
-def _show_changes(changes: Sequence[FileChange], *, writes: bool) -> None:
+def _show_changes(changes: Sequence[FileChange], *, writes: bool, is_typed: bool) -> None:
+    """Show *changes*, and say where there are none; *is_typed*: what changes is in the command's own words, which nobody else writes."""
     from memplan.reports.diff import diff_lines
     from memplan.reports.terminal import print_diff
 
     if not changes:
-        click.echo("\nThe configuration has these values already; nothing to write.", err=True)
+        typed = " What changes is in the command: type it as it is planned above." if is_typed else ""
+        click.echo(f"\nThe configuration has these values already; nothing to write.{typed}", err=True)
         return
     click.echo()
     print_diff(diff_lines(changes))

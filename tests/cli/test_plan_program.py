@@ -229,3 +229,31 @@ def test_a_configuration_that_hydra_composes_names_its_program(
     assert said in result.stderr
     chosen = " experiment=large" if "experiment" in " ".join(arguments) else ""
     assert f"`-- python train.py{chosen}`" in result.stderr
+
+
+SPLITS = """
+import json, sys, torch
+model = torch.nn.Linear(512, 512).cuda()
+update = torch.optim.SGD(model.parameters())
+effective, steps = json.load(open("specs.json"))["scenes"], int(sys.argv[1])
+for _ in range(4):
+    for _ in range(steps):
+        model(torch.randn(effective // steps * 2000, 512, device="cuda")).sum().backward()
+    update.step()
+    update.zero_grad()
+"""
+
+
+@pytest.mark.heavy
+def test_what_stands_in_the_command_is_to_be_typed(run_memplan: Run, torch_build: TorchBuild, tmp_path: Path) -> None:
+    """The file holds the whole batch already; how it is split is a word of the command, which nobody writes."""
+    (tmp_path / "train.py").write_text(SPLITS)
+    (tmp_path / "specs.json").write_text('{"scenes": 64}\n')
+    field = ("--field", "effective_batch_size=specs.json:scenes")
+
+    planned = run_memplan("--gpu-memory", "1GiB", "--apply", *field, "--", "train.py", "{gradient_accumulation_steps}", cwd=tmp_path)
+
+    assert planned.returncode == 0, planned.stderr
+    assert "nothing to write. What changes is in the command: type it as it is planned above." in planned.stderr
+    assert "train.py 1\n" not in planned.stdout
+    assert (tmp_path / "specs.json").read_text() == '{"scenes": 64}\n'

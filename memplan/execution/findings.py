@@ -336,6 +336,8 @@ def _varying_steps(record: RunRecord, ends: Sequence[StepEnd]) -> Iterator[Findi
     """Tell of steps that are of several sizes; the batches of a DataLoader, and an evaluation, tell more of a program that has them."""
     tells_more = bool(record.batches) or any(mark.phase == EVALUATION for mark in record.marks)
     peaks = [end.peak_bytes for end in ends[1:]] if not (record.command and tells_more) else []
+    if record.command and peaks == sorted(peaks, reverse=True):  # what is left of one step may count in the next
+        return
     if len(peaks) > 1 and min(peaks) < max(peaks) * (1 - VARYING_SHARE):
         taken = f"steps 2 to {len(peaks) + 1} take from {format_bytes(min(peaks))} to {format_bytes(max(peaks))} beside what lasts"
         advice = (

@@ -236,7 +236,7 @@ def _would_fit(found: WouldFit) -> Iterator[str]:
     if found.is_of_program:
         yield (
             "perhaps a smaller batch on this GPU: a plan finds the largest, with `{micro_batch_size}` for it in the program's command, or "
-            "with `--field micro_batch_size=FILE:KEY` where it is in a file"
+            "with the key of the file that holds it given as a field"
         )
     elif found.name and found.value:
         yield f"{found.name}={found.value} on this GPU: the largest that fits"

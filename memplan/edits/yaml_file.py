@@ -143,7 +143,9 @@ class YamlFile:
         try:
             documents = tuple(_Composer(path, text).compose())
         except ConfigError as error:
-            raise error if problem is None else problem from error
+            if problem is None:
+                raise
+            raise problem from error
         return cls(path, data, text, documents)
 
     def get(self, key: KeyPath) -> Found | None:
@@ -529,8 +531,8 @@ def _json_problem(path: Path, text: str) -> ConfigError | None:
             hint = "give the value as a word of the command, `{micro_batch_size}`, or plan with a copy of the file without comments"
             return EditRefusedError("has a comment: JSON with comments is not edited", file=path, line=error.lineno, hint=hint)
         return ConfigError(f"is not valid JSON: {error.msg}", file=path, line=error.lineno, hint="repair the file first")
-    except RecursionError:
-        return None  # as YAML it is nested too deeply as well
+    except (RecursionError, ValueError):
+        return None  # as YAML it is nested too deeply as well; a number that Python finds too long matters only where it is read
     return None
 
 

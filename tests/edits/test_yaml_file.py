@@ -365,6 +365,8 @@ def test_a_number_too_long_for_python_does_not_stop_an_edit_elsewhere():
     digits = "9" * 5000
 
     assert parsed(f"a: {digits}\nb: 4\n").replace(("b",), 8).decode() == f"a: {digits}\nb: 8\n"
+    json = YamlFile.parse(Path("conf.json"), f'{{"a": {digits}, "b": 4}}'.encode())
+    assert json.replace(("b",), 8).decode() == f'{{"a": {digits}, "b": 8}}'
 
 
 @pytest.mark.parametrize(

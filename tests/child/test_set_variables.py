@@ -22,7 +22,7 @@ print(*sorted(set_by_packages()))
 
 @pytest.mark.parametrize("folder", ["site-packages", "dist-packages", "src"])
 def test_what_a_package_sets_last_is_its_own(tmp_path: Path, folder: str) -> None:
-    """By whatever method of a mapping; what the program sets afterwards is the program's, and so is all of a module that is none installed."""
+    """By whatever method of a mapping. What the program sets afterwards is the program's; so is what a module of its own sets."""
     (tmp_path / folder).mkdir()
     (tmp_path / folder / "packaged.py").write_text(
         "import os\nos.environ.setdefault('BY_DEFAULT', '1')\nos.environ['BY_ITEM'] = os.environ['OF_BOTH'] = '1'\n"

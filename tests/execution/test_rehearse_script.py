@@ -164,6 +164,7 @@ def test_a_peak_before_the_first_step_is_told_as_that(script: Script) -> None:
     assert [name for name, *_ in view.breakdown.rows if name in ("activations", "other tensors")] == ["other tensors"]
 
 
+@pytest.mark.heavy
 def test_the_programs_python_may_have_another_memplan(script: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of another version, whose recorder would not be that of this one: it is found by nobody."""
     (tmp_path / "others" / "memplan").mkdir(parents=True)
@@ -2189,6 +2190,7 @@ for _ in range(2):
 """
 
 
+@pytest.mark.heavy
 def test_a_place_that_decides_a_size_is_told_with_how_to_say_it(script: Script) -> None:
     """The largest of a spectrum, say: no place of the assumed ones may be a period. What helps is named with its line, as a number."""
     failed = script(PERIODS)

@@ -244,6 +244,7 @@ os.environ["ALLOCATOR_OF_PACKAGE"] = os.environ.get("ALLOCATOR_OF_PACKAGE", "") 
 """
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("first", ["torch", "packaged"])
 def test_a_package_that_sets_variables_at_its_import_is_imported_ahead(
     project: Project, monkeypatch: pytest.MonkeyPatch, first: str

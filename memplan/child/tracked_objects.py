@@ -17,13 +17,12 @@ from typing import Any
 def objects_of_classes(classes: Iterable[type]) -> list[Any]:
     """Return the objects whose class is one of *classes* itself. A million objects take no second, and none is asked what it is."""
     identities = frozenset(map(id, classes))
-    every = itertools.chain.from_iterable(map(itertools.repeat, map(gc.get_objects, (None,)), itertools.repeat(2)))  # one list, twice
-    known_by = map(map, itertools.repeat(id), map(map, itertools.repeat(type), every))
-    found = map(itertools.compress, every, map(map, itertools.repeat(identities.__contains__), known_by))
+    every = itertools.chain.from_iterable(map(gc.get_objects, (None,)))
+    twice = itertools.chain.from_iterable(map(itertools.repeat, every, itertools.repeat(2)))  # one to take, one to know its class by
     was_enabled = gc.isenabled()
     gc.disable()  # what a collection ends may run Python code, and let other threads run
     try:
-        return list(itertools.chain.from_iterable(found))
+        return list(itertools.compress(twice, map(identities.__contains__, map(id, map(type, twice)))))
     finally:
         if was_enabled:
             gc.enable()

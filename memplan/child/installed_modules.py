@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from typing import Any
 
-_FOLDERS = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
+from memplan.child.set_variables import INSTALLED
+
 _OWN = ("memplan", "__main__", "sitecustomize")
 
 
@@ -22,4 +22,4 @@ def _file_of(name: str, module: Any) -> str | None:
     file = getattr(spec, "origin", None)
     if not isinstance(file, str) or getattr(spec, "name", None) != name or name.partition(".")[0] in _OWN:
         return None
-    return file if any(folder in file for folder in _FOLDERS) else None
+    return file if any(folder in file for folder in INSTALLED) else None

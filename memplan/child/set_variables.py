@@ -12,7 +12,9 @@ import os
 import sys
 from typing import Any
 
-_FOLDERS = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
+INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
+"""Folders that installed packages lie in."""
+
 _OF_MAPPINGS = ("os.py", "os>", "_collections_abc.py", "_collections_abc>")
 """How the files end whose functions set a variable for someone else: `update`, `setdefault`; Python may have them frozen."""
 
@@ -31,7 +33,7 @@ def note_setters() -> None:
             frame = frame.f_back
         file = "" if frame is None else frame.f_code.co_filename
         set_item(environment, name, value)
-        (set_by_packages().add if any(folder in file for folder in _FOLDERS) else set_by_packages().discard)(name)
+        (set_by_packages().add if any(folder in file for folder in INSTALLED) else set_by_packages().discard)(name)
 
     kind.__setitem__ = noting
 

@@ -81,9 +81,8 @@ class TorchBuild(NamedTuple):
 def _kernels(library: Path) -> tuple[str, ...]:
     """Return the list that PyTorch's build leaves as text in *library* (CUDA_ARCH_FLAGS in torch/csrc/cuda/Module.cpp)."""
     content = library.read_bytes() if library.exists() else b""
-    starts = (
-        found.start() for begin in (rb"\0sm_", rb"\0compute_") for found in re.finditer(begin, content)
-    )  # 30 MB: only literals are fast
+    # Of 30 MB: where it may begin is found by literals, which is three times as fast as by the whole pattern.
+    starts = (found.start() for begin in (rb"\0sm_", rb"\0compute_") for found in re.finditer(begin, content))
     texts = [found[1] for start in starts if (found := _KERNELS.match(content, start))]
     return tuple(max(texts, key=len).decode().split()) if texts else ()
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from memplan.edits.edit import KeyPath
 from memplan.edits.yaml_file import YamlFile
 from memplan.errors import ConfigError
-from memplan.layouts.schema import ANYTHING, Conditions, NamedFile, spelled
+from memplan.layouts.schema import ANYTHING, Conditions, LayoutPart, spelled
 from memplan.layouts.sources import ParsedFiles
 
 LAUNCH = "launch."
@@ -24,13 +24,18 @@ class Place(NamedTuple):
     parsed: YamlFile
     key: KeyPath
 
+    @property
+    def is_empty(self) -> bool:
+        """Say whether nothing stands there."""
+        return self.parsed.kind_of(self.key) is None
+
 
 class Places:
     """Finds the keys that a layout names."""
 
-    def __init__(self, main: Path, launch: Path | None, named_files: Collection[NamedFile], files: ParsedFiles) -> None:
+    def __init__(self, main: Path, launch: Path | None, layout: LayoutPart, files: ParsedFiles) -> None:
         self._main, self._launch = main, launch
-        self._named_files = named_files
+        self._layout = layout
         self._files = files
 
     def holds(self, conditions: Conditions) -> bool:
@@ -38,8 +43,18 @@ class Places:
         return all(_is_one_of(self.spelling(self._main, key), spellings) for key, spellings in conditions.items())
 
     def of(self, path: Path, key: str) -> Place:
+        """Return where *key* of the file at *path* is, by that of its spellings that stands there."""
+        place = self._where(path, key)
+        above, _, name = key.rpartition(".")
+        for optional in self._layout.optional_prefixes if path == self._main else ():
+            prefixed = self._where(path, f"{above}.{optional.prefix}{name}")
+            if above == optional.below and place.is_empty and not prefixed.is_empty:
+                return prefixed
+        return place
+
+    def _where(self, path: Path, key: str) -> Place:
         """Return where *key* of the file at *path* is: of the main file, one below a key that names a file is in that file."""
-        for named in self._named_files if path == self._main else ():
+        for named in self._layout.named_files if path == self._main else ():
             if key != named.name and not key.startswith(f"{named.name}."):
                 continue
             at = self._literally(named.key)

@@ -103,7 +103,7 @@ def is_recipe_of(layout: Layout, path: Path, keys: Set[str]) -> bool:
     has_all = keys >= set(detect.keys) and keys.isdisjoint(detect.without)
     if not has_all or (detect.one_of and keys.isdisjoint(detect.one_of)):
         return False
-    return not detect.where or Places(path, None, layout.named_files, ParsedFiles()).holds(detect.where)
+    return not detect.where or Places(path, None, layout, ParsedFiles()).holds(detect.where)
 
 
 def read(layout: Layout, main: Path, *, starter: Path | None, launch: Path | None = None) -> Reading:
@@ -129,7 +129,7 @@ class _Reader:
         self.spellings: dict[str, str] = {}
         self.present: set[str] = set()
         self.files = ParsedFiles()
-        self.places = Places(main, launch, layout.named_files, self.files)
+        self.places = Places(main, launch, layout, self.files)
         self.warnings: list[str] = []
 
     def read(self) -> Reading:
@@ -367,8 +367,8 @@ class _Reader:
                 return
         if value not in assumption.values and not _is_at_most(value, assumption.at_most):
             verb = "has" if assumption.is_list else "is"
-            said = f"`{assumption.key}` {verb} {value}" if value else f"`{assumption.key}` is not set"
             place = self.places.of(path, assumption.key)
+            said = f"`{'.'.join(place.key)}` {f'{verb} {value}' if value else 'is not set'}"
             line = place.parsed.line_of(place.key) if value else None
             raise ConfigError(f"{said}: {assumption.otherwise}", file=place.file, line=line, hint="plan it as a workload.yaml")
 

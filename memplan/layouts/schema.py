@@ -252,6 +252,16 @@ class NamedFile(Description):
     """The key of the main file, or of the launcher's own below `launch`, that names it; a content in place of a name is read as well."""
 
 
+class OptionalPrefix(Description):
+    """Keys that may be spelled with a prefix or without it: `fsdp_offload_params` and `offload_params`."""
+
+    below: DottedKey
+    """The mapping that they stand in, as conditions and assumptions name it."""
+
+    prefix: str
+    """The prefix, which the layout itself leaves out."""
+
+
 class LaunchFile(Description):
     """The launcher's own file, which is named beside a recipe: conditions and assumptions find its keys below `launch`."""
 
@@ -273,6 +283,9 @@ class LayoutPart(Description):
 
     named_files: tuple[NamedFile, ...] = ()
     """Further files that keys may name."""
+
+    optional_prefixes: tuple[OptionalPrefix, ...] = ()
+    """Mappings whose keys may have a prefix that the layout leaves out."""
 
     launch: LaunchFile | None = None
     """The launcher's own file, where a recipe of this kind may have one."""

@@ -76,6 +76,7 @@ KEPT = ("fsdp_reshard_after_forward: true", "reshard_after_forward: false")
         (FSDP, [], Parallelism(devices=8, nodes=2, strategy="fsdp")),
         (FSDP, [V1], Parallelism(devices=8, nodes=2, strategy="fsdp")),
         (FSDP, [V1, GRADIENTS_ONLY], Parallelism(devices=8, nodes=2, strategy="fsdp", reshard_after_forward=False)),
+        (FSDP, [V1, (GRADIENTS_ONLY[0], "  sharding_strategy: SHARD_GRAD_OP")], Parallelism(devices=8, nodes=2, strategy="fsdp", reshard_after_forward=False)),
         (FSDP, [V1, NOT_SHARDED], Parallelism(devices=8, nodes=2, strategy="ddp")),
         (FSDP, [KEPT], Parallelism(devices=8, nodes=2, strategy="fsdp", reshard_after_forward=False)),
         (FSDP, [("num_machines: 2\n", "")], Parallelism(devices=16, strategy="fsdp")),
@@ -103,7 +104,7 @@ def test_the_deepspeed_file_that_it_names_is_read(recipe: Path) -> None:
     assert configuration.reading.sources["parallelism.strategy"].file.name == "zero.json"
 
     zero.write_text(json.dumps({"zero_optimization": {"stage": 2}}))
-    with pytest.raises(ConfigError, match=r"zero\.json.*`deepspeed\.bf16\.enabled` is not set"):
+    with pytest.raises(ConfigError, match=r"zero\.json.*`bf16\.enabled` is not set"):
         launched(recipe, NAMED)
     zero.unlink()
     with pytest.raises(ConfigError, match=r"launch\.yaml:3: `deepspeed_config\.deepspeed_config_file` names zero\.json, which is neither"):
@@ -174,13 +175,14 @@ def test_without_a_number_of_processes_one_gpu_is_planned(recipe: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "change", "reason"),
     [
-        (FSDP, ("distributed_type: FSDP", "distributed_type: MEGATRON_LM"), "`launch.distributed_type` is MEGATRON_LM"),
-        (FSDP, ("bf16", "fp8"), "`launch.mixed_precision` is fp8"),
+        (FSDP, ("distributed_type: FSDP", "distributed_type: MEGATRON_LM"), "`distributed_type` is MEGATRON_LM"),
+        (FSDP, ("bf16", "fp8"), "`mixed_precision` is fp8"),
         (FSDP, ("num_machines", "use_cpu: true\nnum_machines"), "plans training on GPUs"),
-        (FSDP, ("fsdp_offload_params: false", "fsdp_offload_params: true"), "not kept on the host"),
-        (FSDP, ("fsdp_offload_params: false", "offload_params: true"), "not kept on the host"),
+        (FSDP, ("fsdp_offload_params: false", "fsdp_offload_params: true"), "`fsdp_config.fsdp_offload_params` is true: memplan's own model is not kept"),
+        (FSDP, ("fsdp_offload_params: false", "offload_params: true"), "`fsdp_config.offload_params` is true: memplan's own model is not kept"),
+        (FSDP, ("fsdp_reshard_after_forward: true", "sharding_strategy: HYBRID_SHARD"), "shared by all GPUs"),
         (FSDP, ("TRANSFORMER_BASED_WRAP", "SIZE_BASED_WRAP"), "sharded block by block"),
-        (FSDP, ("  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP\n", ""), "`launch.fsdp_config.fsdp_auto_wrap_policy` is not set"),
+        (FSDP, ("  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP\n", ""), "`fsdp_config.auto_wrap_policy` is not set"),
         (FSDP, ("fsdp_reshard_after_forward: true", "fsdp_sharding_strategy: HYBRID_SHARD"), "shared by all GPUs"),
         (FSDP, ("fsdp_reshard_after_forward: true", "fsdp_forward_prefetch: true"), "gathers nothing ahead"),
         (FSDP, ("num_machines: 2", "num_machines: 3"), "which cannot be divided over 3 machines"),

@@ -7,19 +7,21 @@ from pathlib import Path
 import pytest
 
 from memplan.layouts.places import Places
-from memplan.layouts.schema import NamedFile
+from memplan.layouts.schema import LayoutPart, NamedFile, OptionalPrefix
 from memplan.layouts.sources import ParsedFiles
 
 NAMED = (NamedFile(name="deepspeed", key="deepspeed"), NamedFile(name="deepspeed", key="launch.config.file"))
+PREFIXES = (OptionalPrefix(below="fsdp", prefix="fsdp_"), OptionalPrefix(below="launch.config", prefix="own_"))
+LAYOUT = LayoutPart(named_files=NAMED, optional_prefixes=PREFIXES)
 
 
 @pytest.fixture
 def places(tmp_path: Path) -> Places:
     """A recipe, a launcher's file that names another, and that one."""
-    (tmp_path / "recipe.yaml").write_text("bf16: true\nlist: [1]\n")
-    (tmp_path / "launch.yaml").write_text("kind: FSDP\nconfig:\n  file: zero.json\n")
+    (tmp_path / "recipe.yaml").write_text("bf16: true\nlist: [1]\nfsdp: {fsdp_version: 2, policy: size, fsdp_policy: block}\n")
+    (tmp_path / "launch.yaml").write_text("kind: FSDP\nconfig:\n  file: zero.json\n  own_port: 1\n")
     (tmp_path / "zero.json").write_text('{"stage": 3}')
-    return Places(tmp_path / "recipe.yaml", tmp_path / "launch.yaml", NAMED, ParsedFiles())
+    return Places(tmp_path / "recipe.yaml", tmp_path / "launch.yaml", LAYOUT, ParsedFiles())
 
 
 @pytest.mark.parametrize(
@@ -31,10 +33,14 @@ def places(tmp_path: Path) -> Places:
         ("launch.kind", "launch.yaml", "FSDP"),
         ("deepspeed", "launch.yaml", "zero.json"),
         ("deepspeed.stage", "zero.json", "3"),
+        ("fsdp.version", "recipe.yaml", "2"),
+        ("fsdp.policy", "recipe.yaml", "size"),
+        ("fsdp.nothing", "recipe.yaml", ""),
+        ("launch.config.port", "launch.yaml", "1"),
     ],
 )
 def test_a_key_is_in_the_file_that_it_is_said_in(places: Places, tmp_path: Path, key: str, file: str, spelling: str) -> None:
-    """What names a further file stands in the file that names it; what is below it, there."""
+    """What names a further file stands in the file that names it; what is below it, there. A prefix that may be there is found."""
     main = tmp_path / "recipe.yaml"
 
     assert places.of(main, key).file.name == file

@@ -152,6 +152,16 @@ def test_a_recipe_of_axolotl_says_how_gpus_share_the_model(recipes: Path) -> Non
     assert not kept.workload.parallelism.reshard_after_forward
 
 
+def test_keys_of_fsdp_may_have_the_prefix_that_axolotl_strips(recipes: Path) -> None:
+    """Its older examples have it, with FSDP2 too: each key means what it means without."""
+    policy = FSDP2.replace("auto_wrap", "fsdp_auto_wrap")
+    path = changed(recipes / "axolotl.yml", ("tf32: false", f"fsdp: [full_shard, auto_wrap]\n{policy}\n  fsdp_reshard_after_forward: false"))
+
+    parallelism = read_configuration(path).workload.parallelism
+
+    assert (parallelism.strategy, parallelism.reshard_after_forward) == ("fsdp", False)
+
+
 def test_what_is_checkpointed_by_fsdp_is_checkpointed(recipes: Path) -> None:
     """Where `gradient_checkpointing` is not set, the blocks that are sharded may be."""
     path = changed(
@@ -208,8 +218,8 @@ def test_on_how_many_gpus_deepspeed_trains_is_asked_for(recipes: Path) -> None:
 
 
 OUT_OF_REACH: list[tuple[dict[str, Any], str]] = [
-    ({"zero_optimization": {"stage": 0}}, "`deepspeed.zero_optimization.stage` is 0"),
-    ({}, "`deepspeed.zero_optimization.stage` is not set"),
+    ({"zero_optimization": {"stage": 0}}, "`zero_optimization.stage` is 0"),
+    ({}, "`zero_optimization.stage` is not set"),
     ({"zero_optimization": {"stage": 3, "offload_param": {"device": "cpu"}}}, "is cpu: memplan's own model is not kept on the host"),
     (
         {"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}},
@@ -219,7 +229,7 @@ OUT_OF_REACH: list[tuple[dict[str, Any], str]] = [
     ({"zero_optimization": {"stage": 2, "reduce_bucket_size": 1e9}}, "memplan's buckets hold 5e8 elements"),
     ({"zero_optimization": {"stage": 2}, "optimizer": {"type": "AdamW"}}, "memplan plans the optimizer of the recipe"),
     ({"zero_optimization": {"stage": 2}, "train_micro_batch_size_per_gpu": 4}, "the recipe says its batch itself"),
-    ({"zero_optimization": {"stage": 2}, "bf16": {}}, "`deepspeed.bf16.enabled` is not set: the recipe trains in bf16"),
+    ({"zero_optimization": {"stage": 2}, "bf16": {}}, "`bf16.enabled` is not set: the recipe trains in bf16"),
 ]
 
 
@@ -295,6 +305,8 @@ def test_a_full_fine_tuning_has_formulas(recipes: Path) -> None:
         ),
         ("axolotl.yml", "tf32: false", "fsdp_config:\n  offload_params: false", 18, "is not sharded by FSDP's first version"),
         ("axolotl.yml", "tf32: false", f"{FSDP2}\n  offload_params: true", 20, "memplan's own model is not kept on the host"),
+        ("axolotl.yml", "tf32: false", f"{FSDP2}\n  fsdp_offload_params: true", 20, "`fsdp_config.fsdp_offload_params` is true"),
+        ("axolotl.yml", "tf32: false", f"fsdp: [full_shard, offload]\n{FSDP2}", 17, "`fsdp` has offload: memplan's own model is shared"),
         ("axolotl.yml", "tf32: false", FSDP2.replace("TRANSFORMER", "SIZE"), 19, "memplan's own model is sharded block by block"),
         (
             "axolotl.yml",

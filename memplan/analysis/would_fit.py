@@ -122,13 +122,13 @@ def _needed(run: Callable[[GpuSpec], Rehearsal], gpu: GpuSpec) -> tuple[Rehearsa
         whole = run(gpu.endless())
         if whole.fits is None and whole.failure is None:
             return whole, whole.device_used_bytes
-        return whole, _least(run, gpu, whole.device_used_bytes) if whole.fits else None
+        return whole, _least(run, gpu, whole.device_used.high_bytes) if whole.fits else None
     except (UsageError, NothingSeenError):
         return None, None
 
 
 def _least(run: Callable[[GpuSpec], Rehearsal], gpu: GpuSpec, used_bytes: int) -> int:
-    """Return a size of *gpu* with which *run* goes: what it used of endless memory, or more where giving segments back tears holes."""
+    """Return a size of *gpu* with which *run* fits: what it *used* of endless memory at most, or more where giving segments back tears holes."""
     tried = (int(used_bytes * factor) for factor in (1, 1.01, 1.02, 1.05, 1.1, 1.2))
     return next((size for size in tried if run(gpu.model_copy(update={"total_memory_bytes": size})).fits), int(used_bytes * 1.5))
 

@@ -128,7 +128,7 @@ def _needed(run: Callable[[GpuSpec], Rehearsal], gpu: GpuSpec) -> tuple[Rehearsa
 
 
 def _least(run: Callable[[GpuSpec], Rehearsal], gpu: GpuSpec, used_bytes: int) -> int:
-    """Return a size of *gpu* with which *run* fits: what it *used* of endless memory at most, or more where giving segments back tears holes."""
+    """Return a size of *gpu* with which *run* fits: the most that it used of endless memory, or more where giving back tears holes."""
     tried = (int(used_bytes * factor) for factor in (1, 1.01, 1.02, 1.05, 1.1, 1.2))
     return next((size for size in tried if run(gpu.model_copy(update={"total_memory_bytes": size})).fits), int(used_bytes * 1.5))
 

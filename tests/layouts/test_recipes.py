@@ -155,7 +155,9 @@ def test_a_recipe_of_axolotl_says_how_gpus_share_the_model(recipes: Path) -> Non
 def test_keys_of_fsdp_may_have_the_prefix_that_axolotl_strips(recipes: Path) -> None:
     """Its older examples have it, with FSDP2 too: each key means what it means without."""
     policy = FSDP2.replace("auto_wrap", "fsdp_auto_wrap")
-    path = changed(recipes / "axolotl.yml", ("tf32: false", f"fsdp: [full_shard, auto_wrap]\n{policy}\n  fsdp_reshard_after_forward: false"))
+    path = changed(
+        recipes / "axolotl.yml", ("tf32: false", f"fsdp: [full_shard, auto_wrap]\n{policy}\n  fsdp_reshard_after_forward: false")
+    )
 
     parallelism = read_configuration(path).workload.parallelism
 

@@ -2,8 +2,8 @@
 What stands in for what a model computes from its weights, and for what is drawn at random, in the values pass.
 
 Such numbers have no value on the host. Where they choose (a router, a threshold), one variant has everything pass and each of the choices
-get an equal share; in the other nothing passes, and the first choices get all. What is drawn is drawn on the host; a few draws at once are
-put to the ends of their range, since a long training meets those.
+get an equal share; in the other nothing passes, and the last choices get all: a place that is a length is the largest that it can be.
+What is drawn is drawn on the host; a few draws at once are put to the ends of their range, since a long training meets those.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Variant = Literal["all", "none", "redrawn"]
 """What passes where floats decide; redrawn: all, and what is drawn at random on the device is drawn otherwise."""
 
 ALL_PASS: Mapping[str, str] = {"all": "everything passes", "none": "nothing passes"}
-SHARES: Mapping[str, str] = {"all": "each of the choices gets an equal share", "none": "the first choices get all"}
+SHARES: Mapping[str, str] = {"all": "each of the choices gets an equal share", "none": "the last choices get all"}
 
 COMPARISONS = {
     "eq", "ne", "lt", "le", "gt", "ge", "isclose", "logical_not", "logical_and", "logical_or", "logical_xor", "bitwise_not", "bitwise_and",
@@ -74,21 +74,28 @@ def choices_in(name: str, result: Any) -> Any:
 
 
 def chosen(name: str, choices: Any, args: Any, variant: Variant) -> torch.Tensor:
-    """Return what stands in for *choices*, the places that operation *name* chose among scores: each equally often, or always the first."""
+    """
+    Return what stands in for *choices*, the places that operation *name* chose among scores: each equally often, or always the last.
+
+    Of a single place that is the first or the last one.
+    """
     scores = args[0]
     numbers = [value for value in args[1:] if isinstance(value, int) and not isinstance(value, bool)]
     given = numbers[1] if name == "topk" and len(numbers) > 1 else numbers[0] if numbers and name not in ("topk", "multinomial") else -1
-    dim = given % scores.dim()
-    num_choices = max(1, scores.shape[dim])
-    first = num_choices // 3 if num_choices >= A_VOCABULARY else 0  # so that what is generated does not end before its time
-    if choices.dim() != scores.dim():
+    dim = given % max(1, scores.dim())
+    num_choices = max(1, scores.shape[dim] if choices.dim() else scores.numel())  # of all, where no dimension is named
+    aside = num_choices // 3 if num_choices >= A_VOCABULARY else 0  # so that what is generated does not end before its time
+    if choices.dim() != scores.dim() or not choices.dim():
         rows = torch.arange(choices.numel(), device=HOST).view(choices.shape)
-        return (first + (rows if variant == "all" else torch.zeros_like(rows))) % num_choices
+        return (aside + rows) % num_choices if variant == "all" else torch.full_like(rows, num_choices - 1 - aside)
     num_chosen = choices.shape[dim]
     order = torch.arange(num_chosen, device=HOST)
     rows = torch.arange(choices.numel() // max(1, num_chosen), device=HOST).unsqueeze(1)
-    is_same = variant == "none" or num_chosen == num_choices
-    wanted = first + (order.expand(rows.shape[0], num_chosen) if is_same else rows * num_chosen + order)
+    if num_chosen == num_choices:
+        rows, aside = torch.zeros_like(rows), 0
+    elif variant == "none":
+        rows, aside = torch.zeros_like(rows), num_choices - num_chosen - aside
+    wanted = aside + rows * num_chosen + order
     others = (size for at, size in enumerate(choices.shape) if at != dim)
     return (wanted % num_choices).view(*others, num_chosen).movedim(-1, dim)
 

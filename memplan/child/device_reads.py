@@ -48,9 +48,6 @@ class Said(NamedTuple):
     """By which it is known again: the place as it was given."""
 
 
-ONE_CHOICE = "of one choice, an action or a token, the first"
-"""Why a place is zero that a model chose, whichever the assumption about larger choices."""
-
 A_SEED = "the seed of a dropout, which decides nothing"
 """What attention returns beside its result, and saves for the backward: to the host, where what is saved goes there."""
 
@@ -165,7 +162,7 @@ class Reads:
         answer = self.users(frames, size) or (known if isinstance(known, Answer) else None)
         if answer is None and size > DECIDES and not _reads_integers():
             return
-        if answer is not None and answer.basis == "assumed":
+        if answer is not None and answer.basis == "assumed" and not reading.has_several_floats:
             ordinary = ordinary_answer(reading)  # a check that passes, or a number that is logged, is no choice of the model
             answer = ordinary if ordinary is not None and ordinary.basis in ("rule", "ordinary") else answer
         elif answer is not None and answer.basis in ("data", "drawn") and reading.is_yes_or_no:
@@ -223,7 +220,7 @@ class Reads:
         if assumption is not None and assumption.startswith(DRAWN):
             return Answer(content, shown, "drawn", assumption)
         if assumption is not None:
-            return Answer(content, shown, "ordinary" if assumption in (ONE_CHOICE, A_SEED) else "assumed", assumption)
+            return Answer(content, shown, "ordinary" if assumption == A_SEED else "assumed", assumption)
         return Answer(content, shown, "data", "computed on the host from the program's data")
 
     def _ending(self, where: str, answer: Answer) -> Answer:

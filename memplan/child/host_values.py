@@ -30,7 +30,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 from memplan.child.assumed_values import ALL_PASS, COMPARISONS, FINITE, SHARES, Draws, Variant, choices_in, chosen, is_for_ordinary_numbers
 from memplan.child.awaited_reads import Awaited, AwaitedReads, awaited_by, bytes_of
 from memplan.child.cancelled_sums import CancelledSums
-from memplan.child.device_reads import A_SEED, ONE_CHOICE, Reads
+from memplan.child.device_reads import A_SEED, Reads
 from memplan.child.followed_collectives import received
 from memplan.child.host_arithmetic import MOST_COMPUTED, MOST_COPIED, at_places, computed, is_cheap, num_places
 from memplan.child.program_frames import frames_from
@@ -444,10 +444,7 @@ class HostValues(TorchDispatchMode):
         """Say which were chosen, where *name* chooses by what a model computes."""
         choices = choices_in(name, result)
         if choices is not None and choices.is_cuda:
-            if choices.numel() == 1:
-                self._shadows.fill(choices, 0, ONE_CHOICE)
-            else:
-                self._shadows.learn(choices, chosen(name, choices, args, self._variant), SHARES[self._variant])
+            self._shadows.learn(choices, chosen(name, choices, args, self._variant), SHARES[self._variant])
 
 
 def _is_followed(source: Any) -> bool:

@@ -96,6 +96,11 @@ class Reading(NamedTuple):
         """Say whether it can only be that."""
         return self.size == 1 and self.dtype in (None, torch.bool, torch.uint8)
 
+    @property
+    def has_several_floats(self) -> bool:
+        """Say whether it is an action or the like, and no number that is logged."""
+        return self.dtype is not None and self.dtype.is_floating_point and self.size > self.dtype.itemsize
+
 
 FORMATS: Mapping[torch.dtype | None, str] = {torch.float16: "=e", torch.float32: "=f", torch.float64: "=d"}
 

@@ -12,7 +12,7 @@ from memplan.traces.read_basis import DRAWN, ONE_DRAW
 
 
 @given(experts=st.integers(2, 16), top=st.integers(1, 4), tokens=st.integers(1, 40))
-def test_each_of_the_experts_gets_an_equal_share_or_the_first_get_all(experts: int, top: int, tokens: int) -> None:
+def test_each_of_the_experts_gets_an_equal_share_or_the_last_get_all(experts: int, top: int, tokens: int) -> None:
     """The shares of a top-k differ by no more than one, and a token goes to different experts."""
     scores = torch.zeros(tokens, experts)
     top = min(top, experts)
@@ -23,7 +23,7 @@ def test_each_of_the_experts_gets_an_equal_share_or_the_first_get_all(experts: i
     shares = torch.bincount(balanced.flatten(), minlength=experts)
     assert shares.max() - shares.min() <= 1
     assert all(len(set(row)) == top for row in balanced.tolist())
-    assert uneven.tolist() == [list(range(top))] * tokens
+    assert uneven.tolist() == [list(range(experts - top, experts))] * tokens
 
 
 def test_the_places_of_a_choice_along_another_dimension_have_their_shape() -> None:
@@ -37,13 +37,31 @@ def test_the_places_of_a_choice_along_another_dimension_have_their_shape() -> No
     assert torch.bincount(found.flatten()).tolist() == [3, 3, 3, 3]
 
 
+@pytest.mark.parametrize(
+    ("scores", "places", "dim"),
+    [
+        (torch.zeros(1, 49), torch.zeros(1, 49).argmax(1), (1,)),
+        (torch.zeros(49), torch.zeros(49).argmax(), ()),
+        (torch.zeros(7, 7), torch.zeros(7, 7).argmax(), ()),
+        (torch.zeros(1, 49), torch.zeros(1, 49).argmax(1, keepdim=True), (1, True)),
+        (torch.tensor(0.0), torch.tensor(0.0).argmax(), ()),
+    ],
+    ids=["of a row", "of a vector", "of a matrix", "kept", "of a number"],
+)
+def test_a_single_place_is_the_first_or_the_last(scores: torch.Tensor, places: torch.Tensor, dim: tuple[int, ...]) -> None:
+    """One that says how long something is decides as much as many do."""
+    found = [chosen("argmax", places, (scores, *dim), variant) for variant in ("all", "none")]
+
+    assert [(each.shape, each.item()) for each in found] == [(places.shape, 0), (places.shape, scores.numel() - 1)]
+
+
 def test_a_token_of_a_vocabulary_is_none_that_ends_a_text() -> None:
     """Neither the first nor the last, which often mean that."""
     scores = torch.zeros(3, A_VOCABULARY)
 
-    found = chosen("argmax", scores.argmax(-1), (scores, -1), "all")
+    found = [chosen("argmax", scores.argmax(-1), (scores, -1), variant).tolist() for variant in ("all", "none")]
 
-    assert found.tolist() == [333, 334, 335]
+    assert found == [[333, 334, 335], [666, 666, 666]]
 
 
 @pytest.mark.parametrize(

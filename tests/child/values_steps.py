@@ -348,6 +348,18 @@ def passes_a_threshold(device, rows=128):
     return step
 
 
+def chooses_a_length(device, is_of_rows=0):
+    """Keeps as many rows of 1 MiB as the place of the largest score says: a period, a duration, the end of a segment."""
+    model = nn.Linear(16, 49, device=device)
+
+    def step():
+        scores = model(torch.randn(4, 16, device=device))
+        places = scores.argmax(1) if is_of_rows else scores.mean(0).argmax().view(1)
+        torch.empty(int(places.max()) + 1, MIB_OF_FLOATS, device=device)
+
+    return step
+
+
 def learns_letters(device):
     """A loss and its backward in one line, of texts of other lengths each time: kernels check that these are within the text."""
     model = nn.Linear(4, 20, device=device)

@@ -142,13 +142,13 @@ class KnownSizes:
         assert found.trace is not None
         requests = requests_of(found.trace)
         digest = hashlib.sha256(f"{requests.sequence} {list(requests.sizes)}".encode()).hexdigest()[:16]
-        self._compare(step, "micro_batch_size", step.micro_batch_size, digest)
+        self._compare(step, "micro_batch_size", step.micro_batch_size, digest, num_samples=max(found.trained_batch_sizes, default=None))
         program = step.program
         if isinstance(program, CommandProgram) and "n_negatives" in program.stage_variables:
             self._compare(_of_negatives(step, program), "n_negatives", program.stages[0].n_negatives, digest)
 
-    def _compare(self, step: Step, name: str, value: int, digest: str) -> None:
-        """Raise an error where *digest*, what the run with that *value* of a variable came to, is that of another value."""
+    def _compare(self, step: Step, name: str, value: int, digest: str, *, num_samples: int | None = None) -> None:
+        """Raise an error where *digest*, what the run with that *value* of a variable came to, is that of a smaller value."""
         others = {other: ran.requests for other, ran in self._runs_of(step).items()}
         self._files_of(step.program).saw(step.family, value, digest, now=self._now(step)[-1])
         self._keep_failures(step)
@@ -157,7 +157,9 @@ class KnownSizes:
         if same and max(others_beyond, default=0) > max(value, *same):
             return  # batches that are counted in tokens: a few more are as many texts
         if same and len(set(others.values())) > 1:  # values have differed before
-            raise _is_limit(step, min(*same, value), "negatives" if name == "n_negatives" else "samples")
+            if value < min(same):  # it is the fewest that take as much
+                return
+            raise _is_limit(step, min(same), "negatives" if name == "n_negatives" else "samples", num_samples=num_samples)
         if same and (name == "n_negatives" or max(value, *same) >= CLEARLY_MORE * min(value, *same)):
             raise UsageError(
                 f"{where_of(step)}{name} was changed from {same[0]} to {value}, and every allocation stayed the same: "
@@ -173,7 +175,7 @@ class KnownSizes:
         largest = max((*(max(alike) for alike in sizes.values()), *self._killed.get(step.family, ())), default=0)
         limit = min((min(alike) for alike in sizes.values() if len(alike) > 1 and max(alike) == largest), default=None)
         if limit is not None and step.micro_batch_size > limit and len(sizes) > 1:
-            raise _is_limit(step, limit, "samples")
+            raise _is_limit(step, limit, "samples", num_samples=limit)
 
     def _runs_of(self, step: Step) -> dict[int, Ran]:
         """Return the runs of the sizes of *step* that would show the same again."""
@@ -198,9 +200,9 @@ def _of_negatives(step: Step, program: CommandProgram) -> Step:
     return step._replace(family=family_of(parts), program=alike)
 
 
-def _is_limit(step: Step, size: int, of_what: str) -> SizeRefusedError:
+def _is_limit(step: Step, size: int, of_what: str, *, num_samples: int | None) -> SizeRefusedError:
     message = f"{where_of(step)}the program seems to take no more {of_what} than with {size}: with more every allocation stayed the same"
-    return SizeRefusedError(message, hint="its dataset may have no more", is_limit=True)
+    return SizeRefusedError(message, hint="its dataset may have no more", is_limit=True, num_samples=num_samples)
 
 
 def _contents_of(program: Program) -> dict[str, bytes]:

@@ -11,6 +11,7 @@ from memplan.errors import SizeRefusedError
 from memplan.estimators.base import Estimator, ReplayingEstimator
 from memplan.hardware.gpu import GpuSpec
 from memplan.memory.budget import MODEL_ERROR, MemoryBudget
+from memplan.memory.estimate import MemoryRange
 from memplan.planner.search import Largest, Outcome, largest_accepted
 from memplan.workload.program import Program
 from memplan.workload.stage import Stage
@@ -149,7 +150,7 @@ def _largest_of_stage(
     present: int | None,
 ) -> Largest:
     refusals: list[SizeRefusedError] = []
-    ran: list[int] = []
+    ran: dict[int, MemoryRange] = {}
     fitting: list[int] = []
     ended: list[int] = []  # those beyond a limit that is none of the GPU's memory, and that no estimate knows
 
@@ -164,7 +165,7 @@ def _largest_of_stage(
                 return Outcome.REFUSED
             ended.append(size)
             return Outcome.TOO_LARGE
-        ran.append(size)
+        ran[size] = used
         if not budget.fits(used):
             return Outcome.TOO_LARGE
         fitting.append(size)
@@ -189,6 +190,9 @@ def _largest_of_stage(
     found = largest_accepted(ask, high=most, guess=seems_to_fit, leaps=estimator.is_slow, known=known)
     if refusals and not ran:
         raise refusals[0]
+    fewest = min((error.num_samples for error in refusals if error.num_samples is not None), default=None)
+    if fewest is not None and found.size is not None and fewest < found.size and ask(fewest) is Outcome.FITS:
+        return found._replace(size=fewest) if ran[fewest] == ran[found.size] else found  # as many samples as its data have
     return found
 
 

@@ -71,6 +71,34 @@ def test_a_dataset_that_ends_is_no_room_for_more(torch_build: TorchBuild, gpu: G
     assert "the program seems to take no more samples than with" in plan.reasons[0]
 
 
+FEW_SAMPLES = """
+import sys, torch
+from torch.utils.data import DataLoader, TensorDataset
+samples = TensorDataset(torch.zeros(90, 64, 256))
+model = torch.nn.Linear(256, 256).cuda()
+update = torch.optim.SGD(model.parameters(), lr=0.1)
+for epoch in range(6):
+    for batch, in DataLoader(samples, batch_size=int(sys.argv[1]), shuffle=True):
+        model(batch.cuda()).square().sum().backward()
+        update.step()
+        update.zero_grad()
+"""
+
+
+@pytest.mark.heavy
+def test_as_many_samples_are_planned_as_the_data_have(torch_build: TorchBuild, gpu: GpuSpec, tmp_path: Path, cache: Path) -> None:
+    """Not the larger size that was tried, with which every batch has as many: with more data it would take more than is said."""
+    (tmp_path / "train.py").write_text(FEW_SAMPLES)
+
+    cache = tmp_path / "cache"
+
+    for _ in ("cold", "kept"):
+        plan, _ = planned(command_program([sys.executable, str(tmp_path / "train.py"), "{micro_batch_size}"]), gpu, cache=cache)
+
+        assert (plan.fits, plan.after.training.micro_batch_size) == (True, 90)
+        assert "the program seems to take no more samples than with 90: with more every allocation stayed the same" in plan.reasons[0]
+
+
 IN_TOKENS = """
 import os, signal, sys, torch
 tokens, most_of_host = map(int, sys.argv[1:])

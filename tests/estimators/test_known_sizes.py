@@ -90,8 +90,6 @@ def test_as_many_samples_are_planned_as_the_data_have(torch_build: TorchBuild, g
     """Not the larger size that was tried, with which every batch has as many: with more data it would take more than is said."""
     (tmp_path / "train.py").write_text(FEW_SAMPLES)
 
-    cache = tmp_path / "cache"
-
     for _ in ("cold", "kept"):
         plan, _ = planned(command_program([sys.executable, str(tmp_path / "train.py"), "{micro_batch_size}"]), gpu, cache=cache)
 

@@ -172,6 +172,14 @@ def test_a_place_that_a_model_chooses_may_be_a_length(run: Run, is_of_rows: int)
     assert "numbers that the model computes decide sizes at " in seen.findings[0].message
 
 
+def test_a_histogram_of_integers_is_known(run: Run) -> None:
+    """The host has none of integers; 16 of 64 pixels are of class 2, and which of them a model finds decides nothing."""
+    seen = run("counts_classes")
+
+    assert (seen.verdict, seen.lower_bound_reasons, seen.assumed_range) == ("fits", (), None)
+    assert 16 * MIB <= seen.peak_allocated_bytes <= 17 * MIB + WORKSPACE
+
+
 @pytest.mark.parametrize("is_of_pool", [0, 1])
 def test_labels_that_a_thread_moves_are_followed(run: Run, is_of_pool: int) -> None:
     """16 of 64 rows are chosen, as the host knows; no end of an assumption is run."""

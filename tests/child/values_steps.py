@@ -360,6 +360,22 @@ def chooses_a_length(device, is_of_rows=0):
     return step
 
 
+def counts_classes(device):
+    """Segmentation's usual measure, by a histogram of integers; as many rows of 1 MiB are kept as pixels are of class 2."""
+    model = nn.Linear(16, 4, device=device)
+
+    def step():
+        target = (torch.arange(64) % 4).to(device)
+        output = model(torch.randn(64, 16, device=device)).max(1)[1]
+        output[target == 3] = 255
+        right = torch.histc(output[output == target], bins=4, min=0, max=3).cpu().numpy()
+        of_class = torch.histc(target, bins=4, min=0, max=3).cpu().numpy()
+        assert right.sum() <= of_class.sum()
+        torch.empty(int(of_class[2]), MIB_OF_FLOATS, device=device)
+
+    return step
+
+
 def learns_letters(device):
     """A loss and its backward in one line, of texts of other lengths each time: kernels check that these are within the text."""
     model = nn.Linear(4, 20, device=device)

@@ -75,6 +75,8 @@ class Settled(NamedTuple):
     """What *run* was told, where it was told anything."""
     failure: str | None = None
     """Why the values were not all found, where a run that was to find or to read them failed and the first one did not."""
+    sought: RunRecord | None = None
+    """What the run showed that found the values, where *run* was told them."""
 
     @property
     def _size(self) -> tuple[bool, int]:
@@ -137,7 +139,8 @@ def _with_values_at_once(run: _Runs, first_run: _Runs, folder: Path) -> Settled 
         return None
     if _has_failed(found.record) or found.record.chosen_by_time:
         return None
-    return _with_both_numbers(run, _with_both_ends(run, Settled(found, values=told), first=found, folder=folder), folder=folder)
+    settled = Settled(found, values=told, sought=sought.record)
+    return _with_both_numbers(run, _with_both_ends(run, settled, first=found, folder=folder), folder=folder)
 
 
 def _file_of_all(folder: Path) -> ValuesFile:
@@ -163,7 +166,7 @@ def _with_both_ends(run: _Runs, found: Settled, *, first: Run, folder: Path) -> 
     ends: tuple[tuple[Basis, Cause, Literal["none", "redrawn"]], ...] = (("drawn", "draws", "redrawn"), ("assumed", "values", "none"))
     for basis, cause, variant in ends:
         if any(read.basis == basis for read in found.run.record.reads):
-            other = _with_values(run, ValuesFile(folder / f"values-{variant}", variant), first)
+            other = _with_values(run, ValuesFile(folder / f"values-{variant}", variant), first, beside=found)
             if other.values is not None and not _has_failed(other.run.record):
                 found = found.beside(cause, other)
             elif cause == "values" and _has_failed(other.run.record) and _takes_more(other.run, found.run):
@@ -241,15 +244,19 @@ def most_seconds(first: float | None) -> float:
     return MOST_SECONDS_UNKNOWN if first is None else 60 + 5 * first
 
 
-def _with_values(run: _Runs, file: ValuesFile, first: Run) -> Settled:
-    """Return the program as it runs with the values that a pass over it finds; as it ran first where that found none, or no end."""
+def _with_values(run: _Runs, file: ValuesFile, first: Run, *, beside: Settled | None = None) -> Settled:
+    """
+    Return the program as it runs with the values that a pass over it finds; as it ran first where that found none, or no end.
+
+    *beside*: as it ran with other values. Where finding both asked for the same memory, both take the same, and one of them was run.
+    """
     try:
-        return _as_found(run, run(file), file, first)
+        return _as_found(run, run(file), file, first, beside)
     except (NothingSeenError, EndlessError) as error:  # a signal may have ended it: it takes more memory of the host than the first
         return Settled(first, failure=str(error))
 
 
-def _as_found(run: _Runs, sought: Run, file: ValuesFile, first: Run) -> Settled:
+def _as_found(run: _Runs, sought: Run, file: ValuesFile, first: Run, beside: Settled | None) -> Settled:
     failure = _failure_of(sought.record) if not _has_failed(first.record) else None
     if file.path is None or not file.path.exists():
         return Settled(first, failure=failure or "it left no values")
@@ -257,32 +264,35 @@ def _as_found(run: _Runs, sought: Run, file: ValuesFile, first: Run) -> Settled:
     if _allocate_alike(first.record, sought.record):
         reads = tuple(read.model_copy(update={"positions": ()}) for read in sought.record.reads)  # none of them decided anything
         return Settled(first._replace(record=first.record.model_copy(update={"reads": reads})), values=known)
-    return Settled(run(known), values=known, failure=failure)
+    if beside is not None and beside.sought is not None and _allocate_alike(beside.sought, sought.record, are_both_followed=True):
+        return Settled(beside.run, values=known)
+    return Settled(run(known), values=known, failure=failure, sought=sought.record)
 
 
 def _failure_of(record: RunRecord) -> str | None:
     return record.failure.message.strip().splitlines()[0] if record.failure is not None and _has_failed(record) else None
 
 
-def _allocate_alike(first: RunRecord, second: RunRecord) -> bool:
+def _allocate_alike(first: RunRecord, second: RunRecord, *, are_both_followed: bool = False) -> bool:
     """
     Say whether two runs ask for the same memory in the same order, and hold the same at the end of each step.
 
-    Where a mode follows the second, autograd adds gradients up in new tensors (InputBuffer::accumulate, isTensorSubclassLike), and frees
-    come a little later: a backward may ask for more in between, which says nothing. Of a long program, whose later events are not kept, and
-    of one that failed or came to the end of its memory, nothing is known.
+    Where a mode follows the second alone, autograd adds gradients up in new tensors (InputBuffer::accumulate, isTensorSubclassLike), and
+    frees come a little later: a backward may ask for more in between, which says nothing. Of a long program, whose later events are not
+    kept, and of one that failed or came to the end of its memory, nothing is known.
     """
     for record in (first, second):
         if record.failure is not None or record.was_stopped or record.out_of_memory is not None or record.num_alloc_retries:
             return False
     ours, theirs = first.trace().phases(), second.trace().phases()
-    return 0 < len(ours) == len(theirs) and all(map(_is_alike, ours, theirs)) and _held_by_steps(ours) == _held_by_steps(theirs)
+    alike = (_is_alike(own, their, is_strict=are_both_followed) for own, their in zip(ours, theirs, strict=False))
+    return 0 < len(ours) == len(theirs) and all(alike) and _held_by_steps(ours) == _held_by_steps(theirs)
 
 
-def _is_alike(first: Phase, second: Phase) -> bool:
+def _is_alike(first: Phase, second: Phase, *, is_strict: bool) -> bool:
     if (first.step, first.phase) != (second.step, second.phase):
         return False
-    if first.phase != "backward":
+    if is_strict or first.phase != "backward":
         return first.sizes == second.sizes
     left = iter(second.sizes)
     return all(size in left for size in first.sizes)  # in the same order, perhaps with others between

@@ -10,7 +10,7 @@ from memplan.estimators.analytic.activations import attention_kernel
 from memplan.estimators.base import Estimator
 from memplan.execution.rehearsal import Rehearsal
 from memplan.memory.estimate import MemoryEstimate
-from memplan.planner.decision import Decision, decide, probable_choice
+from memplan.planner.decision import LARGEST_MICRO_BATCH, Decision, decide, probable_choice
 from memplan.planner.fitting import heaviest_stage, is_tight, stages_of
 from memplan.planner.pins import Pins
 from memplan.planner.plan import Plan, StagePlan
@@ -145,6 +145,8 @@ def _why_not_more(plan: Plan, decision: Decision, largest: int, estimator: Estim
     most = -(-plan.target_effective_batch_size // plan.after.parallelism.data_parallel_size)
     if largest >= most and not decision.fills_gpu:
         return f"the whole target of {plan.target_effective_batch_size} fits at once"
+    if decision.fills_gpu and largest >= LARGEST_MICRO_BATCH:
+        return f"a larger one may fit, which `target_effective_batch_size={2 * largest}` finds"
     next_size = largest + decision.unit
     if next_size > MOST_STEPS:
         return f"{largest} would fit, and no larger one was tried"

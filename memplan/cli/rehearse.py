@@ -328,7 +328,14 @@ def _kept(answers: Answers, rehearsal: Rehearsal, folder: Path) -> list[str]:
     from memplan.execution.read_answers import remember
 
     unused = remember(answers, rehearsal.reads, folder) if rehearsal.failure is None else []
-    return [f"--read {place}: the program read no value from the device at that line" for place in unused]
+    return [f"--read {place}: {_why_unused(place, answers, rehearsal)}" for place in unused]
+
+
+def _why_unused(place: str, answers: Answers, rehearsal: Rehearsal) -> str:
+    """Say why an answer for *place* was not used: nothing is read there, or what is read is no mask, of which alone there is a share."""
+    if "/" in answers.given[place] and any(f"/{read.place}".endswith(f"/{place}") for read in rehearsal.reads):
+        return f"the program reads no mask there, of which {answers.given[place]} would be a share: give the value that it reads"
+    return "the program read no value from the device at that line"
 
 
 def _report(rehearsal: Rehearsal, gpu: GpuSpec, would_fit: WouldFit | None, notes: Sequence[str], output: _Output) -> None:

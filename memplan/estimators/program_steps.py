@@ -260,7 +260,9 @@ class ProgramSteps(StepRunner):
         if found.lower_bound_reasons:
             reasons = "; ".join(found.lower_bound_reasons)
             raise self._refusal(
-                step, f"the memory is not known: {reasons}", hint="rehearse the program by itself, and say what it reads: `answers`"
+                step,
+                f"the memory is not known: {reasons}",
+                hint='rehearse the program by itself, and say what it reads: `answers={"FILE.py:LINE": "1"}`',
             )
 
 

@@ -26,9 +26,9 @@ class Answers(NamedTuple):
     """Those of earlier calls, each with the line that it was given for."""
 
     def request(self) -> dict[str, tuple[str, str | None]]:
-        """Return answer and line (None: any) by place, as the recorder takes them."""
-        known: dict[str, tuple[str, str | None]] = {place: (answer, text) for place, (answer, text) in self.remembered.items()}
-        return known | {place: (answer, None) for place, answer in self.given.items()}
+        """Return answer and line (None: any) by place, as the recorder takes them: those of this call first."""
+        given: dict[str, tuple[str, str | None]] = {place: (answer, None) for place, answer in self.given.items()}
+        return given | {place: kept for place, kept in self.remembered.items() if place not in given}
 
 
 def read_answers(texts: Iterable[str], folder: Path) -> Answers:
@@ -64,13 +64,19 @@ def _load(path: Path) -> dict[str, tuple[str, str]]:
         raise UsageError(f"{path} is not what memplan wrote: {error!r}", hint="delete it, and give your answers again") from error
 
 
+def _is_same(place: str, other: str) -> bool:
+    """Say whether two spellings, as `train.py:3` and `tool/train.py:3`, may be of one line."""
+    return f"/{place}".endswith(f"/{other}") or f"/{other}".endswith(f"/{place}")
+
+
 def remember(answers: Answers, reads: Iterable[DeviceRead], folder: Path) -> list[str]:
     """Keep the given answers that were used, each with its line, in *folder*; return those that no read asked for."""
     lines = {read.reason.removeprefix(USERS): read.given_for for read in reads if read.basis == "answer"}
     used = {place: text for place in answers.given if (text := lines.get(place)) is not None}
     if used:
         path = folder / REMEMBERED
-        kept = answers.remembered | {place: (answers.given[place], text) for place, text in used.items()}
+        earlier = {place: kept for place, kept in answers.remembered.items() if not any(_is_same(place, new) for new in used)}
+        kept = earlier | {place: (answers.given[place], text) for place, text in used.items()}
         path.parent.mkdir(exist_ok=True)
         listing = {place: {"answer": answer, "line": line} for place, (answer, line) in sorted(kept.items())}
         path.write_text(json.dumps(listing, indent=2) + "\n", encoding="utf-8")

@@ -143,7 +143,9 @@ def decide(
             end = search.end_from(max(largest or 0, choice.micro_batch_size))
             if filling is None:
                 return Decision(pinned, budget, target, end, choice, after, search.unit, search.smallest)
-            rule = "the largest that fits" if choice.micro_batch_size == filling.size else choice.rule
+            rule = choice.rule
+            if choice.micro_batch_size == filling.size:
+                rule = "the largest that fits" if filling.size < LARGEST_MICRO_BATCH else "the largest that is tried without a target"
             return Decision(pinned, budget, target, end, choice._replace(rule=rule), after, filling.unit, filling.smallest, fills_gpu=True)
     return Decision(pinned, budget, target, unit=search.unit, smallest=search.smallest)
 

@@ -175,6 +175,9 @@ def _read(path: Path, place: Place) -> object:
         )
     file = YamlFile.load(path)
     found = file.get(tuple(place.key.split(".")))
+    if found is None and len(file.documents) > 1:
+        hint = f"put them into one, or write {{{place.variable}}} in the command where it takes the value too"
+        raise ConfigError(f"holds {len(file.documents)} documents, and no key `{place.key}` in the first one", file=path, hint=hint)
     if found is None:
         near = did_you_mean(place.key, frozenset(file.keys()))
         raise ConfigError(f"has no key `{place.key}`{near}", file=path, hint=f"name the key that holds {place.variable}")

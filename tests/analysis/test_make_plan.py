@@ -313,6 +313,15 @@ def test_a_target_below_one_micro_batch_is_refused(ranks: int, pins: list[str], 
         plan_of(parallel, 10_000, target=target, pins=read_pins(pins))
 
 
+def test_a_plan_without_a_target_says_where_trying_ended() -> None:
+    """A recommender's batch may be larger: what fits is not called the largest, and how to have more tried is said."""
+    free = PLAIN.model_copy(update={"model": ParametersModel(num_parameters=1, activation_bytes_per_sample=0)})
+    plan = make_plan(free, find_gpu("t4"), AnalyticEstimator(), fills_gpu=True)
+
+    tried = "micro-batch 65536: the largest that is tried without a target"
+    assert plan.reasons[0] == f"{tried}; a larger one may fit, which `target_effective_batch_size=131072` finds"
+
+
 def test_an_endless_target_ends() -> None:
     """Twenty million samples that take nothing: the search stops where nobody trains, and says so."""
     free = PLAIN.model_copy(update={"model": ParametersModel(num_parameters=1, activation_bytes_per_sample=0)})

@@ -181,11 +181,13 @@ def test_an_answer_holds_until_its_line_changes(run_memplan: Run, torch_build: T
         answer = json.loads(result.stdout)
         return answer["peak_allocated_bytes"] // 2**20, answer["notes"]
 
+    share = peak("--read", "train.py:7=1/8", "train.py:build")
     first = peak("--read", "train.py:7=false", "--read", "train.py:5=true", "train.py:build")
     again, script = peak("train.py:build"), peak("--", "train.py")
     program.write_text(ASKS.replace("2**22", "2**23"))
     changed = peak("train.py:build")
 
+    assert share[1] == ["--read train.py:7: the program reads no mask there, of which 1/8 would be a share: give the value that it reads"]
     assert first == (4, ["--read train.py:5: the program read no value from the device at that line"])
     assert (again, script) == ((4, []), (4, []))
     assert changed == (32, [])

@@ -68,6 +68,16 @@ def test_a_new_answer_stands_over_a_remembered_one(tmp_path: Path) -> None:
     assert read_answers(["train.py:12=false"], tmp_path).request() == {"train.py:12": ("false", None)}
 
 
+def test_a_new_answer_stands_over_one_for_another_spelling_of_the_file(tmp_path: Path) -> None:
+    """It is asked first, and takes the other's place."""
+    remember(read_answers(["train.py:12=true"], tmp_path), [read("train.py:12", "if flag:")], tmp_path)
+    answers = read_answers(["tool/train.py:12=false"], tmp_path)
+
+    assert list(answers.request()) == ["tool/train.py:12", "train.py:12"]
+    assert remember(answers, [read("tool/train.py:12", "if flag:")], tmp_path) == []
+    assert read_answers([], tmp_path).request() == {"tool/train.py:12": ("false", "if flag:")}
+
+
 def test_an_answer_of_a_rule_is_not_the_users(tmp_path: Path) -> None:
     """Nothing is remembered of a line that got its answer elsewhere, and no folder is made."""
     answers = read_answers(["train.py:12=true"], tmp_path)

@@ -121,6 +121,11 @@ def test_a_global_batch_is_the_target(config: Path) -> None:
         (["train.py"], ["micro_batch_size=conf.yaml:"], "does not say where a variable is written"),
         (["train.py"], ["micro_batch_size=not-a-name"], "neither FILE:KEY nor the name of a variable"),
         (["train.py"], ["micro_batch_size=CONFIG:data.batchsize"], "has no key `data.batchsize`: did you mean data.batch_size"),
+        (
+            ["train.py"],
+            ["micro_batch_size=FOLDER/documents.yaml:train.batch_size"],
+            "documents.yaml: holds 2 documents, and no key `train.batch_size`",
+        ),
         (["train.py"], ["micro_batch_size=CONFIG:name"], "has to be a whole number"),
         (["train.py"], ["sequence_length=CONFIG:trainer.lr"], "base.lr"),
         (["train.py"], ["micro_batch_size=nothere.yaml:a"], "nothere.yaml"),
@@ -129,8 +134,10 @@ def test_a_global_batch_is_the_target(config: Path) -> None:
 )
 def test_what_makes_no_sense_is_one_clear_error(config: Path, words: list[str], fields: list[str], said: str) -> None:
     """Before anything is run: a misspelt name, a key that is not there, a value that is no count or is kept elsewhere."""
+    documents = config.with_name("documents.yaml")
+    documents.write_text("data: {folder: here}\n---\ntrain: {batch_size: 16}\n")
     with pytest.raises((UsageError, ConfigError, EditRefusedError), match=said):
-        command_program(words, fields=[field.replace("CONFIG", str(config)) for field in fields])
+        command_program(words, fields=[field.replace("CONFIG", str(config)).replace("FOLDER", str(config.parent)) for field in fields])
 
 
 def test_a_value_that_cannot_be_changed_is_refused_before_a_run(config: Path) -> None:

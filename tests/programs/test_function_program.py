@@ -39,6 +39,14 @@ def test_the_batch_is_found_by_its_name(source: Path) -> None:
     assert pinned.typed == "build(per_device_train_batch_size=3, seq=512, accumulation_steps=2)"
 
 
+@pytest.mark.parametrize("name", ["gradient_accumulate_every", "accum_iter", "grad_accum"])
+def test_accumulation_has_many_names(tmp_path: Path, name: str) -> None:
+    """One that is not known would be taken for something else, and the effective batch be told too small."""
+    (tmp_path / "step.py").write_text(f"def build(device, batch_size=4, {name}=4): ...\n")
+
+    assert function_program(f"{tmp_path / 'step.py'}:build").training.gradient_accumulation_steps == 4
+
+
 def test_a_function_without_accumulation_cannot_vary_it(source: Path) -> None:
     """And one without a default has no present batch."""
     program = function_program(f"{source}:needs")

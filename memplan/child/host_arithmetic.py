@@ -37,9 +37,7 @@ def is_cheap(name: str, values: Sequence[Any]) -> bool:
 def computed(func: Any, args: Any, kwargs: Any) -> Any:
     """Return what *func* gives on the host; element by element, of those that are the same for all its tensors one is computed."""
     tensors = [value for value in tree_flatten((args, kwargs))[0] if isinstance(value, torch.Tensor)]
-    if (
-        func.overloadpacket.__name__ == "histc" and not tensors[0].is_floating_point()
-    ):  # the host has no kernel for integers, unlike the GPU
+    if func.overloadpacket.__name__ == "histc" and not args[0].is_floating_point():  # of integers only the GPU has a kernel
         return func(args[0].double(), *args[1:], **kwargs).to(args[0].dtype)
     if func.overloadpacket.__name__ in ("add", "sub") and [tensor.is_sparse for tensor in tensors] == [True, True]:
         return _joined(tensors[0], tensors[1], kwargs.get("alpha", 1) * (-1 if func.overloadpacket.__name__ == "sub" else 1))

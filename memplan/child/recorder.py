@@ -399,7 +399,12 @@ class Recorder:
     def _where(self) -> str:
         if self._phase == EVALUATION:
             return evaluation_before(self._step)
-        return BUILD if self._phase == BUILD else f"step {self._step}"
+        return BUILD if self._phase == BUILD or not self._has_begun else f"step {self._step}"
+
+    @property
+    def _has_begun(self) -> bool:
+        """Say whether the first step has: an optimizer is made before loaders and loggers are, which may fail, and take nothing of the GPU."""
+        return self._step > 1 or not self.marks or self._counts() != self.marks[-1][:2]
 
     # the result
 

@@ -190,9 +190,9 @@ def _largest_of_stage(
     found = largest_accepted(ask, high=most, guess=seems_to_fit, leaps=estimator.is_slow, known=known)
     if refusals and not ran:
         raise refusals[0]
-    fewest = min((error.num_samples for error in refusals if error.num_samples is not None), default=None)
-    if fewest is not None and found.size is not None and fewest < found.size and ask(fewest) is Outcome.FITS:
-        return found._replace(size=fewest) if ran[fewest] == ran[found.size] else found  # as many samples as its data have
+    in_data = min((error.num_samples for error in refusals if error.num_samples is not None), default=None)
+    if in_data is not None and found.size is not None and in_data < found.size and ask(in_data) is Outcome.FITS:
+        return found._replace(size=in_data) if ran[in_data] == ran[found.size] else found
     return found
 
 

@@ -264,12 +264,17 @@ def test_steps_that_end_a_program_say_that_no_evaluation_was_reached(script: Scr
 
 @pytest.mark.heavy
 @pytest.mark.parametrize(
-    ("line", "headline"),
-    [("1 / 0", "the program failed before its first step"), ("torch.empty(2**36, device='cuda')", "out of memory before the first step")],
+    ("line", "before", "headline"),
+    [
+        ("1 / 0", "update =", "the program failed before its first step"),
+        ("1 / 0", "for number", "the program failed before its first step"),
+        ("batch(), 1 / 0", "for number", "the program failed in step 1"),
+        ("torch.empty(2**36, device='cuda')", "update =", "out of memory before the first step"),
+    ],
 )
-def test_what_ends_a_program_before_its_first_step_is_told_as_that(script: Script, line: str, headline: str) -> None:
-    """An error of its own, or a full GPU."""
-    found = script(LOADS.replace("update =", f"{line}\nupdate ="), "optimizer")
+def test_what_ends_a_program_before_its_first_step_is_told_as_that(script: Script, line: str, before: str, headline: str) -> None:
+    """An error of its own, or a full GPU; behind the optimizer too, as long as nothing was put on the GPU since."""
+    found = script(LOADS.replace(before, f"{line}\n{before}", 1), "optimizer")
 
     assert headline in view_rehearsal(found, find_gpu("t4")).headline
 

@@ -403,7 +403,7 @@ class Recorder:
 
     @property
     def _has_begun(self) -> bool:
-        """Say whether the first step has: an optimizer is made before loaders and loggers are, which may fail, and take nothing of the GPU."""
+        """Say whether the first step has: loaders and loggers, which may be made behind the optimizer, take nothing of the GPU."""
         return self._step > 1 or not self.marks or self._counts() != self.marks[-1][:2]
 
     # the result

@@ -148,7 +148,7 @@ class KnownSizes:
             self._compare(_of_negatives(step, program), "n_negatives", program.stages[0].n_negatives, digest)
 
     def _compare(self, step: Step, name: str, value: int, digest: str, *, num_samples: int | None = None) -> None:
-        """Raise an error where *digest*, what the run with that *value* of a variable came to, is that of a smaller one, or of one far off."""
+        """Raise an error where *digest*, what a variable's *value* came to, is that of a smaller value, or of one far off."""
         others = {other: ran.requests for other, ran in self._runs_of(step).items()}
         self._files_of(step.program).saw(step.family, value, digest, now=self._now(step)[-1])
         self._keep_failures(step)

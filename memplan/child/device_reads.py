@@ -162,7 +162,9 @@ class Reads:
         answer = self.users(frames, size) or (known if isinstance(known, Answer) else None)
         if answer is None and size > DECIDES and not _reads_integers():
             return
-        if answer is not None and answer.basis == "assumed" and not reading.has_several_floats:
+        if answer is not None and answer.basis == "assumed" and reading.has_several_floats:
+            answer = answer._replace(basis="ordinary")  # an action is one of those that there are
+        elif answer is not None and answer.basis == "assumed":
             ordinary = ordinary_answer(reading)  # a check that passes, or a number that is logged, is no choice of the model
             answer = ordinary if ordinary is not None and ordinary.basis in ("rule", "ordinary") else answer
         elif answer is not None and answer.basis in ("data", "drawn") and reading.is_yes_or_no:

@@ -243,6 +243,7 @@ def test_what_happens_in_an_evaluation_is_told_as_that(script: Script, number: i
     assert rehearsal.has_evaluated == (when != "never")
 
 
+@pytest.mark.heavy
 def test_a_model_that_is_trained_in_eval_mode_is_not_evaluated(script: Script) -> None:
     """A backward follows: it is its forward, whatever mode the model is in."""
     rehearsal = seen(script(EVALUATED.replace("model[1].eval()", "model.eval()"), "0", "never"))
@@ -419,6 +420,7 @@ for number in range(4):
 """
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(("steps", "told"), [(None, 4), (2, 2)])
 def test_an_optimizer_that_steps_group_by_group_makes_one_step(
     script: Script, capfd: pytest.CaptureFixture[str], steps: int | None, told: int
@@ -1254,6 +1256,7 @@ def test_what_a_program_makes_of_its_batch_and_of_its_gradients_is_no_batch(scri
     assert breakdown.activations_bytes == 64 * MIB + 8 * 64 * 64 * 2 * 2
 
 
+@pytest.mark.heavy
 def test_workspaces_that_the_program_gives_back_were_workspaces(script: Script) -> None:
     """As Lightning does at the end of a training: nothing of them is left then."""
     kept, given_back = (seen(script(TRAINING + more)).breakdown for more in ("", "torch._C._cuda_clearCublasWorkspaces()\n"))
@@ -1428,6 +1431,7 @@ for rows in (64, 512, 4096):
 """
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("has_evaluation", [False, True])
 def test_steps_of_several_sizes_are_told_of_where_no_loader_gives_the_batches(script: Script, has_evaluation: bool) -> None:
     """Of batches that the program makes itself nobody knows the shapes; what an evaluation takes is none of a step's."""
@@ -1895,6 +1899,7 @@ def test_what_is_cached_of_a_smaller_batch_counts_beside_the_largest(script: Scr
     assert led.peak_reserved_bytes > 1.2 * largest_alone.peak_reserved_bytes
 
 
+@pytest.mark.heavy
 def test_several_of_the_programs_own_batches_before_the_largest_reserve_what_its_order_does(script: Script) -> None:
     """As a plan runs it: each a little larger than the one before, and then the largest. After the first alone it reserves less."""
     text = LED_WITH_STATE.replace("[8, 16, 1024, 8, 8, 8, 8, 8]", "[2500, 3500, 4500, 6000]")
@@ -2059,6 +2064,7 @@ for step in range(5):
 """A penalty in the first step, and in the fifth, when Adam's state of 8 MiB is there."""
 
 
+@pytest.mark.heavy
 def test_a_first_step_that_takes_most_may_come_again_beside_the_optimizers_state(script: Script) -> None:
     """The upper bound has it, and what a later step takes is within it; where that step was run, nothing is added."""
     three, five = seen(script(EVERY_FOURTH, steps=3)), seen(script(EVERY_FOURTH, steps=5))

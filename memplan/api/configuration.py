@@ -204,20 +204,20 @@ def _read(path: Path | None, launch_config: Path | None) -> Configuration | None
     if path == Path(BUILT_IN):
         _refuse_launch(launch_config, BUILT_IN)
         return _built_in("the built-in workload")
-    if path is not None and not path.exists():
+    if path is not None and not os.path.exists(path):
         raise ConfigError("does not exist", file=path, hint="check the path")
     place = path or Path()
     located = locate(place)
-    is_plain = located is not None and located.is_recipe and place.is_dir() and _plain_file(place)
+    is_plain = located is not None and located.is_recipe and os.path.isdir(place) and _plain_file(place)
     if located is not None and not is_plain and (located.can_be_described or located.has_batch):
         return _of_layout(located if launch_config is None else located.launched_with(launch_config))
     _refuse_launch(launch_config, "this folder" if path is None else str(path))
-    if place.is_dir():
+    if os.path.isdir(place):
         file = _plain_file(place)
         if file is not None:
             return _of_file(file)
     _refuse_near_misses(place)
-    if path is not None and not path.is_dir():
+    if path is not None and not os.path.isdir(path):
         return _of_file(path)
     _refuse_others(place)
     _refuse_unusable(place)
@@ -352,7 +352,7 @@ def command_configuration(
 
 def _named_by(words: Sequence[str]) -> Located | None:
     """Return the configuration that a command trains from: the recipe that it names, else the tree in this folder."""
-    named = (locate(Path(word)) for word in words if Path(word).suffix in SUFFIXES and Path(word).is_file())
+    named = (locate(Path(word)) for word in words if Path(word).suffix in SUFFIXES and os.path.isfile(word))
     found = next((located for located in named if located is not None), None)
     return found or locate(Path())
 
@@ -403,7 +403,7 @@ def function_configuration(source: str) -> Configuration:
 def is_function(text: str) -> bool:
     """Say whether *text* names a function, FILE.py:build or my.module:build, and no path."""
     place, colon, function = text.rpartition(":")
-    return bool(colon) and function.isidentifier() and bool(place) and not Path(text).exists()
+    return bool(colon) and function.isidentifier() and bool(place) and not os.path.exists(text)
 
 
 def source_of(build: Callable[..., Any]) -> str:
@@ -428,7 +428,7 @@ def _built_in(source: str) -> Configuration:
 
 def _plain_file(folder: Path) -> Path | None:
     """Return the workload file or model of *folder*. Raises ConfigError where it has both: which is meant is not to be guessed."""
-    found = [folder / name for name in PLAIN_FILES if (folder / name).is_file()]
+    found = [folder / name for name in PLAIN_FILES if os.path.isfile(folder / name)]
     found = [file for file in found if file.name != "config.json" or is_huggingface_config(file)]
     if len(found) > 1:
         raise ConfigError(f"is beside {found[1].name}", file=found[0], hint=f'name the one to plan: `source="{found[0]}"`')
@@ -450,7 +450,7 @@ def _refuse_hydra(place: Path) -> None:
         said = " or ".join(f"`-- {shlex.join(command)}`" for command in commands[:3])
         what = (
             "has a program that Hydra configures"
-            if place.is_dir()
+            if os.path.isdir(place)
             else f"is a part of the configuration of {commands[0][1]}, which Hydra composes"
         )
         raise ConfigError(what, file=place, hint=f"plan the program; its batch is found in the configuration: {said}")
@@ -465,7 +465,7 @@ def _refuse_others(folder: Path) -> None:
 
 def _refuse_unusable(place: Path) -> None:
     for name in PLAIN_FILES:
-        if (place / name).exists():
+        if os.path.exists(place / name):
             problem = "has no `model_type`, so that it is not a Hugging Face config.json" if name == "config.json" else "is not a file"
             raise ConfigError(problem, file=place / name, hint=INSTEAD)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,9 +17,9 @@ def journal_root(path: Path, files: Sequence[Path] = ()) -> Path:
 
     The folder that a layout finds at *path*; where the files are not readable any more, one that has a journal.
     """
-    folder = path.parent if path.is_file() else path
+    folder = path.parent if os.path.isfile(path) else path
     above = list(files[0].absolute().parents) if files else []
-    return next((root for root in (*_roots(folder), *above) if (root / JOURNAL_FOLDER).is_dir()), folder)
+    return next((root for root in (*_roots(folder), *above) if os.path.isdir(root / JOURNAL_FOLDER)), folder)
 
 
 def _roots(folder: Path) -> list[Path]:

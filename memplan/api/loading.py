@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
@@ -127,7 +128,7 @@ def _samples_of(planned: Mapping[str, int]) -> int:
 
 def located_at(path: Path) -> Located:
     """Return the configuration at *path*. Raises UsageError where no layout knows it."""
-    found = locate(path) if path.exists() else None
+    found = locate(path) if os.path.exists(path) else None
     if found is None:
         raise UsageError(f"{path}: no configuration that memplan knows", hint=f"looked for {describe_layouts()}")
     return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -37,7 +38,7 @@ def undo(*, files: Sequence[Path], config_path: Path | None, dry_run: bool, outp
     from memplan.edits.apply import plan_undo
     from memplan.edits.apply import undo as undo_apply
 
-    if config_path is None and len(files) == 1 and files[0].is_dir():
+    if config_path is None and len(files) == 1 and os.path.isdir(files[0]):
         config_path, files = files[0], ()
     root = journal_root(config_path or Path(), files)
     if dry_run:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,7 +18,7 @@ def interrupted_in(path: Path) -> Path | None:
 
 
 def _folders(path: Path) -> Iterator[Path]:
-    folder = path if path.is_dir() else path.parent
+    folder = path if os.path.isdir(path) else path.parent
     yield folder
     try:
         yield from sorted(journal.parent for journal in folder.glob(f"*/{JOURNAL_FOLDER}"))
@@ -26,7 +27,7 @@ def _folders(path: Path) -> Iterator[Path]:
 
 
 def _is_interrupted(journals: Path) -> bool:
-    if not journals.is_dir():
+    if not os.path.isdir(journals):
         return False
     for path in journals.glob(JOURNALS):
         try:

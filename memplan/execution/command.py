@@ -119,7 +119,7 @@ def python_program(python: str, words: Sequence[str]) -> PythonProgram | None:
             return None
     if rest[:1] == ["-m"]:
         return PythonProgram(python, tuple(options), "", rest[1], tuple(rest[2:])) if len(rest) > 1 else None
-    if not rest or not Path(rest[0]).is_file() or _is_archive(Path(rest[0])):
+    if not rest or not os.path.isfile(rest[0]) or _is_archive(Path(rest[0])):
         return None
     return PythonProgram(python, tuple(options), rest[0], "", tuple(rest[1:]))
 
@@ -138,7 +138,7 @@ def command_from(words: Sequence[str]) -> Command:
     """
     environment: dict[str, str] = {}
     rest = list(words)
-    while rest and _ASSIGNMENT.fullmatch(rest[0]) and not Path(rest[0]).exists():
+    while rest and _ASSIGNMENT.fullmatch(rest[0]) and not os.path.exists(rest[0]):
         name, _, value = rest.pop(0).partition("=")
         environment[name] = value
     if not rest:
@@ -148,7 +148,9 @@ def command_from(words: Sequence[str]) -> Command:
         if len(rest) == 1:
             raise UsageError("-m names no module", hint="name it: `-m my.training`")
         return Command((sys.executable, *rest), sys.executable, environment)
-    if (first / "__main__.py").is_file() or (first.is_file() and (first.suffix in (".py", ".pyz") or not os.access(first, os.X_OK))):
+    if os.path.isfile(first / "__main__.py") or (
+        os.path.isfile(first) and (first.suffix in (".py", ".pyz") or not os.access(first, os.X_OK))
+    ):
         if first.suffix == ".sh":
             raise UsageError(f"{first} is a shell script that is not executable", hint=f"start it as `bash {' '.join(rest)}`")
         return Command((sys.executable, *rest), sys.executable, environment)
@@ -209,7 +211,7 @@ def _of_first_line(program: Path, path: str) -> str | None:
         words = [lines[1].decode(errors="replace").removeprefix("'''exec' ").split('"$0"')[0].strip().strip('"')]
     if words and Path(words[0]).name == "env":
         words = [found for word in words[1:] if (found := shutil.which(word, path=path))]
-    return words[0] if words and _PYTHON.fullmatch(Path(words[0]).name) and Path(words[0]).exists() else None
+    return words[0] if words and _PYTHON.fullmatch(Path(words[0]).name) and os.path.exists(words[0]) else None
 
 
 def _first_on(path: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,5 +23,5 @@ def _folders(reading: Reading) -> Iterator[Path]:
     for key in reading.layout.checkpoints:
         named = reading.text_at(key)
         for place in (Path(), main.parent, main.resolve().parent.parent) if named else ():
-            if (place / named).is_dir():
+            if os.path.isdir(place / named):
                 yield place / named

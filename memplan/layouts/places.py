@@ -77,7 +77,7 @@ class Places:
         if found is None or not isinstance(found.value, str) or not found.value:
             return None
         places = [parent / found.value for parent in at.file.resolve().parents] + [Path(found.value)]
-        inner = next((place for place in places if os.path.isfile(place)), None)  # noqa: PTH113  (a name that is too long is none)
+        inner = next((place for place in places if os.path.isfile(place)), None)
         if inner is None:
             problem = f"`{'.'.join(at.key)}` names {found.value}, which is neither beside it nor below a folder that it is in"
             raise ConfigError(problem, file=at.file, line=found.line, hint="put the file there: it says how the model is shared")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Mapping, Set
 from dataclasses import dataclass, replace
 from math import prod
@@ -82,7 +83,7 @@ def missing_keys(path: Path, keys: Collection[str]) -> list[str] | None:
 
     Raises ConfigError where that file cannot be parsed.
     """
-    if not path.is_file():
+    if not os.path.isfile(path):
         return None
     file = YamlFile.load(path)
     return [key for key in keys if not _stands(file, key)]

@@ -139,7 +139,7 @@ def locate(path: Path, environment: Mapping[str, str] = os.environ) -> Located |
         for main in _mains(layout, path):
             if missing_keys(main, layout.detect.keys) == []:
                 return Located(layout, template.parent, main)
-    if path.is_file():
+    if os.path.isfile(path):
         return _recipe(path, known)
     found = [recipe for file in candidates(path) for recipe in [_recipe(file, known)] if recipe is not None]
     if len(found) > 1:
@@ -203,7 +203,7 @@ def layouts(environment: Mapping[str, str] = os.environ) -> Iterator[tuple[Layou
     Raises ConfigError for a folder that is not there, and for a layout that makes no sense.
     """
     for folder in template_folders(environment):
-        if not folder.is_dir():
+        if not os.path.isdir(folder):
             raise ConfigError("is not a folder", file=folder, hint="MEMPLAN_TEMPLATES names folders of layouts, joined by `:`")
         for template in template_files(folder, LAYOUT_FILE):
             yield _with_parts(layout_from(template_data(template), template), template), template
@@ -213,7 +213,7 @@ def _with_parts(layout: Layout, template: Path) -> Layout:
     """Return *layout*, which stands in *template*, with what it shares with others. Raises ConfigError for a part that nobody has."""
     for name in layout.parts:
         file = templates_folder() / PARTS_FOLDER / f"{name}.yaml"
-        if not file.is_file():
+        if not os.path.isfile(file):
             raise ConfigError(f"`parts`: there is no {name}", file=template, hint="this is a mistake in the layout itself")
         part = LayoutPart.model_validate(template_data(file))
         shared = (name for name in LayoutPart.model_fields if name != "launch")
@@ -227,7 +227,7 @@ def _mains(layout: Layout, path: Path) -> list[Path]:
     file = layout.detect.file
     if file is None:
         return []
-    if path.is_file():
+    if os.path.isfile(path):
         return [path] if path.name == Path(file).name else []
     return [Path(os.path.normpath(path / root)) / file for root in layout.roots]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -60,7 +61,7 @@ class StageReader:
         """Return the files of that pattern. Raises ConfigError for a folder that cannot be listed."""
         folder = self.folder / Path(pattern).parent
         try:
-            if folder.is_dir():
+            if os.path.isdir(folder):
                 next(folder.iterdir(), None)  # globbing passes over a folder that it may not list
             return sorted(self.folder.glob(pattern))
         except OSError as error:
@@ -76,7 +77,7 @@ class StageReader:
                 if found is None or not isinstance(found.value, (str, int)):
                     continue
                 stage = self.folder / first.files.replace("{}", str(found.value))
-                if stage.is_file():
+                if os.path.isfile(stage):
                     return stage
                 self.warnings.append(
                     f"{path}:{found.line}: `{first.group}: {found.value}` names the stage that training starts with, and "

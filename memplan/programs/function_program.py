@@ -8,6 +8,7 @@ accumulation, their names say.
 from __future__ import annotations
 
 import ast
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -118,13 +119,13 @@ def _file_of(place: str) -> Path:
     """Return the file that *place*, a path or the name of a module, names; nothing is imported. Raises UsageError where there is none."""
     if place.endswith(".py"):
         file = Path(place)
-        if not file.is_file():
+        if not os.path.isfile(file):
             raise UsageError(f"{place} does not exist", hint="check the path of the file")
         return file
     parts = place.split(".")
     for folder in [Path.cwd(), *(Path(path) for path in sys.path if path)]:
         for file in (folder.joinpath(*parts).with_suffix(".py"), folder.joinpath(*parts, "__init__.py")):
-            if file.is_file():
+            if os.path.isfile(file):
                 return file
     raise UsageError(f"there is no module {place} here", hint="name its file: `train_step.py:build`")
 

@@ -93,8 +93,8 @@ def commands_for(place: Path) -> list[list[str]]:
 
 def _apps_at(place: Path) -> list[HydraApp]:
     """Return the Hydra scripts below *place*, or below the nearest folder above that has one for it: of a folder, in the working folder."""
-    above = [folder for folder in place.parents if place.is_file() or folder.is_relative_to(Path.cwd())]
-    for folder in [*([place] if place.is_dir() else []), *above[:MOST_ABOVE]]:
+    above = [folder for folder in place.parents if os.path.isfile(place) or folder.is_relative_to(Path.cwd())]
+    for folder in [*([place] if os.path.isdir(place) else []), *above[:MOST_ABOVE]]:
         if folder in (Path.home(), Path(folder.anchor)):
             break
         found = [app for script in _python_files(folder) if (app := hydra_app([_relative(script)])) is not None]
@@ -108,7 +108,7 @@ def _python_files(folder: Path) -> Iterator[Path]:
     """Yield the Python files below *folder* that mention Hydra, but for those of virtual environments, of tests and of examples."""
     for path, folders, files in itertools.islice(os.walk(folder), MOST_FOLDERS):
         inner = (name for name in folders if name[0] not in "._" and name not in ASIDE)
-        folders[:] = sorted(name for name in inner if not (Path(path) / name / "pyvenv.cfg").exists())
+        folders[:] = sorted(name for name in inner if not os.path.exists(Path(path) / name / "pyvenv.cfg"))
         for script in (Path(path) / name for name in sorted(files) if name.endswith(".py")):
             with suppress(OSError):
                 if b"hydra" in script.read_bytes():
@@ -117,7 +117,7 @@ def _python_files(folder: Path) -> Iterator[Path]:
 
 def _chosen(app: HydraApp, place: Path) -> list[str]:
     """Return the words by which *app* reads the file *place*, where it does not by itself and Hydra takes them."""
-    if place.is_dir() or find_spec("hydra") is None:
+    if os.path.isdir(place) or find_spec("hydra") is None:
         return []
     group, name = place.relative_to(app.folder).parent.as_posix(), place.stem
     words = [f"{group}={name}"] if group != "." else [] if name == Path(app.config_name).stem else ["--config-name", name]
@@ -130,12 +130,12 @@ def _chosen(app: HydraApp, place: Path) -> list[str]:
 def _scripts(words: Sequence[str]) -> Iterator[tuple[Path, Sequence[str]]]:
     """Yield the script that the command runs, by its path or as a module, and the words behind it."""
     for number, word in enumerate(words):
-        if word.endswith(".py") and Path(word).is_file():
+        if word.endswith(".py") and os.path.isfile(word):
             yield Path(word), words[number + 1 :]
     for number, (flag, module) in enumerate(itertools.pairwise(words)):
         path = Path(*module.split("."))
         for script in (path.with_suffix(".py"), path / "__main__.py") if flag == "-m" else ():
-            if script.is_file():
+            if os.path.isfile(script):
                 yield script, words[number + 2 :]
 
 
@@ -189,10 +189,10 @@ def _folder(script: Path, path: str, name: str) -> Path | None:
     """Return the folder of the configuration *name* that *script* calls *path*; None where there is none."""
     if not path.startswith(f"{_SOMEWHERE}/"):
         folder = (script.parent / path).resolve()
-        return folder if folder.is_dir() else None
+        return folder if os.path.isdir(folder) else None
     above = list(script.resolve().parents)[:MOST_ABOVE]
     folders = (place / path.removeprefix(f"{_SOMEWHERE}/") for place in above)
-    return next((folder for folder in folders if (folder / f"{Path(name).stem}.yaml").is_file()), None)
+    return next((folder for folder in folders if os.path.isfile(folder / f"{Path(name).stem}.yaml")), None)
 
 
 def _by_hand(app: HydraApp) -> str:

@@ -7,6 +7,7 @@ whose keys stand below `data`. An option of a key's name (`--data.batch_size 64`
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import zip_longest
@@ -41,7 +42,7 @@ def composed_by_words(words: Sequence[str]) -> ComposedConfig | None:
     parts, values = [], dict[str, object]()
     for option in options:
         path = Path(option.value)
-        if path.suffix not in SUFFIXES or not path.is_file() or path.stat().st_size > MOST_BYTES:
+        if path.suffix not in SUFFIXES or not os.path.isfile(path) or path.stat().st_size > MOST_BYTES:
             continue
         with suppress(ConfigError):  # whatever it is, no configuration that could be written
             content = YamlFile.load(path).to_python()

@@ -78,9 +78,9 @@ def near_names(name: str) -> list[str]:
 
 def config_files(path: Path) -> Iterator[Path]:
     """Yield the file that *path* is, or the config.json in the folder that it is."""
-    if os.path.isfile(path) and path.suffix == ".json":  # noqa: PTH113  (a name too long for the system is none)
+    if os.path.isfile(path) and path.suffix == ".json":
         yield path
-    elif os.path.isfile(path / "config.json"):  # noqa: PTH113
+    elif os.path.isfile(path / "config.json"):
         yield path / "config.json"
 
 

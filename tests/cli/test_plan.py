@@ -381,6 +381,7 @@ BAD = [
     (["--gpu-memory", "24", "--margin", "nan"], 2, "nan"),
     (["--gpu-memory", "24", "--pin", "batch=3"], 2, "no such field"),
     (["--gpu-memory", "24", "--config-path", "nowhere"], 2, "nowhere: does not exist"),
+    (["--gpu-memory", "24", "--config-path", "n" * 300], 2, "n: does not exist"),
     (["--gpu-memory", "24", "--config-path", "."], 2, "has no configuration that memplan reads"),
     (["--gpu-memory", "24", "--apply"], 2, "there is nothing to apply to"),
     (["--gpu-memory", "24", "--apply", "--dry-run"], 2, "exclude each other"),

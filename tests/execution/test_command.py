@@ -102,6 +102,13 @@ def test_variables_in_front_are_set(tmp_path: Path) -> None:
     assert command.words == (sys.executable, "train.py")
 
 
+def test_a_variable_in_front_may_be_longer_than_a_name_of_a_file(tmp_path: Path) -> None:
+    """As a token is."""
+    (tmp_path / "train.py").touch()
+
+    assert command_from([f"TOKEN={'x' * 300}", str(tmp_path / "train.py")]).environment == {"TOKEN": "x" * 300}
+
+
 def test_a_program_beside_this_python_need_not_be_on_the_path(monkeypatch: pytest.MonkeyPatch) -> None:
     """A virtual environment that was not activated has torchrun too."""
     monkeypatch.setenv("PATH", "/nowhere")

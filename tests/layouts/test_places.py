@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from memplan.errors import ConfigError
 from memplan.layouts.places import Places
 from memplan.layouts.schema import LayoutPart, NamedFile, OptionalPrefix
 from memplan.layouts.sources import ParsedFiles
@@ -45,6 +46,14 @@ def test_a_key_is_in_the_file_that_it_is_said_in(places: Places, tmp_path: Path,
 
     assert places.of(main, key).file.name == file
     assert places.spelling(main, key) == spelling
+
+
+def test_a_name_that_is_too_long_for_a_file_is_that_of_none(places: Places, tmp_path: Path) -> None:
+    """The system refuses to look for it."""
+    (tmp_path / "launch.yaml").write_text(f"config:\n  file: {'é' * 300}\n")
+
+    with pytest.raises(ConfigError, match=r"launch\.yaml:2: `config\.file` names é+, which is neither beside it nor below"):
+        places.of(tmp_path / "recipe.yaml", "deepspeed.stage")
 
 
 def test_conditions_look_into_all_of_them(places: Places) -> None:

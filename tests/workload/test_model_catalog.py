@@ -172,7 +172,7 @@ def test_an_unknown_model_is_told_with_what_comes_near_and_what_to_type() -> Non
     assert "source=" in refused.value.hint
 
 
-@pytest.mark.parametrize("name", ["", "/", "no such model at all", "../..", "a/b/c/d"])
+@pytest.mark.parametrize("name", ["", "/", "no such model at all", "../..", "a/b/c/d", "é" * 300])
 def test_a_name_of_nothing_is_told_so(tmp_path: Path, name: str) -> None:
     """Never a traceback."""
     with pytest.raises(ConfigError, match="unknown model"):

@@ -57,6 +57,10 @@ _ALIKE: Mapping[str, int | None] = {
 }  # fmt: skip
 """Operations whose result is one number everywhere, whatever their argument holds; None: that number is their last argument."""
 
+_JOINED = {"cat"}
+_PICKED = {"index", "index_select", "gather", "take", "clone", "_to_copy", "repeat"}
+"""Operations that only put numbers together, or pick some of them: what is known of those stays known."""
+
 _SEEDS = {"philox_seed", "philox_offset", "rng_state", "unused"}
 """Results of attention, as schemas name them: the state of its dropout."""
 
@@ -167,7 +171,7 @@ class HostValues(TorchDispatchMode):
         if func.namespace == "c10d":
             return self._collective(func, name, args, kwargs, run)
         if name in ("_to_copy", "copy_"):
-            return self._copied(run, name, args, kwargs)
+            return self._copied(func, run, name, args, kwargs)
         if name == "_local_scalar_dense":
             return self._scalar(run, args[0])
         if name in _MASKED:
@@ -261,7 +265,7 @@ class HostValues(TorchDispatchMode):
         """Return what a tensor holds, on the device or on the host, where that is known."""
         return self._shadows.value(tensor) if tensor.is_cuda else tensor
 
-    def _copied(self, run: Callable[[], Any], name: str, args: Any, kwargs: Any) -> Any:
+    def _copied(self, func: Any, run: Callable[[], Any], name: str, args: Any, kwargs: Any) -> Any:
         source = args[1] if name == "copy_" else args[0]
         value = self._shadows.value(source) if source.is_cuda else source if _is_followed(source) else None
         is_read = source.is_cuda and not (args[0].is_cuda if name == "copy_" else _is_device(kwargs.get("device", source.device)))
@@ -270,6 +274,8 @@ class HostValues(TorchDispatchMode):
         if value is None:
             if result.is_cuda:
                 self._shadows.forget(result)
+                if name == "_to_copy" and source.is_cuda:
+                    self._pick(func, name, args, kwargs, result)
         elif result.is_cuda:
             assumption = self._shadows.assumption_of([source]) if source.is_cuda else None
             copied = value.detach().to(result.dtype) if value.is_sparse else once(value.detach()).to(result.dtype).expand(value.shape)
@@ -428,9 +434,33 @@ class HostValues(TorchDispatchMode):
             self._shadows.fill(outs[0], int(self._variant == "all"), ALL_PASS[self._variant])
         elif name in FINITE and outs:
             self._shadows.fill(outs[0], int(FINITE[name]))
+        elif name in _JOINED or name in _PICKED:
+            self._pick(func, name, args, kwargs, result)
         else:
             self._choose(name, result, args)
         return result
+
+    def _pick(self, func: Any, name: str, args: Any, kwargs: Any, result: Any) -> None:
+        """Keep what is known of numbers that were put together, or picked, where others of them are not."""
+        if not has_memory(result) or not result.is_cuda or not result.is_floating_point() or result.numel() > MOST_COPIED:
+            return
+        sources = list(args[0]) if name in _JOINED else [args[0]]
+        values = {id(source): self._shadows.known_part(source) for source in sources if source.is_cuda}
+        if all(value is None for value in values.values()):
+            return
+        given = [value for value in tree_flatten((args, kwargs))[0] if has_memory(value) and value.is_cuda]
+        places = {id(each): self._shadows.value(each) for each in given if id(each) not in values}
+        if any(value is None for value in places.values()):
+            return
+        unknown = torch.full((), math.nan, dtype=result.dtype, device=HOST)
+        for source in sources:
+            if source.is_cuda and values[id(source)] is None:
+                values[id(source)] = unknown.expand(source.shape)
+        host_args, host_kwargs = tree_map(lambda value: (values | places).get(id(value), value), (args, kwargs))
+        if "device" in host_kwargs:
+            host_kwargs["device"] = HOST
+        with contextlib.suppress(RuntimeError, NotImplementedError, TypeError, ValueError):
+            self._shadows.learn_part(result, func(*host_args, **host_kwargs), self._shadows.assumption_of(given))
 
     def _gates(self, name: str, args: Any) -> torch.Tensor | None:
         """Return what a router's gates are, which are scattered to the choices it made: some number there, and elsewhere what was there."""

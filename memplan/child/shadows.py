@@ -3,7 +3,8 @@ What the storages of the device hold, as far as it is known: for each a *shadow*
 
 A tensor's values are the same view of the shadow as the tensor is of its storage. So views and changes in place need no rule of their own.
 
-Where a program writes what nobody knows into a part of a storage, that part has no values, and the rest keeps its own.
+Where a program writes what nobody knows into a part of a storage, that part has no values, and the rest keeps its own. Where it puts
+numbers that are known beside others into one tensor (the class beside the box that a model found), nan stands for those that are not.
 
 A mask for attention is the same for each query: what repeats along a dimension is kept once for as long as the storage is read whole.
 """
@@ -44,6 +45,8 @@ class Shadow:
         self._content: torch.UntypedStorage | None = None
         self._unknown: list[range] = []
         """Bytes that were overwritten by what nobody knows."""
+        self.is_mixed = False
+        """Numbers that are nan stand for what nobody knows."""
 
     def knows(self, tensor: Any) -> bool:
         """Say whether the values of *tensor* are known, all of them."""
@@ -145,7 +148,24 @@ class Shadows:
         if shadow is None or shadow.num_bytes != tensor.untyped_storage().nbytes() or not shadow.knows(tensor):
             return None
         view = shadow.view(tensor, is_written=is_written)
+        if shadow.is_mixed and (not view.is_floating_point() or bool(view.isnan().any())):
+            return None
         return torch._neg_view(view) if tensor.is_neg() else view
+
+    def known_part(self, tensor: Any) -> torch.Tensor | None:
+        """Return the values of *tensor*, with nan where they are not known; None where none is."""
+        shadow = self.of(tensor)
+        if shadow is None or not shadow.is_mixed or not tensor.is_floating_point() or not shadow.knows(tensor) or tensor.is_neg():
+            return self.value(tensor)
+        view = shadow.view(tensor, is_written=False)
+        return None if view.isnan().all() else view
+
+    def learn_part(self, tensor: Any, value: torch.Tensor, assumption: str | None) -> None:
+        """Keep what is known of *tensor*, which has a storage of its own: *value*, but for those of its numbers that are nan."""
+        self.learn(tensor, value, assumption, is_new=True)
+        shadow = self.of(tensor)
+        if shadow is not None:
+            shadow.is_mixed = True
 
     def learn(self, tensor: Any, value: torch.Tensor, assumption: str | None = None, *, is_new: bool = False) -> None:
         """Keep that *tensor* has the content *value*; where it *is_new*, nothing else lies in its storage."""

@@ -469,3 +469,13 @@ def test_a_whole_number_that_is_said_for_a_float_is_that_number(run: Run) -> Non
     seen = run("statistic_as_size", {"mib = int(model(": "16"})
 
     assert seen.peak_allocated_bytes >= 16 * MIB
+
+
+@pytest.mark.parametrize("way", ["where", "max"])
+def test_the_class_that_lies_beside_a_box_is_known(run: Run, way: str) -> None:
+    """All eight classes are found, of eight MiB each; where nothing passes the threshold, none is."""
+    seen = run("finds_boxes", way=way)
+
+    assert (seen.verdict, seen.lower_bound_reasons) == ("fits", ())
+    assert seen.assumed_range is not None
+    assert seen.assumed_range.high_bytes - seen.assumed_range.low_bytes == 64 * MIB

@@ -116,3 +116,34 @@ def test_parts_hold_what_was_last_written_there(writes: list[tuple[slice, bool]]
         known = shadows.value(tensor[place])
         assert known is None or int(known) == expected[place]
         assert (known is None) == (is_unknown[place] or shadows.of(tensor) is None)
+
+
+def test_a_column_is_known_beside_those_that_are_not() -> None:
+    """Boxes and scores are nan; the class is the last of six columns."""
+    shadows, table = Shadows(), torch.empty(5, 6)
+    values = torch.full((5, 6), torch.nan)
+    values[:, 5] = torch.arange(5)
+
+    shadows.learn_part(table, values, "assumed")
+
+    assert shadows.value(table) is None
+    assert shadows.value(table[:, :5]) is None
+    assert shadows.known_part(table[:, 4]) is None
+    known, part = shadows.value(table[:, 5]), shadows.known_part(table)
+    assert known is not None
+    assert known.tolist() == [0, 1, 2, 3, 4]
+    assert part is not None
+    assert torch.equal(part.isnan(), values.isnan())
+    assert shadows.assumption_of([table]) == "assumed"
+
+
+def test_what_is_written_into_a_column_that_was_not_known_is_known() -> None:
+    """The whole is known when every column is."""
+    shadows, table = Shadows(), torch.empty(5, 2)
+    shadows.learn_part(table, torch.tensor([[1.0, torch.nan]]).expand(5, 2), None)
+
+    shadows.learn(table[:, 1], torch.zeros(5))
+
+    known = shadows.value(table)
+    assert known is not None
+    assert torch.equal(known, torch.tensor([[1.0, 0.0]]).expand(5, 2))

@@ -924,6 +924,26 @@ def constant_beside_statistic(device):
     return step
 
 
+def finds_boxes(device, way="where"):
+    """A table of boxes with their scores and classes, as detectors make it; eight MiB for each class up to the last that is found."""
+    model = nn.Linear(16, 4 + 8, device=device)
+
+    def step():
+        boxes, scores = model(torch.ones(100, 16, device=device)).split((4, 8), dim=1)
+        if way == "where":
+            found, classes = torch.where(scores > 0.5)
+            table = torch.cat((boxes[found], scores[found, classes, None], classes[:, None].float()), 1)
+        else:
+            best, classes = scores.max(-1)
+            table = torch.cat((boxes, best[:, None], classes[:, None]), dim=-1)
+            table = table[best > 0.5]
+        table = table[table[:, 4].argsort(descending=True)][:300].double()
+        classes = table[table[:, 4] > 0.25][:, 5].int().tolist()
+        torch.empty(8 * (1 + max(classes, default=-1)), MIB_OF_FLOATS, device=device)
+
+    return step
+
+
 def statistic_as_size(device):
     """A float that the model computes and that is a number of MiB."""
     model = nn.Linear(16, 16, device=device)

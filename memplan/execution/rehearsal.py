@@ -245,10 +245,10 @@ class Rehearsal(MemoryEstimate):
     trained_batch_sizes: tuple[int, ...] = Field(default=(), exclude=True, repr=False)
     """Samples of each batch that a DataLoader gave and that was trained with."""
 
-    was_cut: bool = Field(default=False, exclude=True, repr=False)
-    """It was ended after the steps that were asked for."""
+    was_cut: bool = Field(default=False, repr=False)
+    """The program was ended after the steps that were asked for: an evaluation behind them was not reached."""
 
-    has_evaluated: bool = Field(default=False, exclude=True, repr=False)
+    has_evaluated: bool = Field(default=False, repr=False)
     """What it trains was in eval mode, before it was trained or between steps."""
 
     trace: InstanceOf[MemoryTrace] | None = Field(default=None, exclude=True, repr=False)

@@ -6,9 +6,11 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from memplan.estimators.analytic.fragmentation import HELD_OUT_COVERAGE
+from memplan.execution.rehearsal import Rehearsal
 from memplan.memory.breakdown import MemoryBreakdown
 from memplan.planner.plan import Lever, Plan, StagePlan
 from memplan.reports.breakdown_view import Breakdown, breakdown_rows, joined
+from memplan.reports.rehearsal_view import how_it_ended
 from memplan.units import GIB, format_bytes
 from memplan.workload.parallelism import Strategy
 from memplan.workload.program import Program
@@ -112,8 +114,17 @@ def _facts(plan: Plan, source: str, remembered: str, *, is_short: bool) -> Itera
     if plan.gpu.context_bytes:
         yield "CUDA context", f"{format_bytes(plan.gpu.context_bytes)}, as a profile measured it here"
     yield "method", f"{plan.method}: {METHOD_NOTES[_note_of(plan)]}"
+    yield from _steps(plan)
     if plan.after.parallelism.data_parallel_size > 1:
         yield "GPUs", f"{_gpus(plan.after)}; the table is for each"
+
+
+def _steps(plan: Plan) -> Iterator[tuple[str, str]]:
+    """Yield how many steps were run of a program that was ended behind them: the plan is of these, and of nothing that comes later."""
+    rehearsals = [stage.estimate for stage in plan.stages if isinstance(stage.estimate, Rehearsal)]
+    if any(rehearsal.was_cut for rehearsal in rehearsals):
+        largest = max(rehearsals, key=lambda rehearsal: rehearsal.device_used.high_bytes)
+        yield "steps", f"{len(largest.steps)} of the program{how_it_ended(largest)}"
 
 
 _STRATEGIES: dict[Strategy, str] = {

@@ -38,7 +38,7 @@ def view_rehearsal(rehearsal: Rehearsal, gpu: GpuSpec, would_fit: WouldFit | Non
     used = rehearsal.device_used
     facts = [
         ("GPU", f"{gpu.name}, {format_bytes(gpu.total_memory_bytes)} for programs"),
-        ("PyTorch", f"{rehearsal.torch}, {count(len(rehearsal.steps), 'step')}{_ended(rehearsal)}"),
+        ("PyTorch", f"{rehearsal.torch}, {count(len(rehearsal.steps), 'step')}{how_it_ended(rehearsal)}"),
         *_ranks(rehearsal),
         ("peak allocated", f"{format_bytes(rehearsal.peak_allocated_bytes)}, in {rehearsal.peak_phase}"),
         ("peak reserved", f"{format_bytes(rehearsal.peak_reserved_bytes)}, of which {rehearsal.fragmentation:.1%} fragmentation"),
@@ -105,7 +105,7 @@ def _ranks(rehearsal: Rehearsal) -> Iterator[tuple[str, str]]:
         yield "ranks that were run", "; ".join(f"{', '.join(map(str, numbers))}: {size}" for size, numbers in by_size.items())
 
 
-def _ended(rehearsal: Rehearsal) -> str:
+def how_it_ended(rehearsal: Rehearsal) -> str:
     """Say whether an evaluation was run beside the steps, or could not be reached in those asked for: it may take more than they do."""
     if rehearsal.has_evaluated:
         return ", and an evaluation"

@@ -11,6 +11,7 @@ import pytest
 from memplan.analysis.make_plan import make_guide_plan, make_plan
 from memplan.edits.apply import FileChange
 from memplan.estimators.analytic.estimate import AnalyticEstimator
+from memplan.execution.rehearsal import StepPeaks
 from memplan.hardware.catalog import find_gpu
 from memplan.hardware.gpu import GpuSpec
 from memplan.planner.pins import read_pins
@@ -21,6 +22,7 @@ from memplan.reports.plan_view import MOST_LEVERS, MOST_NOTES, view_plan
 from memplan.reports.terminal import print_diff, print_plan, print_table
 from memplan.workload.parallelism import Parallelism
 from memplan.workload.workload import Workload
+from tests.reports.test_rehearsal_view import rehearsal_with
 
 
 class Terminal(io.StringIO):
@@ -90,6 +92,23 @@ def test_several_gpus_and_others_memory_are_among_the_facts(built_in: Workload) 
 
     assert facts["GPUs"].startswith("2, data parallel")
     assert "less 1.00 GiB that other processes hold" in facts["budget"]
+
+
+def test_of_a_program_that_was_ended_the_steps_are_told(plan: Plan, a100: GpuSpec) -> None:
+    """What comes behind them, an evaluation perhaps, no plan has seen."""
+    stage = plan.stages[0]
+    step = StepPeaks(peak_allocated_bytes=1, peak_reserved_bytes=1, allocated_bytes=1, reserved_bytes=1)
+    whole = rehearsal_with(a100, steps=(step,) * 4)
+    cut = whole.model_copy(update={"was_cut": True})
+
+    told = [
+        dict(view_plan(plan.model_copy(update={"stages": (stage.model_copy(update={"estimate": each}),)}), source="here").facts).get(
+            "steps"
+        )
+        for each in (stage.estimate, whole, cut)
+    ]
+
+    assert told == [None, None, "4 of the program, and nothing after them: an evaluation was not reached"]
 
 
 def test_the_guide_has_a_batch_for_each_stage(built_in: Workload, a100: object) -> None:

@@ -332,7 +332,8 @@ def command_configuration(
     UsageError for a program without a variable to plan, where it *is_planned*, and as `command_program`.
     """
     from memplan.execution.ranks import launched_by  # noqa: PLC0415
-    from memplan.programs.command_line import command_program, read_place  # noqa: PLC0415
+    from memplan.programs.command_line import command_program  # noqa: PLC0415
+    from memplan.programs.typed_places import read_place  # noqa: PLC0415
 
     fields, composed = list(fields), []
     names = {name for word in words for name in PLACEHOLDER.findall(word)}
@@ -393,11 +394,11 @@ def _composed_fields(words: Sequence[str], located: Located | None, *, is_planne
         return []
 
 
-def function_configuration(source: str) -> Configuration:
+def function_configuration(source: str, *, fields: Iterable[str] = ()) -> Configuration:
     """Return the program of the function that *source* names. Raises UsageError as `function_program`."""
     from memplan.programs.function_program import function_program  # noqa: PLC0415
 
-    return _of_program(function_program(source))
+    return _of_program(function_program(source, fields))
 
 
 def is_function(text: str) -> bool:

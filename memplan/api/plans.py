@@ -141,7 +141,8 @@ def plan(
             simulated GPU: a function ("FILE.py:build", or itself), whose arguments are its variables; or a command as a list of words, with
             `{micro_batch_size}` and `{gradient_accumulation_steps}` where these are written.
         fields: Where a command's variables are written besides, as "micro_batch_size=conf/config.yaml:data.batch_size", or
-            "micro_batch_size=BATCH_SIZE" for a variable of the environment.
+            "micro_batch_size=BATCH_SIZE" for a variable of the environment. Of a function: which of its arguments is which variable, where
+            their names do not say so, as "micro_batch_size=items".
         short: What makes a rehearsal of a command short, as "conf/config.yaml:trainer.limit_val_batches=0".
         stages: Files, or patterns of files as "conf/*_stage.yaml": the command is run for each, in sorted order. `{stage}` in its words is
             the stage's name, `{stage_file}` the file's path; in *fields* and *short* STAGE stands for the file: "n_negatives=STAGE:k".
@@ -377,7 +378,7 @@ def _edits_of(program: CommandProgram | FunctionProgram) -> list[Edit]:
 
 
 class _OfCommand(NamedTuple):
-    """What only a command has."""
+    """What only a command has; fields a function too."""
 
     fields: Sequence[str]
     short: Sequence[str]
@@ -400,14 +401,14 @@ def _configuration_of(source: Source, of_command: _OfCommand, launched: _Launche
     if isinstance(source, Sequence) and not isinstance(source, str):
         return command_configuration(source, **of_command._asdict(), num_gpus=num_gpus, num_nodes=num_nodes, pinned=pins.keys())
     is_step = callable(source) or (isinstance(source, str) and is_function(source))
-    if any(of_command) or (is_step and (num_gpus or num_nodes)):
-        raise UsageError(
-            "fields, short, stages and num_gpus are those of a command", hint='give its words: `source=["python", "train.py"]`'
-        )
+    if of_command.short or of_command.stages or (is_step and (num_gpus or num_nodes)):
+        raise UsageError("short, stages and num_gpus are those of a command", hint='give its words: `source=["python", "train.py"]`')
     if callable(source):
-        return function_configuration(source_of(source))
+        return function_configuration(source_of(source), fields=of_command.fields)
     if isinstance(source, str) and is_function(source):
-        return function_configuration(source)
+        return function_configuration(source, fields=of_command.fields)
+    if of_command.fields:
+        raise UsageError("fields are those of a program", hint='give its words: `source=["python", "train.py"]`, or a function')
     if not isinstance(source, Workload):
         launch = None if launch_config is None else Path(launch_config)
         return read_configuration(None if source is None else Path(source), launch_config=launch).with_gpus(num_gpus, num_nodes)

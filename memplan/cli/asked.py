@@ -42,7 +42,7 @@ _PROGRAM_OPTIONS = (
         multiple=True,
         metavar="NAME=PLACE",
         help="Where a program's variable is written: micro_batch_size=conf/config.yaml:data.batch_size, or micro_batch_size=BATCH_SIZE for "
-        "a variable of the environment. May be repeated.",
+        "a variable of the environment; of a function, micro_batch_size=ARGUMENT. May be repeated.",
     ),
     click.option(
         "--short",
@@ -218,13 +218,12 @@ def asked_configuration(asked: Asked, *, is_planned: bool = True) -> Configurati
         raise UsageError("--launch-config is for a recipe", hint="a command names the launcher's configuration itself")
     if settings.command is not None:
         found = command_configuration(settings.command, **options, pinned=settings.pins.keys(), is_planned=is_planned)
-    elif settings.fields or settings.short or settings.stages or (settings.function is not None and any(options.values())):
-        raise UsageError(
-            "--num-gpus, --num-nodes, --field, --short and --stages are those of a command; the arguments of a function are its variables",
-            hint="give the command after `--`",
-        )
+    elif settings.short or settings.stages or (settings.function is not None and (settings.num_gpus or settings.num_nodes)):
+        raise UsageError("--num-gpus, --num-nodes, --short and --stages are those of a command", hint="give the command after `--`")
     elif settings.function is not None:
-        found = function_configuration(settings.function)
+        found = function_configuration(settings.function, fields=settings.fields)
+    elif settings.fields:
+        raise UsageError("--field is for a program: a command, or a function", hint="give the command after `--`")
     else:
         path = None if settings.config is None else Path(settings.config)
         launch = None if settings.launch_config is None else Path(settings.launch_config)

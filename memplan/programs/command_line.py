@@ -18,23 +18,20 @@ from memplan.programs.command_program import (
     KNOWN,
     PLACEHOLDER,
     STAGE,
-    STAGE_VARIABLES,
     STAGE_WORDS,
     CommandProgram,
     CommandStage,
     Place,
 )
+from memplan.programs.typed_places import read_place, read_short
 from memplan.programs.user_program import PLANNED, did_you_mean
 from memplan.workload.parallelism import Parallelism
 from memplan.workload.training import MOST_STEPS
 
 ONE_GPU = Parallelism()
 
-_ENVIRONMENT_VARIABLE = re.compile(r"[A-Za-z_]\w*")
-_FIELD = "micro_batch_size=conf/config.yaml:data.batch_size, or micro_batch_size=BATCH_SIZE for a variable of the environment"
 _OTHER_FORMATS = (".py", ".toml", ".ini", ".sh", ".xml")
 """Of configurations that programs have, which read as YAML would be nonsense or an error far from the cause."""
-_SHORT = "conf/config.yaml:trainer.limit_val_batches=0, or WANDB_MODE=offline for a variable of the environment"
 
 
 def command_program(
@@ -99,52 +96,6 @@ def _name_of(words: Sequence[str]) -> str:
     script = next((Path(word).name for word in words if word.endswith((".py", ".sh"))), None)
     module = next((after for word, after in pairwise(words) if word == "-m"), None)
     return script or module or Path(words[0]).name
-
-
-def read_place(text: str) -> Place:
-    """Return where "NAME=FILE:KEY" or "NAME=VARIABLE" says that a variable is written. Raises UsageError for another text."""
-    name, _, where = text.partition("=")
-    place = _written_at(where)
-    if place is None or not name.isidentifier():
-        problem = "does not say where a variable is written: it has neither FILE:KEY nor the name of a variable"
-        raise UsageError(f"{text!r} {problem}", hint=f"write it as {_FIELD}")
-    if name not in KNOWN and did_you_mean(name, KNOWN):
-        raise UsageError(f"{text!r} names no variable{did_you_mean(name, KNOWN)}", hint=f"variables are {', '.join(sorted(KNOWN))}")
-    if place.is_of_stage and name not in STAGE_VARIABLES:
-        raise _not_of_a_stage(text, name)
-    return place.model_copy(update={"variable": name})
-
-
-def _not_of_a_stage(text: str, name: str) -> UsageError:
-    """Return the error for a variable that no stage can have for itself."""
-    if name in PLANNED:
-        return UsageError(
-            f"{text!r}: {name} is one value for all stages, and a plan of one for each is not supported",
-            hint="name the key of a file that all stages read, or plan each stage with its own command",
-        )
-    return UsageError(
-        f"{text!r}: only {' and '.join(STAGE_VARIABLES)} can be variables of a stage",
-        hint="leave the field out: each stage is run with the other values of its file as they are",
-    )
-
-
-def read_short(text: str) -> Place:
-    """Return what "FILE:KEY=VALUE" or "VARIABLE=VALUE" changes for rehearsals. Raises UsageError for another text."""
-    where, equals, value = text.partition("=")
-    place = _written_at(where)
-    if place is None or not equals:
-        raise UsageError(f"{text!r} does not say what makes a rehearsal short", hint=f"write it as {_SHORT}")
-    return place.model_copy(update={"text": value})
-
-
-def _written_at(where: str) -> Place | None:
-    """Return the place that *where*, FILE:KEY or the name of a variable of the environment, says; None where it is neither."""
-    file, colon, key = where.rpartition(":")
-    if not colon:
-        return Place(key=where) if _ENVIRONMENT_VARIABLE.fullmatch(where) else None
-    if not file or not all(key.split(".")):
-        return None
-    return Place(is_of_stage=True, key=key) if file == STAGE else Place(file=Path(file), key=key)
 
 
 def _with_present_values(program: CommandProgram) -> CommandProgram:

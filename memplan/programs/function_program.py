@@ -2,7 +2,7 @@
 A function as a program: `FILE.py:build`, whose arguments are its variables.
 
 Nothing of the user's is run to find them: the arguments and their defaults are read from the source. Which one is the batch, and which the
-accumulation, their names say.
+accumulation, their names say, or the user.
 """
 
 from __future__ import annotations
@@ -10,12 +10,13 @@ from __future__ import annotations
 import ast
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
 from memplan.errors import UsageError, reason_of
-from memplan.programs.user_program import PLANNED, UserProgram
+from memplan.programs.typed_places import read_place
+from memplan.programs.user_program import PLANNED, UserProgram, did_you_mean
 from memplan.workload.training import MOST_STEPS
 
 BATCH_NAMES = (
@@ -88,31 +89,53 @@ class FunctionProgram(UserProgram):
         return f"{self.source.rpartition(':')[2]}({', '.join(f'{name}={value}' for name, value in self.arguments_with_values.items())})"
 
 
-def function_program(source: str) -> FunctionProgram:
+def function_program(source: str, fields: Iterable[str] = ()) -> FunctionProgram:
     """
     Return the program of *source*, "FILE.py:function" or "module:function", its variables by its arguments.
 
-    Raises UsageError for one that is not there, or of which no argument is the batch.
+    *fields* say which argument is which variable, "micro_batch_size=items", where its name does not. Raises UsageError for a function or an
+    argument that is not there, or where no argument is the batch.
     """
     place, _, function = source.rpartition(":")
     file = _file_of(place)
-    found = _arguments_of(file, function)
-    names = dict(found)
-    batch = next((name for name in BATCH_NAMES if name in names), None)
-    if batch is None:
-        listed = ", ".join(list(names)[1:]) or "none but the device"
+    names = dict(_arguments_of(file, function))
+    variable_of = dict(_named_by(fields, function, list(names)[1:]))
+    for variable, usual in (("micro_batch_size", BATCH_NAMES), ("gradient_accumulation_steps", ACCUMULATION_NAMES)):
+        found = next((name for name in usual if name in names and name not in variable_of), None)
+        if found is not None and variable not in variable_of.values():
+            variable_of[found] = variable
+    if "micro_batch_size" not in variable_of.values():
         raise UsageError(
-            f"no argument of {function} is the batch: it has {listed}",
-            hint="call it batch_size, or batch, and use it for the samples of a step",
+            f"no argument of {function} is the batch: it has {_listed(list(names)[1:])}",
+            hint='call it batch_size, or say which it is: `fields=["micro_batch_size=ARGUMENT"]`',
         )
-    accumulation = next((name for name in ACCUMULATION_NAMES if name in names), None)
-    meanings = {batch: "micro_batch_size", accumulation: "gradient_accumulation_steps"}
-    arguments = {meanings.get(name, name): name for name in list(names)[1:]}
+    arguments = {variable_of.get(name, name): name for name in list(names)[1:]}
     present = {variable: names[arguments[variable]] for variable in arguments.keys() & set(PLANNED)}
     known = {variable: value for variable, value in present.items() if isinstance(value, int) and 1 <= value <= MOST_STEPS}
     without_value = tuple(sorted(arguments.keys() & set(PLANNED) - known.keys()))
     program = FunctionProgram(name=source, source=source, arguments=arguments, is_present_known=False, without_value=without_value)
     return program.with_training(**known)
+
+
+def _named_by(fields: Iterable[str], function: str, arguments: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Yield each argument that *fields* name, and which variable it is. Raises UsageError for one that *function* does not have."""
+    for field in fields:
+        written = read_place(field)
+        if not written.is_of_environment or written.key not in arguments:
+            near = did_you_mean(written.key, frozenset(arguments))
+            raise UsageError(
+                f"{field!r} names no argument of {function}{near}",
+                hint=f"its arguments are {_listed(arguments)}: write it as VARIABLE=ARGUMENT",
+            )
+        if written.variable == "effective_batch_size":
+            raise UsageError(
+                f"{field!r}: no argument of a function is the product of others", hint="name the micro-batch and the accumulation"
+            )
+        yield written.key, written.variable
+
+
+def _listed(arguments: Sequence[str]) -> str:
+    return ", ".join(arguments) or "none but the device"
 
 
 def _file_of(place: str) -> Path:

@@ -25,7 +25,7 @@ from memplan.edits.interrupted import JOURNAL_FOLDER
 from memplan.edits.yaml_file import YamlFile
 from memplan.errors import ConfigError, UsageError, reason_of
 from memplan.hardware.catalog import find_gpu
-from memplan.programs.command_line import read_place, read_short
+from memplan.programs.typed_places import read_place, read_short
 from memplan.units import parse_size
 from memplan.workload.workload_file import problem_of
 
@@ -69,7 +69,7 @@ class PlanSettings(Description):
     """Instead of a command: a configuration, as conf."""
 
     fields: tuple[str, ...] = ()
-    """Where else variables are written: NAME=FILE:KEY, or NAME=VARIABLE of the environment."""
+    """Where else variables are written: NAME=FILE:KEY, or NAME=VARIABLE of the environment; of a function, NAME=ARGUMENT."""
 
     short: tuple[str, ...] = ()
     """What makes a rehearsal short, and is never written: FILE:KEY=VALUE, or VARIABLE=VALUE of the environment."""

@@ -70,6 +70,8 @@ def test_a_programs_file_is_planned_written_and_put_back(run_memplan: Run, torch
     typed = run_memplan("--gpu-memory", "24", "--target-effective-batch", str(micro), cwd=project)
     assert f"remembered  {PLAN_FILE}: command, fields\n" in typed.stdout
     assert "24 GB" in typed.stdout
+    said = "steps       4 of the program, and nothing after them: an evaluation was not reached\n"
+    assert said in run_memplan(cwd=project).stdout  # of rehearsals that were kept
     assert run_memplan("--auto", cwd=project, CUDA_VISIBLE_DEVICES="").returncode == 3
 
     assert run_memplan("undo", cwd=project).returncode == 0
@@ -87,10 +89,12 @@ def test_a_programs_file_is_planned_written_and_put_back(run_memplan: Run, torch
         (["--method", "analytic", "--", "train.py", "{micro_batch_size}"], "--method analytic knows nothing of it"),
         (["--config-path", ".", "--", "train.py", "{micro_batch_size}"], "--config-path and a program exclude each other"),
         (["--field", "micro_batch_size=config.yaml:data.size", "--", "train.py"], "has no key `data.size`"),
-        (["--field", "micro_batch_size=config.yaml:data.batch_size"], "are those of a command"),
+        (["--field", "micro_batch_size=config.yaml:data.batch_size"], "--field is for a program"),
+        (["--short", "EPOCHS=1"], "are those of a command"),
         (["--"], "no command follows `--`"),
         (["--pin", "width=8", "train_step.py:build"], "the program has no variable width"),
         (["train_step.py:nothing"], "defines no function nothing"),
+        (["--field", "micro_batch_size=bach", "train_step.py:build"], "names no argument of build: did you mean batch?"),
     ],
 )
 def test_what_makes_no_sense_is_one_clear_error(run_memplan: Run, project: Path, arguments: list[str], said: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,37 @@ def test_accumulation_has_many_names(tmp_path: Path, name: str) -> None:
     (tmp_path / "step.py").write_text(f"def build(device, batch_size=4, {name}=4): ...\n")
 
     assert function_program(f"{tmp_path / 'step.py'}:build").training.gradient_accumulation_steps == 4
+
+
+def test_an_argument_of_any_name_can_be_a_variable(tmp_path: Path) -> None:
+    """What is said goes before what a name says."""
+    (tmp_path / "step.py").write_text("def build(device, items=8, batch=3, parts=2, seq=64): ...\n")
+    fields = ("micro_batch_size=items", "gradient_accumulation_steps=parts", "sequence_length=seq")
+
+    program = function_program(f"{tmp_path / 'step.py'}:build", fields).pinned("sequence_length", "512")
+
+    assert program.variables == {"micro_batch_size", "gradient_accumulation_steps", "sequence_length", "batch"}
+    assert program.typed == "build(items=8, parts=2, seq=512)"
+
+
+@pytest.mark.parametrize(
+    ("field", "said"),
+    [
+        ("micro_batch_size=batch", "names no argument of without: did you mean batc"),
+        ("micro_batch_size=conf.yaml:batch", "names no argument of without"),
+        ("micro_batch_siz=width", "did you mean micro_batch_size"),
+        ("effective_batch_size=width", "no argument of a function is the product"),
+        ("micro_batch_size", "does not say where a variable is written"),
+    ],
+)
+def test_a_field_that_is_no_argument_is_one_clear_error(tmp_path: Path, field: str, said: str) -> None:
+    """With the arguments that there are, or how it is written."""
+    (tmp_path / "step.py").write_text("def without(device, width, batc): ...\n")
+
+    with pytest.raises(UsageError, match=re.escape(said)) as error:
+        function_program(f"{tmp_path / 'step.py'}:without", [field])
+
+    assert error.value.hint
 
 
 def test_a_function_without_accumulation_cannot_vary_it(source: Path) -> None:

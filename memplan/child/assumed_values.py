@@ -95,6 +95,8 @@ def chosen(name: str, choices: Any, args: Any, variant: Variant) -> torch.Tensor
         rows, aside = torch.zeros_like(rows), 0
     elif variant == "none":
         rows, aside = torch.zeros_like(rows), num_choices - num_chosen - aside
+    elif num_chosen > 1:
+        aside = aside or 1  # a program that divides by each of its places, as by the strongest frequencies, never chooses the first
     wanted = aside + rows * num_chosen + order
     others = (size for at, size in enumerate(choices.shape) if at != dim)
     return (wanted % num_choices).view(*others, num_chosen).movedim(-1, dim)

@@ -55,6 +55,13 @@ def test_a_single_place_is_the_first_or_the_last(scores: torch.Tensor, places: t
     assert [(each.shape, each.item()) for each in found] == [(places.shape, 0), (places.shape, scores.numel() - 1)]
 
 
+def test_of_several_places_the_first_is_chosen_last() -> None:
+    """A period is a length by the place of a frequency, of which the first is none."""
+    scores = torch.zeros(49)
+
+    assert chosen("topk", scores.topk(5).indices, (scores, 5), "all").tolist() == [1, 2, 3, 4, 5]
+
+
 def test_a_token_of_a_vocabulary_is_none_that_ends_a_text() -> None:
     """Neither the first nor the last, which often mean that."""
     scores = torch.zeros(3, A_VOCABULARY)

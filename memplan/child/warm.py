@@ -125,6 +125,11 @@ def serve(listening: int, folder: str, idle_seconds: float) -> Callable[[], None
             warm.import_all(request["import"])
         is_over = request is not None and "end" in request
         if is_over or warm.is_stale() or not warm.can_serve(request):
+            asked.close()
+            connection.close()
+            for stream in streams:
+                os.close(stream)
+            _wait_for_programs()  # they are others', who have still to read what these leave in the folder
             _remove(folder)
             os._exit(0)
         if request is not None and "run" in request and fork() == 0:
@@ -162,6 +167,13 @@ def _num_programs() -> int:
     return num
 
 
+def _wait_for_programs() -> None:
+    """Wait until every program has ended."""
+    with suppress(ChildProcessError):
+        while True:
+            os.wait()
+
+
 def _received(connection: socket.socket) -> tuple[dict[str, Any] | None, list[int]]:
     """Return what is asked, None where nobody asks any more, and the descriptors that came with it."""
     connection.setblocking(True)
@@ -194,6 +206,8 @@ def _see_to(program: int, connection: socket.socket) -> NoReturn:
     _, status = os.waitpid(program, 0)
     _end_group(program)  # what it left behind
     _answer(connection, {"status": os.waitstatus_to_exitcode(status)})
+    with suppress(OSError):
+        connection.recv(1)  # nothing more comes: what the program left in this process's folder is read until then
     os._exit(0)
 
 

@@ -28,7 +28,7 @@ from memplan.execution.program_process import EndedTwiceError
 from memplan.execution.recorded_run import WalkedBatches
 from memplan.execution.rehearsal import Rehearsal
 from memplan.execution.rehearse import Rehearser
-from memplan.execution.runner import DEFAULT_STEPS
+from memplan.execution.runner import DEFAULT_STEPS, KILLED
 from memplan.execution.step_source import step_source_from
 from memplan.execution.warm import Kept
 from memplan.hardware.catalog import of_some_kind
@@ -159,7 +159,8 @@ class ProgramSteps(StepRunner):
                 if error.program_exit_code == 0:
                     raise NotRehearsedError(f"{where_of(step)}{error.message}", hint=error.hint) from error
                 lines = last_lines(said).splitlines() or [""]
-                message = f"the program failed before it used the GPU: {lines[-1].strip() or error.message}"
+                reason = "" if KILLED in error.message else lines[-1].strip()  # what it said before the system ended it is no reason
+                message = f"the program failed before it used the GPU: {reason or error.message}"
                 advice = f"{MISSING_WEIGHTS}; " if error.hint == MISSING_WEIGHTS else ""
                 raise self._refusal(step, message, hint=f"{advice}its last output:{last_lines(said)}") from error
         return found

@@ -48,7 +48,7 @@ from memplan.execution.values_pass import (
     needs_values,
     with_ample_memory,
 )
-from memplan.execution.warm import IDLE_SECONDS, IMPORT_OURS, Kept, WarmProcess, kept_file, start_warm
+from memplan.execution.warm import IDLE_SECONDS, IMPORT_OURS, Kept, WarmProcess, WarmProgram, kept_file, start_warm
 from memplan.hardware.gpu import GpuSpec
 from memplan.hardware.host import has_room_for_another
 from memplan.hardware.torch_install import TorchBuild
@@ -171,6 +171,7 @@ class ProgramRuns(Closing):
         self.folder = Path(self._temporary.name).resolve()
         """For files of the runs; it goes when this is closed."""
         self._others: list[Path] = []
+        self._forks: list[WarmProgram] = []
         self._has_told_failure = False
         self._standard_input = StandardInput() if asked.is_heard and asked.said is None else None
         self._first: RunRecord | None = None
@@ -204,6 +205,8 @@ class ProgramRuns(Closing):
             self._give_up_warm()
         for folder in self._others:
             shutil.rmtree(folder, ignore_errors=True)
+        for fork in self._forks:
+            fork.close()
         self._temporary.cleanup()
 
     @property
@@ -460,7 +463,9 @@ class ProgramRuns(Closing):
         told = streams(is_heard=is_heard, output_to_stderr=asked.output_to_stderr, said=asked.said, found=self._standard_input)
         with told as (standard_input, output, errors):
             if warm is not None and self._program is not None and not self._is_launched:
-                return warm.start(self._program, environment, streams=(standard_input, output, errors))
+                fork = warm.start(self._program, environment, streams=(standard_input, output, errors))
+                self._forks += [fork] if fork is not None else []
+                return fork
             if warm is not None:
                 environment = {**environment, **warm.variables()}
             words = command_for(self._asked.command.words)

@@ -76,8 +76,11 @@ class WarmProgram:
                 raise subprocess.TimeoutExpired("the program", timeout or 0)
             answer = next_answer(self._connection)
             self._exit_code = -signal.SIGKILL if answer is None else int(answer["status"])
-            self._connection.close()
         return self._exit_code
+
+    def close(self) -> None:
+        """Say that nothing is needed any more of what the program left in the folder of the warm process, which may end then."""
+        self._connection.close()
 
     def send_signal(self, number: int, /) -> None:
         """Send it a signal, where it still runs."""

@@ -19,6 +19,7 @@ from memplan.execution.command import command_from, program_of, python_program
 from memplan.execution.rehearsal import Rehearsal
 from memplan.execution.rehearse_script import rehearse_script
 from memplan.execution.warm import Kept, WarmProcess, kept_file, lasting_variables, start_warm
+from memplan.execution.warm_connection import ask
 from memplan.hardware.catalog import find_gpu
 from memplan.hardware.torch_install import TorchBuild
 from memplan.standin.build import build
@@ -417,6 +418,25 @@ def test_a_signal_ends_the_fork_and_not_the_process_that_is_kept(project: Projec
     assert ("peak allocated" in said) == (number != signal.SIGKILL)
     assert project.rehearse(TRAINING.replace("SIZE", "8")).exit_code == 0
     assert project.runs() == ["warm"]
+
+
+@pytest.mark.heavy
+def test_a_process_that_is_ended_lets_the_programs_of_others_come_to_their_end(project: Project) -> None:
+    """Two runs of a plan share one: where the first gives it up, the second is not cut. Nobody finds it any more meanwhile."""
+    project.rehearse(WAITING.replace("WAIT", "0"))
+    (project.folder / "ready").unlink()
+    process, program = _begun(project, 6)
+    (warm,) = project.kept()
+
+    warm.end()
+
+    time.sleep(1)
+    assert process.poll() is None
+    assert ask(str(warm.folder), {"import": []}, ()) is None
+    said, _ = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert "peak allocated" in said
+    assert int((project.folder / "ready").read_text()) == program  # it has not begun again
 
 
 @pytest.mark.heavy

@@ -144,7 +144,8 @@ def _why_not_more(plan: Plan, decision: Decision, largest: int, estimator: Estim
     pinned = decision.pinned
     most = -(-plan.target_effective_batch_size // plan.after.parallelism.data_parallel_size)
     if largest >= most and not decision.fills_gpu:
-        return f"the whole target of {plan.target_effective_batch_size} fits at once"
+        whole = f"the whole target of {plan.target_effective_batch_size} fits at once"
+        return f'{whole}; `target_effective_batch_size="max"` finds the largest batch that does'
     if decision.fills_gpu and largest >= LARGEST_MICRO_BATCH:
         return f"a larger one may fit, which `target_effective_batch_size={2 * largest}` finds"
     next_size = largest + decision.unit

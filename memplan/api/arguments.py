@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
@@ -33,7 +33,7 @@ _TYPES: dict[str, tuple[Any, str]] = {
     "path": (str | Path, "a path"),
     "gpu": (str | GpuSpec | None, 'the name of a GPU, as "rtx4090", or a GpuSpec'),
     "gpu_memory": (str | int | float | None, 'a size, as 24 or "23.5GiB"'),
-    "target_effective_batch_size": (_Count | None, "a whole number from 1 on"),
+    "target_effective_batch_size": (_Count | Literal["max"] | None, 'a whole number from 1 on, or "max"'),
     "target_tolerance": (_Share | None, "a share from 0 to 1, as 0.05"),
     "margin": (_Margin, "a share from 0 to below 1, as 0.05"),
     "pins": (Mapping[str, str | int | float | bool] | None, 'values by field, as {"micro_batch_size": 8}'),

@@ -28,6 +28,7 @@ from memplan.programs.command_program import PLACEHOLDER, STAGE_WORDS, CommandPr
 from memplan.programs.function_program import FunctionProgram
 from memplan.workload.parallelism import ZERO_STAGES, Parallelism
 from memplan.workload.stage import Stage
+from memplan.workload.training import TargetBatch
 from memplan.workload.workload import Workload, workload_of
 from memplan.workload.workload_file import is_huggingface_config, read_huggingface_config, read_workload, workload_from
 
@@ -97,9 +98,10 @@ class Configuration(NamedTuple):
         """Return a copy in which what is pinned is not assumed."""
         return self._replace(assumed=tuple(name for name in self.assumed if name not in set(names)))
 
-    def with_target(self, target: int | None) -> Configuration:
-        """Return a copy that is planned for *target* samples in an optimizer step: with one it need not fill the GPU."""
-        return self if target is None else self._replace(has_batch=True)
+    def with_target(self, target: TargetBatch | None) -> Configuration:
+        """Return a copy that is planned for *target* samples in an optimizer step, which goes before what it says itself."""
+        program = self.program.with_training(target_effective_batch_size=None) if target == "max" else self.program
+        return self if target is None else self._replace(program=program, has_batch=True)
 
     def with_gpus(self, num_gpus: int | None, num_nodes: int | None) -> Configuration:
         """

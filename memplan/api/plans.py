@@ -44,6 +44,7 @@ from memplan.planner.plan import Plan as PlainPlan
 from memplan.programs.command_line import edits_of
 from memplan.programs.command_program import CommandProgram
 from memplan.programs.function_program import FunctionProgram
+from memplan.workload.training import TargetBatch
 from memplan.workload.workload import Workload
 
 Source: TypeAlias = "str | Path | Workload | Sequence[str] | Callable[..., Any] | None"
@@ -122,7 +123,7 @@ def plan(
     launch_config: str | Path | None = None,
     gpu: str | GpuSpec | None = None,
     gpu_memory: str | float | None = None,
-    target_effective_batch_size: int | None = None,
+    target_effective_batch_size: TargetBatch | None = None,
     target_tolerance: float | None = None,
     method: Method = "auto",
     margin: float = DEFAULT_MARGIN,
@@ -154,6 +155,7 @@ def plan(
             free; of several, that with least free memory.
         gpu_memory: A size: 24 is the size that GPUs are sold with, "23.5GiB" is exact. With *gpu*: that kind of GPU in another size.
         target_effective_batch_size: Samples that an optimizer step should see. None: the configuration's own target, else as many as now.
+            "max": the largest batch that fits, without accumulation.
         target_tolerance: Share by which the effective batch may always be above the target. None: it is met exactly where that costs at
             most half of the micro-batch, and else within 5%.
         method: "rehearsed" runs the real step on a simulated GPU, "analytic" takes closed formulas, "auto" rehearses where it can.
@@ -242,7 +244,7 @@ def undo(path: str | Path = ".", *, files: Sequence[str | Path] = ()) -> tuple[P
 class PlanRequest(NamedTuple):
     """What is asked of a plan, besides the workload and the GPU."""
 
-    target: int | None = None
+    target: TargetBatch | None = None
     tolerance: float | None = None
     margin: float = DEFAULT_MARGIN
     pins: Pins = Pins()
@@ -250,12 +252,15 @@ class PlanRequest(NamedTuple):
     with_levers: bool = False
 
     def options(self, configuration: Configuration) -> DecisionOptions:
-        """Return what `decide` is told of it."""
+        """Return what `decide` is told of it. Raises UsageError where the largest batch is asked for, and a pin says which it is."""
+        fixed = next((name for name in ("micro_batch_size", "target_effective_batch_size") if self.pins.pins(name)), None)
+        if self.target == "max" and fixed is not None:
+            raise UsageError(f"the largest batch is asked for, and {fixed} is pinned", hint="leave out one of them")
         return {
-            "target": self.target,
+            "target": None if self.target == "max" else self.target,
             "tolerance": self.tolerance,
             "margin": self.margin,
-            "fills_gpu": self.target is None and not configuration.has_batch,
+            "fills_gpu": self.target == "max" or (self.target is None and not configuration.has_batch),
             "grows_negatives": self.grows_negatives,
         }
 

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from memplan.estimators.base import Estimator
     from memplan.execution.executors.installed import ExecutorName
     from memplan.hardware.gpu import GpuSpec
+    from memplan.workload.training import TargetBatch
 
 GPUS_OF_MACHINE = 8
 """GPUs of one machine, where more are asked for and nobody says how many there are."""
@@ -121,7 +122,7 @@ def compare(
     config_path: Path | None,
     of_program: Mapping[str, Any],
     strategy: str | None,
-    target: int | None,
+    target: TargetBatch | None,
     tolerance: float | None,
     grows_negatives: bool,
     method: Method,

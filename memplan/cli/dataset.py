@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from memplan.analysis.dataset_memory import SampleValue, Training
     from memplan.api.methods import Method
     from memplan.hardware.gpu import GpuSpec
+    from memplan.workload.training import TargetBatch
 
 EXAMPLES = """
 \b
@@ -84,7 +85,7 @@ def dataset(
     auto: bool,
     beside: str | None,
     config_path: Path | None,
-    target: int | None,
+    target: TargetBatch | None,
     pins: Sequence[str],
     method: Method,
     margin: float | None,
@@ -170,7 +171,9 @@ def _beside(size: str | None) -> _Beside:
     return _Beside(f"a training that takes {format_bytes(used_bytes)}", lambda _: Training(used_bytes))
 
 
-def _plans(config_path: Path, gpus: Sequence[GpuSpec], target: int | None, pins: Sequence[str], method: Method, margin: float) -> _Beside:
+def _plans(
+    config_path: Path, gpus: Sequence[GpuSpec], target: TargetBatch | None, pins: Sequence[str], method: Method, margin: float
+) -> _Beside:
     """Return what the plan of the configuration takes of each GPU."""
     from memplan.analysis.dataset_memory import Training
     from memplan.api.configuration import read_configuration

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -13,6 +13,9 @@ from memplan.cli.asked import Asked, WithProgram, asked_configuration, program_o
 from memplan.cli.explain_config import show_fields
 from memplan.cli.options import config_path_option, format_option, pin_option, target_option
 from memplan.errors import UsageError
+
+if TYPE_CHECKING:
+    from memplan.workload.training import TargetBatch
 
 EXAMPLES = """
 \b
@@ -45,7 +48,7 @@ def init(
     gpu_memory: str | None,
     config_path: Path | None,
     of_program: Mapping[str, Any],
-    target: int | None,
+    target: TargetBatch | None,
     pins: Sequence[str],
     force: bool,
     dry_run: bool,

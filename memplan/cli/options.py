@@ -27,12 +27,27 @@ config_path_option = click.option(
     "configuration in this folder; where there is none, the built-in workload.",
 )
 
+
+class Target(click.IntRange):
+    """How many samples an optimizer step should see: a number, or "max"."""
+
+    name = "number of samples, nor max"
+
+    def __init__(self) -> None:
+        super().__init__(min=1)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the number, or "max". Fails for another text."""
+        return value if value == "max" else super().convert(value, param, ctx)
+
+
 target_option = click.option(
     "--target-effective-batch",
     "target",
-    type=click.IntRange(min=1),
+    type=Target(),
     metavar="N",
-    help="Samples per optimizer step. Default: the target in the configuration, else its present effective batch.",
+    help="Samples per optimizer step; max: the largest batch that fits, without accumulation. Default: the target in the configuration, "
+    "else its present effective batch.",
 )
 
 

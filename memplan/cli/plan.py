@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from memplan.cli.plan_output import Made
     from memplan.estimators.base import Estimator
     from memplan.hardware.gpu import GpuSpec
+    from memplan.workload.training import TargetBatch
 
 EXAMPLES = """
 \b
@@ -141,7 +142,7 @@ def plan_command(
     gpu_memory: str | None,
     config_path: Path | None,
     of_program: Mapping[str, Any],
-    target: int | None,
+    target: TargetBatch | None,
     tolerance: float | None,
     grows_negatives: bool,
     apply_plan: bool,

@@ -95,8 +95,8 @@ class PlanSettings(Description):
     gpu_memory: Annotated[str | None, BeforeValidator(_as_typed)] = None
     """Its memory size: 24 is the size that a GPU is sold with, 23.5GiB is exact."""
 
-    target_effective_batch_size: PositiveInt | None = None
-    """Samples that an optimizer step should see."""
+    target_effective_batch_size: PositiveInt | Literal["max"] | None = None
+    """Samples that an optimizer step should see; max: the largest batch that fits, without accumulation."""
 
     target_tolerance: Annotated[float | None, Field(ge=0, le=1, allow_inf_nan=False)] = None
     """Share by which the effective batch may be above the target: 0.05."""

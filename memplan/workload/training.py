@@ -3,7 +3,7 @@
 effective batch = micro batch x accumulation steps x data-parallel size
 """
 
-from typing import Annotated
+from typing import Annotated, Literal, TypeAlias
 
 from pydantic import Field, PositiveInt
 
@@ -12,6 +12,9 @@ from memplan.dtypes import Precision
 
 MOST_STEPS = 1_000_000
 """Of a micro-batch and of accumulation: what is above has a digit too many."""
+
+TargetBatch: TypeAlias = int | Literal["max"]
+"""Samples that an optimizer step should see; "max": as many as fit at once, without accumulation."""
 
 
 class Batching(Description):

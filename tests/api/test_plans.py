@@ -92,6 +92,8 @@ def test_pins_are_values_of_python(tree: Path) -> None:
     [
         ({"gpu": "rtx9999"}, "unknown GPU: 'rtx9999'"),
         ({"gpu": "t4", "pins": {"speed": 3}}, "no such field"),
+        ({"gpu": "t4", "target_effective_batch_size": "most"}, 'a whole number from 1 on, or "max"'),
+        ({"gpu": "t4", "target_effective_batch_size": "max", "pins": {"micro_batch_size": 2}}, "and micro_batch_size is pinned"),
         ({"gpu": memplan.GpuSpec(name="mine", total_memory_bytes=2**34, origin="test"), "gpu_memory": "24"}, "goes with the name"),
     ],
 )
@@ -101,6 +103,18 @@ def test_what_makes_no_sense_is_refused_in_python_s_words(tree: Path, options: d
         memplan.plan(tree, method="analytic", **options)  # type: ignore[arg-type]
 
     assert "--" not in str(caught.value)
+
+
+def test_the_largest_batch_is_found_whatever_the_files_aim_at(tree: Path) -> None:
+    """Without accumulation: one sample more is over the budget."""
+    plan = memplan.plan(tree, gpu="rtx4090", target_effective_batch_size="max", method="analytic")
+
+    planned = plan.stages[0].planned
+    assert (plan.fits, planned.gradient_accumulation_steps) == (True, 1)
+    assert planned.micro_batch_size > 1
+    assert not any("names no batch size" in warning for warning in plan.warnings)
+    more: dict[str, str | int | float | bool] = {"micro_batch_size": planned.micro_batch_size + 1}
+    assert not memplan.plan(tree, gpu="rtx4090", pins=more, method="analytic").fits
 
 
 def test_a_saved_plan_is_read_by_what_watches_a_training(tree: Path, tmp_path: Path) -> None:

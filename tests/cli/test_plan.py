@@ -377,6 +377,7 @@ BAD = [
     (["--gpu", "rtx9999"], 2, "unknown GPU"),
     (["--gpu", "a100"], 2, "could be"),
     (["--gpu-memory", "24", "--target-effective-batch", "0"], 2, "0 is not in the range"),
+    (["--gpu-memory", "24", "--target-effective-batch", "most"], 2, "'most' is not a valid number of samples, nor max"),
     (["--gpu-memory", "24", "--margin", "1.5"], 2, "1.5 is not in the range"),
     (["--gpu-memory", "24", "--margin", "nan"], 2, "nan"),
     (["--gpu-memory", "24", "--pin", "batch=3"], 2, "no such field"),

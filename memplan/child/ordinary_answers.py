@@ -22,7 +22,8 @@ from memplan.child.program_frames import TORCH, is_own, reads_itself
 from memplan.child.source_lines import decides_branch, is_harmless_test, is_loop, is_made_whole, is_only_told, line_of, statement_text
 from memplan.traces.read_basis import Basis
 
-_LBFGS = str(Path(TORCH) / "optim" / "lbfgs.py")
+_LBFGS = "/lbfgs.py"
+"""What the files of L-BFGS end with: PyTorch's, and the copies that packages make of it to change it."""
 _JOIN = str(Path(TORCH) / "distributed" / "algorithms" / "join.py")
 _DISTRIBUTIONS = str(Path(TORCH) / "distributions")
 _SCALES = {str(Path(TORCH) / name) for name in ("amp/grad_scaler.py", "cuda/amp/grad_scaler.py")}
@@ -119,7 +120,7 @@ def ordinary_answer(read: Reading) -> Answer | None:
         return _yes_or_no(read)
     if _is_backward_of("ProdBackward"):  # it counts zeros by `nonzero` (prod_backward in torch/csrc/autograd/FunctionsManual.cpp)
         return Answer(bytes(read.size), "0", "ordinary", "no factor of a product is zero")
-    if read.size in (4, 8) and _LBFGS in read.files:
+    if read.size in (4, 8) and any(map(_is_of_lbfgs, read.frames)):
         return _falling("=f" if read.size == 4 else "=d")
     if read.dtype is not None and (read.dtype.is_floating_point or read.dtype.is_complex):
         return _ordinary_float(read)
@@ -194,6 +195,10 @@ def _texts(read: Reading) -> Iterator[str]:
             break
 
 
+def _is_of_lbfgs(frame: FrameType) -> bool:
+    return frame.f_code.co_filename.lower().endswith(_LBFGS)
+
+
 def _falling(format_: str) -> Answer:
     return Answer(struct.pack(format_, 1 / next(_losses)), "less each time", "rule", "the loss falls, so that L-BFGS goes on")
 
@@ -215,7 +220,7 @@ def check_that_passes(read: Reading) -> Answer | None:
     if torch.is_anomaly_enabled() and next((file for file in read.files if not file.startswith("<")), "") in _BACKWARD:
         return Answer(b"\0", "false", "rule", "a backward finds no NaN, which anomaly detection looks for")
     called = itertools.takewhile(is_own, read.files)  # by the program, and below it
-    of_lbfgs = next((line_of(frame) for frame in read.frames if frame.f_code.co_filename == _LBFGS), None)
+    of_lbfgs = next(map(line_of, filter(_is_of_lbfgs, read.frames)), None)
     if of_lbfgs is not None:
         goes_on = "ys >" in of_lbfgs or "abs(gtd_new) <=" in of_lbfgs
         return Answer(bytes([goes_on]), str(goes_on).lower(), "rule", "the first step of a line search is taken, and L-BFGS goes on")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import time
 from functools import lru_cache
 from pathlib import Path
@@ -33,6 +34,14 @@ from memplan.workload.program import Program
 
 CLEARLY_MORE = 256
 """Times as many that have to make a difference where a batch is read at all: of one that is counted in tokens a few more may make none."""
+
+
+NUM_ALIKE, NUM_ALIKE_OF_VALUES = 2, 4
+"""
+Sizes with which a program fails alike before it is said never to run; where the error may be one of values, more: a validation's batch that
+is a third of the training's is none for one sample and for two.
+"""
+_OF_VALUES = re.compile(r"\b(Assertion|Index|Runtime|Value|ZeroDivision)Error\b")
 
 
 class _Failure(NamedTuple):
@@ -111,15 +120,15 @@ class KnownSizes:
         """Return the error for a size with which the run that began then failed: it is refused, or the program never runs."""
         where = where_of(step)
         failures = self._failures.setdefault(step.family, {})
-        runs_never = not self._runs_of(step) and any(each.message == message for each in failures.values())
         has_variable = isinstance(step.program, UserProgram) and "micro_batch_size" in step.program.variables
         text = f"{where}with a micro-batch of {step.micro_batch_size} {message}" if has_variable else f"{where}{message}"
         if KILLED in message:  # by the system, for the host's memory: half the size may run, and the same size another time
             self._killed.setdefault(step.family, set()).add(step.micro_batch_size)
             return SizeRefusedError(text, hint="rehearse it on a machine with more memory", is_limit=True)
         failures[step.micro_batch_size] = _Failure(message, text, hint, begin_ns)
-        if runs_never:
-            sizes = " and ".join(map(str, sorted(failures)))
+        alike = sorted(size for size, failure in failures.items() if failure.message == message)
+        if not self._runs_of(step) and len(alike) >= (NUM_ALIKE_OF_VALUES if _OF_VALUES.search(message) else NUM_ALIKE):
+            sizes = " and ".join([", ".join(map(str, alike[:-1])), str(alike[-1])])
             return NotRehearsedError(f"{where}with micro-batches of {sizes} alike, {message}", hint=hint)
         self._keep_failures(step)
         return SizeRefusedError(text, hint=hint)

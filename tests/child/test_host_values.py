@@ -320,9 +320,10 @@ def test_a_check_passes_whatever_is_assumed_of_the_numbers(run: Run) -> None:
     assert (seen.verdict, seen.findings) == ("fits", ())
 
 
-def test_the_history_of_lbfgs_is_counted(run: Run) -> None:
-    """4 directions and 4 steps; of what is replaced within a step, what was there at its end is known by name."""
-    seen = run("keeps_a_history")
+@pytest.mark.parametrize("is_copy", [0, 1])
+def test_the_history_of_lbfgs_is_counted(run: Run, is_copy: int) -> None:
+    """4 directions and 4 steps; of what is replaced within a step, what was there at its end is known by name. Of a changed copy too."""
+    seen = run("keeps_a_history", is_copy=is_copy)
 
     assert seen.verdict == "fits"
     assert seen.breakdown.optimizer_state_bytes in range(8 * MIB, 11 * MIB)

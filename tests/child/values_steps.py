@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import io
 import random
+import tempfile
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import torch
 from torch import nn
 from torch.nn import functional
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+from torch.optim import lbfgs
 
 MIB_OF_FLOATS = 2**18
 
@@ -428,10 +431,23 @@ def samples(device):
     return step
 
 
-def keeps_a_history(device):
-    """L-BFGS on 1 MiB: eight iterations, and of the last four the steps and the differences of the gradients."""
+def copied_lbfgs():
+    """PyTorch's L-BFGS in a file of its own, as packages have it that change it."""
+    file = Path(COPIES.name, "LBFGS.py")
+    file.write_text(Path(lbfgs.__file__).read_text().replace("from .optimizer", "from torch.optim.optimizer"))
+    names = {}
+    exec(compile(file.read_text(), file, "exec"), names)
+    return names["LBFGS"]
+
+
+COPIES = tempfile.TemporaryDirectory()
+
+
+def keeps_a_history(device, is_copy=0):
+    """L-BFGS on 1 MiB: eight iterations, and of the last four the steps and the gradients' differences; PyTorch's, or a copy of it."""
     weight = nn.Parameter(torch.zeros(MIB_OF_FLOATS, device=device))
-    optimizer = torch.optim.LBFGS([weight], max_iter=8, history_size=4)
+    kind, search = (copied_lbfgs(), "strong_wolfe") if is_copy else (torch.optim.LBFGS, None)
+    optimizer = kind([weight], max_iter=8, history_size=4, line_search_fn=search)
 
     def closure():
         optimizer.zero_grad()

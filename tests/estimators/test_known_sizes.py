@@ -47,12 +47,47 @@ def test_a_size_that_fails_before_any_has_run_is_not_run_again(torch_build: Torc
 
 
 @pytest.mark.heavy
-def test_a_program_that_never_runs_is_told_so(torch_build: TorchBuild, gpu: GpuSpec) -> None:
-    """With what it said, after two sizes, and no plan."""
-    with pytest.raises(
-        NotRehearsedError, match=r"with micro-batches of 1 and 2 alike, the program failed before it used the GPU: .*invalid literal"
+def test_a_program_that_never_runs_is_told_so(torch_build: TorchBuild, gpu: GpuSpec, tmp_path: Path) -> None:
+    """With what it said, after two sizes, and no plan; after four, where what it says may be of the size."""
+    script = tmp_path / "train.py"
+    script.write_text("import nothing_like_it\n")
+
+    for program, said in (
+        (command_program([sys.executable, str(script), "{micro_batch_size}"]), "1 and 2 alike, .*No module named"),
+        (
+            command("{micro_batch_size}", "one", 100_000, 1024),
+            "1, 2, 4 and 8 alike, the program failed before it used the GPU: .*invalid literal",
+        ),
     ):
-        planned(command("{micro_batch_size}", "one", 100_000, 1024), gpu)
+        with pytest.raises(NotRehearsedError, match=f"with micro-batches of {said}"):
+            planned(program, gpu)
+
+
+A_THIRD = """
+import sys, torch
+from torch.utils.data import DataLoader, TensorDataset
+batch = int(sys.argv[1])
+samples = TensorDataset(torch.zeros(4096, 64, 256))
+validation = DataLoader(samples, batch_size=batch // 3)
+model = torch.nn.Linear(256, 256).cuda()
+update = torch.optim.SGD(model.parameters(), lr=0.1)
+for inputs, in DataLoader(samples, batch_size=batch):
+    model(inputs.cuda()).square().sum().backward()
+    update.step()
+    update.zero_grad()
+"""
+
+
+@pytest.mark.heavy
+def test_a_program_that_takes_no_small_batch_is_planned(torch_build: TorchBuild, gpu: GpuSpec, tmp_path: Path) -> None:
+    """With one sample and with two it fails alike: its validation would have none."""
+    (tmp_path / "train.py").write_text(A_THIRD)
+
+    plan, _ = planned(command_program([sys.executable, str(tmp_path / "train.py"), "{micro_batch_size}"]), gpu)
+
+    assert plan.fits
+    assert plan.after.training.micro_batch_size > 8
+    assert "over the budget" in plan.reasons[0]
 
 
 @pytest.mark.heavy

@@ -327,13 +327,16 @@ def _purposes(trace: MemoryTrace, notes: Mapping[str, Iterable[Note]], workspace
     for number, size in enumerate(_of_action(ALLOC, trace.actions, trace.sizes)) if workspace_sizes else ():
         if size % 2 and size in workspace_sizes:
             purposes[number] = _WORKSPACES
-    for first, end in _optimizer_allocations(trace):
+    of_optimizers = list(_optimizer_allocations(trace))
+    for first, end in of_optimizers:
         purposes[first:end] = bytes([_WORKSPACES]) * (end - first)
     for index in range(len(CATEGORIES) - 1, -1, -1):  # the first category writes last
         for note in notes.get(CATEGORIES[index], ()):
             found = allocation_of(numbers, note)
             if found is not None:
                 purposes[found - 1] = index
+    for first, end in of_optimizers:  # L-BFGS has a closure called, which looks at what there is, between what it makes for itself
+        purposes[first:end] = purposes[first:end].replace(bytes([_BATCH_DATA]), bytes([_WORKSPACES]))
     for number in _made_by_the_model(trace, purposes, numbers, notes.get("batch_data", ())):
         purposes[number - 1] = _ACTIVATIONS
     return bytes(purposes)

@@ -327,6 +327,7 @@ def test_the_history_of_lbfgs_is_counted(run: Run, is_copy: int) -> None:
 
     assert seen.verdict == "fits"
     assert seen.breakdown.optimizer_state_bytes in range(8 * MIB, 11 * MIB)
+    assert seen.breakdown.batch_data_bytes == 0
 
 
 @pytest.mark.parametrize("share", ["1/4", "16"])

@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import io
 import os
+import signal
 import sys
 from itertools import pairwise
 from pathlib import Path
@@ -55,7 +56,10 @@ CLOSED_PIPE = 141
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run the command line and leave the process with its exit code."""
+    """Run the command line and leave the process with its exit code. SIGTERM and SIGHUP end it as Ctrl-C does, so that no file is left."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_DFL:
+            signal.signal(number, signal.default_int_handler)
     sys.exit(run(arguments))
 
 

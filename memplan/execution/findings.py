@@ -154,7 +154,7 @@ def _without_gradient(record: RunRecord) -> Iterator[Finding]:
 
 def _dropped_gradients(record: RunRecord) -> Iterator[Finding]:
     names = record.dropped_gradients
-    if names:
+    if names and record.steps:  # before an optimizer's first step has ended, one that has a closure called has seen none yet
         count = f"{len(names)} parameter{'s' if len(names) > 1 else ''}"
         yield Finding(
             kind="dropped_gradients",

@@ -130,9 +130,16 @@ def _read(path: Path, place: Place) -> object:
         hint = f"put them into one, or write {{{place.variable}}} in the command where it takes the value too"
         raise ConfigError(f"holds {len(file.documents)} documents, and no key `{place.key}` in the first one", file=path, hint=hint)
     if found is None:
-        near = did_you_mean(place.key, frozenset(file.keys()))
-        raise ConfigError(f"has no key `{place.key}`{near}", file=path, hint=f"name the key that holds {place.variable}")
+        raise ConfigError(f"has no key `{place.key}`{_near(place.key, file)}", file=path, hint=f"name the key that holds {place.variable}")
     return found.value
+
+
+def _near(key: str, file: YamlFile) -> str:
+    """Return the end of a sentence that offers the key meant by *key*: the only one of its name, wherever it is, or that nearest to it."""
+    *_, name = key.split(".")
+    keys = file.keys()
+    same = [other for other in keys if other.rpartition(".")[2] == name]
+    return f": did you mean {same[0]}?" if len(same) == 1 else did_you_mean(key, frozenset(keys))
 
 
 def _with_its_values(stage: CommandStage, places: Iterable[Place]) -> CommandStage:

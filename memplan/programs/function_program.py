@@ -172,10 +172,11 @@ def _definition_of(file: Path, function: str) -> ast.FunctionDef:
         raise UsageError(f"{file}: {reason_of(error)}", hint="check the path of the file") from error
     except (SyntaxError, ValueError) as error:
         raise UsageError(f"{file} is not Python: {error}", hint="see what `python` says to it") from error
-    found = next((node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name == function), None)
-    if found is None:
-        raise UsageError(f"{file} defines no function {function}", hint="name the file in which it is defined")
-    return found
+    functions = {node.name: node for node in reversed(list(ast.walk(tree))) if isinstance(node, ast.FunctionDef)}
+    if function not in functions:
+        near = did_you_mean(function, frozenset(functions))
+        raise UsageError(f"{file} defines no function {function}{near}", hint="name the file in which it is defined")
+    return functions[function]
 
 
 def _with_defaults(arguments: ast.arguments) -> Iterator[tuple[str, object]]:

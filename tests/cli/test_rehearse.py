@@ -6,8 +6,10 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -258,6 +260,44 @@ def test_a_script_that_runs_out_of_memory_keeps_its_exit_code(run_memplan: Run, 
     assert "the figures cover what ran before that" in failed.stdout
     assert went_on.stdout.startswith("smaller\nDoes not fit as it is on Tesla T4: out of memory before the first step, at")
     assert "the program caught the error and went on" in went_on.stdout
+
+
+SAYS_WHEN = """
+import os, socket, time
+
+def build(device):
+    def step():
+        socket.create_connection(("127.0.0.1", int(os.environ["PORT"]))).send(str(os.getpid()).encode())
+        time.sleep(60)
+
+    return step
+"""
+
+
+def test_sigterm_ends_a_step_as_ctrl_c_does(torch_build: TorchBuild, tmp_path: Path) -> None:
+    """Nothing of it is left: no process, and no folder for temporary files."""
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    (tmp_path / "step.py").write_text(SAYS_WHEN)
+    words = [sys.executable, "-m", "memplan", "rehearse", "--gpu", "t4", "step.py:build"]
+    environment = os.environ | {"TMPDIR": str(temporary)}
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(60)
+        environment["PORT"] = str(server.getsockname()[1])
+        process = subprocess.Popen(words, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        connection, _ = server.accept()
+        with connection:
+            program = connection.recv(100).decode()
+
+    process.terminate()
+
+    said, _ = process.communicate(timeout=30)
+    assert (process.returncode, said.strip()) == (130, "Aborted")
+    assert list(temporary.iterdir()) == []
+    deadline = time.monotonic() + 10
+    while Path(f"/proc/{program}").exists() and time.monotonic() < deadline:  # it is killed, and the system takes it to pieces
+        time.sleep(0.05)
+    assert not Path(f"/proc/{program}").exists()
 
 
 @pytest.mark.parametrize("comes_twice", [False, True])

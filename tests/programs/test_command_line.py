@@ -121,6 +121,7 @@ def test_a_global_batch_is_the_target(config: Path) -> None:
         (["train.py"], ["micro_batch_size=conf.yaml:"], "does not say where a variable is written"),
         (["train.py"], ["micro_batch_size=not-a-name"], "neither FILE:KEY nor the name of a variable"),
         (["train.py"], ["micro_batch_size=CONFIG:data.batchsize"], "has no key `data.batchsize`: did you mean data.batch_size"),
+        (["train.py"], ["micro_batch_size=CONFIG:trainer.batch_size"], "no key `trainer.batch_size`: did you mean data.batch_size"),
         (
             ["train.py"],
             ["micro_batch_size=FOLDER/documents.yaml:train.batch_size"],

@@ -92,6 +92,7 @@ def test_a_function_without_accumulation_cannot_vary_it(source: Path) -> None:
     [
         ("train_step.py:without", "no argument of without is the batch: it has width"),
         ("train_step.py:nothing", "defines no function nothing"),
+        ("train_step.py:biuld", "defines no function biuld: did you mean build?"),
         ("nothere.py:build", "does not exist"),
         ("not.a.module:build", "there is no module not.a.module"),
         ("broken.py:build", "is not Python"),

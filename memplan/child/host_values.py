@@ -33,6 +33,7 @@ from memplan.child.cancelled_sums import CancelledSums
 from memplan.child.device_reads import A_SEED, Reads
 from memplan.child.followed_collectives import received
 from memplan.child.host_arithmetic import MOST_COMPUTED, MOST_COPIED, at_places, computed, is_cheap, num_places
+from memplan.child.moved_values import MOVED, learn_what_moved
 from memplan.child.program_frames import frames_from
 from memplan.child.recorded_values import ValueWriter
 from memplan.child.shadows import HOST, Shadows, once, parts_of
@@ -56,10 +57,6 @@ _ALIKE: Mapping[str, int | None] = {
     "zeros_like": 0, "new_zeros": 0, "zero_": 0, "ones_like": 1, "new_ones": 1, "full_like": None, "new_full": None, "fill_": None,
 }  # fmt: skip
 """Operations whose result is one number everywhere, whatever their argument holds; None: that number is their last argument."""
-
-_JOINED = {"cat"}
-_PICKED = {"index", "index_select", "gather", "take", "clone", "_to_copy", "repeat"}
-"""Operations that only put numbers together, or pick some of them: what is known of those stays known."""
 
 _SEEDS = {"philox_seed", "philox_offset", "rng_state", "unused"}
 """Results of attention, as schemas name them: the state of its dropout."""
@@ -275,7 +272,7 @@ class HostValues(TorchDispatchMode):
             if result.is_cuda:
                 self._shadows.forget(result)
                 if name == "_to_copy" and source.is_cuda:
-                    self._pick(func, name, args, kwargs, result)
+                    learn_what_moved(self._shadows, func, args, kwargs, result)
         elif result.is_cuda:
             assumption = self._shadows.assumption_of([source]) if source.is_cuda else None
             copied = value.detach().to(result.dtype) if value.is_sparse else once(value.detach()).to(result.dtype).expand(value.shape)
@@ -434,33 +431,11 @@ class HostValues(TorchDispatchMode):
             self._shadows.fill(outs[0], int(self._variant == "all"), ALL_PASS[self._variant])
         elif name in FINITE and outs:
             self._shadows.fill(outs[0], int(FINITE[name]))
-        elif name in _JOINED or name in _PICKED:
-            self._pick(func, name, args, kwargs, result)
+        elif name in MOVED:
+            learn_what_moved(self._shadows, func, args, kwargs, result)
         else:
             self._choose(name, result, args)
         return result
-
-    def _pick(self, func: Any, name: str, args: Any, kwargs: Any, result: Any) -> None:
-        """Keep what is known of numbers that were put together, or picked, where others of them are not."""
-        if not has_memory(result) or not result.is_cuda or not result.is_floating_point() or result.numel() > MOST_COPIED:
-            return
-        sources = list(args[0]) if name in _JOINED else [args[0]]
-        values = {id(source): self._shadows.known_part(source) for source in sources if source.is_cuda}
-        if all(value is None for value in values.values()):
-            return
-        given = [value for value in tree_flatten((args, kwargs))[0] if has_memory(value) and value.is_cuda]
-        places = {id(each): self._shadows.value(each) for each in given if id(each) not in values}
-        if any(value is None for value in places.values()):
-            return
-        unknown = torch.full((), math.nan, dtype=result.dtype, device=HOST)
-        for source in sources:
-            if source.is_cuda and values[id(source)] is None:
-                values[id(source)] = unknown.expand(source.shape)
-        host_args, host_kwargs = tree_map(lambda value: (values | places).get(id(value), value), (args, kwargs))
-        if "device" in host_kwargs:
-            host_kwargs["device"] = HOST
-        with contextlib.suppress(RuntimeError, NotImplementedError, TypeError, ValueError):
-            self._shadows.learn_part(result, func(*host_args, **host_kwargs), self._shadows.assumption_of(given))
 
     def _gates(self, name: str, args: Any) -> torch.Tensor | None:
         """Return what a router's gates are, which are scattered to the choices it made: some number there, and elsewhere what was there."""

@@ -2202,10 +2202,20 @@ for _ in range(2):
 
 
 @pytest.mark.heavy
+def test_a_program_that_divides_by_the_places_it_chooses_has_a_verdict(script: Script) -> None:
+    """The strongest of a spectrum are periods, and the zeroth of it is none: the first that are assumed are the next two."""
+    rehearsal = script(PERIODS)
+
+    assert (rehearsal.verdict, rehearsal.failure, len(rehearsal.steps)) == ("fits", None, 2)
+    assert any("the program failed at the other" in finding.message for finding in rehearsal.findings)
+
+
+@pytest.mark.heavy
 def test_a_place_that_decides_a_size_is_told_with_how_to_say_it(script: Script) -> None:
-    """The largest of a spectrum, say: no place of the assumed ones may be a period. What helps is named with its line, as a number."""
-    failed = script(PERIODS)
-    said = script(PERIODS, answers={"train.py:7": ("4", None)})
+    """Here no place of the assumed ones may be a period. What helps is named with its line, as a number."""
+    shifted = PERIODS.replace("64 // period, period", "64 // (period - 2), period - 2")
+    failed = script(shifted)
+    said = script(shifted, answers={"train.py:7": ("4", None)})
 
     assert failed.failure is not None
     assert any('`answers={"train.py:7": "1/8"}` (a share of a mask, or a number)' in finding.message for finding in failed.findings)

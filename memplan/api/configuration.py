@@ -99,9 +99,8 @@ class Configuration(NamedTuple):
         return self._replace(assumed=tuple(name for name in self.assumed if name not in set(names)))
 
     def with_target(self, target: TargetBatch | None) -> Configuration:
-        """Return a copy that is planned for *target* samples in an optimizer step, which goes before what it says itself."""
-        program = self.program.with_training(target_effective_batch_size=None) if target == "max" else self.program
-        return self if target is None else self._replace(program=program, has_batch=True)
+        """Return a copy that is planned for *target* samples in an optimizer step: what is asked for is no lack of a batch."""
+        return self if target is None else self._replace(has_batch=True)
 
     def with_gpus(self, num_gpus: int | None, num_nodes: int | None) -> Configuration:
         """

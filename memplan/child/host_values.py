@@ -271,7 +271,7 @@ class HostValues(TorchDispatchMode):
         if value is None:
             if result.is_cuda:
                 self._shadows.forget(result)
-                if name == "_to_copy" and source.is_cuda:
+                if name in MOVED and source.is_cuda:
                     learn_what_moved(self._shadows, func, args, kwargs, result)
         elif result.is_cuda:
             assumption = self._shadows.assumption_of([source]) if source.is_cuda else None

@@ -114,7 +114,7 @@ def decide(
     least = ranks * (pinned.training.micro_batch_size if pins.pins("micro_batch_size") else 1)
     budget = budget_of(gpu, margin, pinned)
     filling = None
-    if fills_gpu and not pinned.training.target_effective_batch_size and not pins.pins("micro_batch_size"):
+    if fills_gpu and not pins.pins("target_effective_batch_size") and not pins.pins("micro_batch_size"):
         filling = _filling(pinned, gpu, estimator, budget)
         if filling.size is None:
             return Decision(pinned, budget, ranks * filling.smallest, unit=filling.unit, smallest=filling.smallest, fills_gpu=True)

@@ -120,7 +120,7 @@ def function_program(source: str, fields: Iterable[str] = ()) -> FunctionProgram
 def _named_by(fields: Iterable[str], function: str, arguments: Sequence[str]) -> Iterator[tuple[str, str]]:
     """Yield each argument that *fields* name, and which variable it is. Raises UsageError for one that *function* does not have."""
     for field in fields:
-        written = read_place(field)
+        written = read_place(field)  # an argument is a name alone, as a variable of the environment is
         if not written.is_of_environment or written.key not in arguments:
             near = did_you_mean(written.key, frozenset(arguments))
             raise UsageError(

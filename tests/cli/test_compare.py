@@ -44,6 +44,14 @@ def test_a_row_says_what_a_plan_says(run_memplan: Run) -> None:
     assert (row["fits"], row["budget_bytes"]) == (plan["fits"], plan["budget_bytes"])
 
 
+def test_the_largest_batch_is_compared_whatever_the_configuration_aims_at(run_memplan: Run) -> None:
+    """The built-in workload has a target of its own, which takes accumulation."""
+    (row,) = json.loads(run_memplan("compare", "rtx4090", "--target-effective-batch", "max", "--format", "json").stdout)["gpus"]
+
+    assert row["fits"]
+    assert {stage["planned"]["gradient_accumulation_steps"] for stage in row["stages"]} == {1}
+
+
 def test_where_nothing_fits_it_says_what_is_missing(run_memplan: Run) -> None:
     """Exit code 1 only where no GPU will do."""
     mixed, none = run_memplan("compare", "rtx4060", "a100-80"), run_memplan("compare", "rtx4060")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -60,16 +61,20 @@ def show_next_run(how: str) -> None:
 
 
 @contextmanager
-def rehearsal_progress(clock: Callable[[], float] = time.monotonic) -> Iterator[OnRehearsal]:
-    """Give what shows which step is rehearsed, while the block lasts: on a terminal each, in a log one from time to time."""
-    begin, num_rehearsals, told_at = clock(), 0, 0.0
-    is_terminal = sys.stderr.isatty()
+def rehearsal_progress(clock: Callable[[], float] = time.monotonic, *, told_every_seconds: float = 1.0) -> Iterator[OnRehearsal]:
+    """
+    Give what shows which step is rehearsed, while the block lasts: on a terminal each, in a log one from time to time.
 
-    def show(step: Step) -> None:
-        nonlocal num_rehearsals, told_at
-        num_rehearsals += 1
+    A rehearsal of a program may take minutes, in which the seconds go on: the line is told again *told_every_seconds*.
+    """
+    begin, num_rehearsals, told_at, described = clock(), 0, 0.0, ""
+    is_terminal = sys.stderr.isatty()
+    telling = threading.Lock()
+
+    def tell() -> None:
+        nonlocal told_at
         seconds = clock() - begin
-        text = f"rehearsal {num_rehearsals} ({seconds:.0f} s): {_described(step)}"
+        text = f"rehearsal {num_rehearsals} ({seconds:.0f} s): {described}"
         if is_terminal:
             rewrite(text)
         elif seconds >= told_at + LOG_LINE_EVERY_SECONDS:
@@ -77,8 +82,27 @@ def rehearsal_progress(clock: Callable[[], float] = time.monotonic) -> Iterator[
             sys.stderr.write(f"memplan: {text}\n")
             sys.stderr.flush()
 
+    def show(step: Step) -> None:
+        nonlocal num_rehearsals, described
+        with telling:
+            num_rehearsals, described = num_rehearsals + 1, _described(step)
+            tell()
+
+    def tell_again() -> None:
+        while not is_over.wait(told_every_seconds):
+            with telling:
+                if described:
+                    tell()
+
+    is_over = threading.Event()
+    teller = threading.Thread(target=tell_again, daemon=True)
     with _changing_line() as rewrite:
-        yield show
+        teller.start()
+        try:
+            yield show
+        finally:
+            is_over.set()
+            teller.join()
 
 
 @contextmanager

@@ -7,6 +7,7 @@ import pty
 import select
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -59,6 +60,30 @@ def test_a_log_has_a_line_from_time_to_time(built_in: Workload, capsys: pytest.C
     assert capsys.readouterr().err.splitlines() == [
         "memplan: rehearsal 7 (30 s): micro-batch 4 on Tesla T4",
         "memplan: rehearsal 13 (60 s): micro-batch 4 on Tesla T4, 2 more likely",
+    ]
+
+
+def test_a_log_has_lines_while_one_rehearsal_takes_minutes(built_in: Workload, capsys: pytest.CaptureFixture[str]) -> None:
+    """The first run of a slow program is told as often as many short ones; what is done before it says nothing."""
+    step = step_of(built_in.model_copy(update={"stages": ()}), find_gpu("t4"), None)
+    seconds = iter([0.0, 20.0, *range(25, 100, 5)])
+    is_told = threading.Event()
+
+    def clock() -> float:
+        now = next(seconds, 99.0)
+        if now >= 95:
+            is_told.set()
+        return now
+
+    with rehearsal_progress(clock, told_every_seconds=0.001) as show:
+        time.sleep(0.01)
+        show(step)
+        assert is_told.wait(10)
+
+    assert capsys.readouterr().err.splitlines() == [
+        "memplan: rehearsal 1 (30 s): micro-batch 4 on Tesla T4",
+        "memplan: rehearsal 1 (60 s): micro-batch 4 on Tesla T4",
+        "memplan: rehearsal 1 (90 s): micro-batch 4 on Tesla T4",
     ]
 
 

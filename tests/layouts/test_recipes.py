@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -171,86 +169,6 @@ def test_what_is_checkpointed_by_fsdp_is_checkpointed(recipes: Path) -> None:
     )
 
     assert read_configuration(path).workload.training.activation_checkpointing
-
-
-def with_deepspeed(recipes: Path, settings: dict[str, Any], *, named: str = "zero.json", place: str = "zero.json") -> Path:
-    """A recipe that names a file of these settings, which lies at *place*."""
-    (recipes / place).parent.mkdir(parents=True, exist_ok=True)
-    (recipes / place).write_text(json.dumps({"bf16": {"enabled": "auto"}, **settings}, indent=2))
-    changes = [("finetuning_type: lora", "finetuning_type: full"), ("bf16: true", f"bf16: true\ndeepspeed: {named}")]
-    return changed(recipes / "llama_factory.yaml", *changes)
-
-
-@pytest.mark.parametrize("stage", [1, 2, 3])
-def test_the_deepspeed_file_that_a_recipe_names_is_read(recipes: Path, stage: int) -> None:
-    """How the GPUs share the model is what stands in that file, and where it was read is told."""
-    configuration = read_configuration(with_deepspeed(recipes, {"zero_optimization": {"stage": stage}})).with_gpus(8, None)
-    assert configuration.reading is not None
-    source = configuration.reading.sources["parallelism.strategy"]
-
-    assert configuration.workload.parallelism == Parallelism.model_validate({"devices": 8, "strategy": f"zero{stage}"})
-    assert (source.file.name, source.line, source.key) == ("zero.json", 6, "zero_optimization.stage")
-
-
-def test_a_file_that_is_named_from_the_project_s_folder_is_found_there(recipes: Path) -> None:
-    """Recipes below `examples/` name it as the program that is started in the project's folder finds it."""
-    path = with_deepspeed(recipes, {"zero_optimization": {"stage": 2}}, named="configs/zero.json", place="configs/zero.json")
-    below = recipes / "examples" / "train_full"
-    below.mkdir(parents=True)
-    shutil.copytree(recipes / "tiny-llama", below / "tiny-llama")
-    configuration = read_configuration(path.rename(below / path.name)).with_gpus(4, None)
-
-    assert configuration.workload.parallelism.strategy == "zero2"
-
-
-def test_what_deepspeed_is_told_may_stand_in_the_recipe(recipes: Path) -> None:
-    """The same keys, without a file."""
-    path = changed(recipes / "axolotl.yml", ("tf32: false", "deepspeed:\n  bf16: {enabled: true}\n  zero_optimization:\n    stage: 3"))
-
-    assert read_configuration(path).with_gpus(2, None).workload.parallelism.strategy == "zero3"
-
-
-def test_on_how_many_gpus_deepspeed_trains_is_asked_for(recipes: Path) -> None:
-    """A plan for one GPU would leave out the fp32 copies that its engine keeps there too."""
-    configuration = read_configuration(with_deepspeed(recipes, {"zero_optimization": {"stage": 2}}))
-
-    with pytest.raises(UsageError, match=r"zero\.json:6: `zero_optimization\.stage` is 2: .*nothing says how many there are") as refused:
-        configuration.with_gpus(None, None)
-    assert "num_gpus=8" in (refused.value.hint or "")
-
-
-OUT_OF_REACH: list[tuple[dict[str, Any], str]] = [
-    ({"zero_optimization": {"stage": 0}}, "`zero_optimization.stage` is 0"),
-    ({}, "`zero_optimization.stage` is not set"),
-    ({"zero_optimization": {"stage": 3, "offload_param": {"device": "cpu"}}}, "is cpu: memplan's own model is not kept on the host"),
-    (
-        {"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}},
-        "is cpu: memplan's own optimizer is not kept on the host",
-    ),
-    ({"zero_optimization": {"stage": 2, "overlap_comm": True}}, "stages 1 and 2 then hold a second bucket of gradients"),
-    ({"zero_optimization": {"stage": 2, "reduce_bucket_size": 1e9}}, "memplan's buckets hold 5e8 elements"),
-    ({"zero_optimization": {"stage": 2}, "optimizer": {"type": "AdamW"}}, "memplan plans the optimizer of the recipe"),
-    ({"zero_optimization": {"stage": 2}, "train_micro_batch_size_per_gpu": 4}, "the recipe says its batch itself"),
-    ({"zero_optimization": {"stage": 2}, "bf16": {}}, "`bf16.enabled` is not set: the recipe trains in bf16"),
-]
-
-
-@pytest.mark.parametrize(("settings", "reason"), OUT_OF_REACH)
-def test_what_deepspeed_would_hold_besides_is_refused(recipes: Path, settings: dict[str, Any], reason: str) -> None:
-    """In the line of the file that says so."""
-    with pytest.raises(ConfigError) as refused:
-        read_configuration(with_deepspeed(recipes, settings))
-
-    assert reason in refused.value.problem
-    assert refused.value.file is not None
-    assert refused.value.file.name == "zero.json"
-
-
-def test_buckets_that_are_smaller_than_planned_are_not_refused(recipes: Path) -> None:
-    """Their plan takes no less than they do."""
-    settings = {"zero_optimization": {"stage": 2, "overlap_comm": False, "reduce_bucket_size": 2e8, "allgather_bucket_size": 5e8}}
-
-    assert read_configuration(with_deepspeed(recipes, settings)).with_gpus(2, None).workload.parallelism.strategy == "zero2"
 
 
 def test_the_global_batch_is_written_where_the_file_has_it(recipes: Path) -> None:

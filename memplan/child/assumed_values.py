@@ -116,9 +116,10 @@ class Draws:
         """Return the seed of the next draw."""
         return int(torch.randint(2**31, (), generator=self.generator, device=HOST))
 
-    def settle(self, name: str, args: Any, found: torch.Tensor) -> str:
+    def settle(self, name: str, args: Any, found: Any) -> str:
         """Return what *found* stands on, which operation *name* drew: few are put to an end of their range, and of many it is one draw."""
-        ends = _ends_of(name, args, found.dtype) if found.numel() <= FEW_DRAWN else None
+        is_few = isinstance(found, torch.Tensor) and found.numel() <= FEW_DRAWN
+        ends = _ends_of(name, args, found.dtype) if is_few else None
         if ends is None:
             return ONE_DRAW
         self._num_few += 1

@@ -7,13 +7,12 @@ yet what comes of both is: an environment that gets the action checks it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from memplan.child.shadows import HOST
+from memplan.child.shadows import HOST, Shadows
 
 MOST_KEPT = 64
 """Sums that are waited for: the other half follows soon."""
@@ -40,28 +39,38 @@ class _Sum(NamedTuple):
     unknown: _Place
     sign: int
     """Of what is not known."""
+    assumption: str | None
+    """That what is known stands on."""
+
+
+class Left(NamedTuple):
+    """What is left of a sum when what is not known is taken away again."""
+
+    value: torch.Tensor
+    assumption: str | None
 
 
 class CancelledSums:
     """Looks for sums from which what was not known is taken away again."""
 
-    def __init__(self, value_of: Callable[[Any], torch.Tensor | None]) -> None:
-        self._value_of = value_of
+    def __init__(self, shadows: Shadows) -> None:
+        self._shadows = shadows
         self._kept: list[_Sum] = []
 
-    def left_by(self, sign: int, left: Any, right: Any, made: Any) -> torch.Tensor | None:
+    def left_by(self, sign: int, left: Any, right: Any, made: Any) -> Left | None:
         """Return what *made*, which is *left* plus *sign* times *right*, holds, where what is not known in it is gone; else keep it."""
         for total, other, of_total, of_other in ((left, right, 1, sign), (right, left, sign, 1)):
             for kept in self._kept:
                 if kept.place.is_that_of(total) and kept.unknown.is_that_of(other) and kept.sign * of_total + of_other == 0:
-                    return kept.known if of_total == 1 else -kept.known
+                    return Left(kept.known if of_total == 1 else -kept.known, kept.assumption)
         if sign == -1 and _place(left).is_that_of(right):
-            return torch.zeros((), dtype=left.dtype, device=HOST).expand(left.shape)
-        values = self._value_of(left), self._value_of(right)
+            return Left(torch.zeros((), dtype=left.dtype, device=HOST).expand(left.shape), None)
+        values = self._shadows.value(left), self._shadows.value(right)
         if (values[0] is None) != (values[1] is None) and left.shape == right.shape:
             known: Any = values[0] if values[1] is None else sign * values[1]
             unknown, of_unknown = (left, 1) if values[0] is None else (right, sign)
-            self._kept = [*self._kept[1 - MOST_KEPT :], _Sum(_place(made), known.clone(), _place(unknown), of_unknown)]
+            assumption = self._shadows.assumption_of([right if values[0] is None else left])
+            self._kept = [*self._kept[1 - MOST_KEPT :], _Sum(_place(made), known.clone(), _place(unknown), of_unknown, assumption)]
         return None
 
 

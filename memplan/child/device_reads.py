@@ -25,7 +25,16 @@ from typing import Any, NamedTuple
 import torch
 
 from memplan.child.not_compiled import not_compiled, not_followed
-from memplan.child.ordinary_answers import FORMATS, Answer, Reading, branch_answer, check_that_passes, default_answer, ordinary_answer
+from memplan.child.ordinary_answers import (
+    FORMATS,
+    MOST_COMPARED,
+    Answer,
+    Reading,
+    branch_answer,
+    check_that_passes,
+    default_answer,
+    ordinary_answer,
+)
 from memplan.child.program_frames import frames_from, is_file, named, program_frame
 from memplan.child.recorded_values import RecordedValues
 from memplan.child.source_lines import line_at, line_of, statement_of
@@ -33,9 +42,6 @@ from memplan.traces.read_basis import DRAWN, USERS
 
 DECIDES = 65_536
 """Copies above this many bytes are data that goes to the host, not values that decide something, as long as nobody knows them."""
-
-_PICTURE = 256
-"""Copies of floats above this many bytes, where they are known, are no numbers that a program looks at one by one."""
 
 _READER = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_size_t)
 
@@ -260,7 +266,7 @@ class Reads:
 
 def _is_picture(reading: Reading) -> bool:
     """Say whether many floats are copied to the host, as a picture or a sound is to be written: no size hangs on them."""
-    return reading.size > _PICTURE and reading.dtype is not None and reading.dtype.is_floating_point
+    return reading.size > MOST_COMPARED and reading.dtype is not None and reading.dtype.is_floating_point
 
 
 def _called_by_c(read: Callable[[int, int], None]) -> Callable[[int, int], None]:

@@ -48,10 +48,9 @@ _MASKED = {
 }
 """Operations that count the set elements of masks, and wait for the count."""
 
-_RANDOM = {
-    "rand", "randn", "randint", "randperm", "rand_like", "randn_like", "randint_like", "bernoulli", "bernoulli_", "uniform_", "normal_",
-    "random_", "exponential_", "multinomial", "normal", "log_normal_", "geometric_",
-}  # fmt: skip
+_DRAW_WITHOUT_A_TAG = {"binomial", "_sample_dirichlet"}
+"""Operations that draw at random, which PyTorch's own mark of those (2.13) leaves out."""
+
 _EMPTY = {"empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "resize_"}
 _ALIKE: Mapping[str, int | None] = {
     "zeros_like": 0, "new_zeros": 0, "zero_": 0, "ones_like": 1, "new_ones": 1, "full_like": None, "new_full": None, "fill_": None,
@@ -82,7 +81,7 @@ class HostValues(TorchDispatchMode):
         self._reads = reads
         self._variant: Variant = "none" if variant == "none" else "all"
         self._shadows = Shadows()
-        self._sums = CancelledSums(self._shadows.value)
+        self._sums = CancelledSums(self._shadows)
         self._draws = Draws(is_again=variant == "redrawn")
         self._awaited = AwaitedReads(reads, writer)
 
@@ -186,17 +185,19 @@ class HostValues(TorchDispatchMode):
             if has_memory(made) and made.is_cuda and name != "resize_" and not made.is_floating_point() and not made.is_complex():
                 self._shadows.fill(made, 0)  # to be filled part by part; floats without a content may be weights
             return made
-        if name in _RANDOM and not self._can_draw(func, args, devices):
+        if _draws(func) and not self._can_draw(func, args, devices):
             return self._unknown(func, name, args, kwargs, run())
         if name == "repeat_interleave":
             self._apply_repeats(args[0])
         values = [self._shadows.value(tensor) for tensor in devices]
+        if name in ("eq", "ne") and self._is_choice_beside_data(devices):
+            return self._unknown(func, name, args, kwargs, run())
         if any(value is None for value in values) or not is_cheap(name, values):
             result = self._unknown(func, name, args, kwargs, run())
             if name in ("add", "sub") and len(devices) == 2 and kwargs.get("alpha", 1) == 1 and devices[0].numel() <= MOST_COMPUTED:
                 left = self._sums.left_by(1 if name == "add" else -1, devices[0], devices[1], result)
                 if left is not None:
-                    self._shadows.learn(result, left, self._shadows.assumption_of(devices), is_new=True)
+                    self._shadows.learn(result, left.value, left.assumption, is_new=True)
             return result
         return self._known(func, name, args, kwargs, devices)
 
@@ -205,6 +206,20 @@ class HostValues(TorchDispatchMode):
         if devices:
             return all(tensor.numel() <= MOST_COMPUTED and self._shadows.value(tensor) is not None for tensor in devices)
         return func.overloadpacket.__name__ in ("randint", "randperm") or _num_elements(args) <= MOST_COMPUTED
+
+    def _is_choice_beside_data(self, devices: list[Any]) -> bool:
+        """
+        Say whether what a model chose is compared with data, one by one: its classes with the labels.
+
+        All may be right, or none. The experts that a router chose are compared with the numbers of the experts, each with all.
+        """
+        assumed = [self._shadows.assumption_of([tensor]) for tensor in devices]
+        return (
+            len(devices) == 2
+            and devices[0].shape == devices[1].shape
+            and devices[0].numel() > 1
+            and set(assumed) == {None, SHARES[self._variant]}
+        )
 
     def _known(self, func: Any, name: str, args: Any, kwargs: Any, devices: list[Any], counts: Sequence[int] = ()) -> Any:
         """Run *func* on the host and on the device, both with all that they need; *counts*: of places, which the device counts too."""
@@ -217,11 +232,11 @@ class HostValues(TorchDispatchMode):
         if host_kwargs.get("generator") is not None:
             host_kwargs["generator"] = self._draws.generator
         try:
-            with torch.random.fork_rng(devices=[], enabled=name in _RANDOM):
-                if name in _RANDOM:
+            with torch.random.fork_rng(devices=[], enabled=_draws(func)):
+                if _draws(func):
                     torch.default_generator.manual_seed(self._draws.seed())
                 found = computed(func, host_args, host_kwargs)
-            if name in _RANDOM:
+            if _draws(func):
                 assumption = self._draws.settle(name, host_args, found)
         except (RuntimeError, NotImplementedError, TypeError, ValueError):  # no kernel of the host does this
             return self._unknown(func, name, args, kwargs, func(*args, **kwargs))
@@ -458,6 +473,11 @@ def _is_followed(source: Any) -> bool:
     if source.is_floating_point() or source.is_complex():
         return bool(parts) and not isinstance(source, torch.nn.Parameter) and parts[-1].numel() <= MOST_COPIED
     return bool(parts)
+
+
+def _draws(func: Any) -> bool:
+    """Say whether operation *func* draws random numbers."""
+    return torch.Tag.nondeterministic_seeded in func.tags or func.overloadpacket.__name__ in _DRAW_WITHOUT_A_TAG
 
 
 def _is_device(device: Any) -> bool:

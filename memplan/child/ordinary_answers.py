@@ -51,6 +51,9 @@ _RULES: tuple[tuple[str, bool, str], ...] = (
 )
 """Words in a line that reads a yes or no, the answer, and its reason. RAISES stands for a next line that raises."""
 
+MOST_COMPARED = 256
+"""Bytes of floats up to which a program may compare them, or what it makes of them on the host: more are a picture, or a sound."""
+
 _MASK = re.compile(r"\ball\(.*mask|mask.*\.all\(")
 
 
@@ -150,7 +153,7 @@ def _ordinary_float(read: Reading) -> Answer | None:
     program = [frame for frame in read.frames if not is_own(frame.f_code.co_filename)]
     if read.place is not None and _ZERO in read.place.f_code.co_filename:
         return Answer(ones, "1.0", "ordinary", "DeepSpeed looks whether a norm is infinite: nothing is computed")
-    if read.method in ("item", "__float__", "tolist") and decides_branch(program):
+    if read.size <= MOST_COMPARED and decides_branch(program):
         content, text = (bytes(read.size), "0.0") if _numbers.are_zero else (ones, "1.0")
         return Answer(content, text, "compared", "nothing is computed, and the program compares it")
     if read.method in ("item", "__float__") and read.place is not None and is_made_whole(read.place):

@@ -44,6 +44,7 @@ from memplan.child.live_objects import objects_of
 from memplan.child.not_compiled import not_compiled
 from memplan.child.one_rank import world
 from memplan.child.ordinary_answers import compare_with_zeros
+from memplan.child.own_updates import OwnUpdates
 from memplan.child.recorder import NOT_COMPILED, Recorder
 from memplan.child.set_variables import set_by_packages
 from memplan.child.skipped_loading import skipped
@@ -91,6 +92,8 @@ class Script:
         """What each has updated since the last backward: parameters, by their identity."""
         self._num_ended = self._num_backwards = self._num_optimizers = 0
         self._has_optimizer = False
+        self._updates = OwnUpdates()
+        """Where there is no optimizer."""
         self._told_at = 0.0
         self._path = results
         self._process = os.getpid()
@@ -98,6 +101,8 @@ class Script:
         self._writing = threading.RLock()
         self._leave = os._exit
         self._error: BaseException | None = None
+        self._trained_in: int | None = None
+        """The thread that ran the last backward."""
         self.is_left_out = False
         """There is nothing to tell of this process."""
 
@@ -120,6 +125,7 @@ class Script:
         os.register_at_fork(after_in_child=self._forked)
         os._exit = self._writing_first(os._exit)  # forked children of multiprocessing leave by it, and scripts whose threads hang
         sys.exit = self._noting_error(sys.exit)
+        threading.excepthook = self._noting_end_of_thread(threading.excepthook)
         self._watch_children()
         if threading.current_thread() is threading.main_thread():  # where hook/sitecustomize.py was not loaded
             for number in (signal.SIGTERM, signal.SIGHUP):
@@ -175,6 +181,7 @@ class Script:
     def _backward_begins(self) -> None:
         """Begin a step, in a program without optimizers: one that updates its parameters itself, or measures only."""
         self._updated.clear()
+        self._trained_in = threading.get_ident()
         self._leave_if_done()
         self._recorder.end_building(was_none=True)
         if self._has_optimizer or self._counts:
@@ -185,7 +192,10 @@ class Script:
         if self._has_optimizer:
             return
         if number > 1:
+            self._updates.look(self._num_backwards)
             self._end_step()
+        else:
+            self._updates.begin()
         self._num_backwards = number
 
     def _is_one_to_come(self) -> bool:
@@ -226,7 +236,14 @@ class Script:
             (self._path / "progress").write_text(text, encoding="ascii")
 
     def _is_enough(self) -> bool:
+        if self._updates_itself:
+            return not self._updates.lack_one(self._num_ended, asked=self._most_steps)
         return self._num_ended >= self._most_steps + MOST_EXTRA_STEPS or not self._waiting()
+
+    @property
+    def _updates_itself(self) -> bool:
+        """Say whether the program has backward passes, and no optimizer of PyTorch's."""
+        return self._num_backwards > 0 and not (self._has_optimizer or self._counts)
 
     def _leave_if_done(self) -> None:
         """End a program that caught the end of its steps, by an `except` for everything, and goes on."""
@@ -296,6 +313,16 @@ class Script:
 
         return note_and_leave
 
+    def _noting_end_of_thread(self, tell: Callable[[Any], Any]) -> Callable[[Any], None]:
+        """Keep the error that ends the thread that trains, of which Python only tells: the program goes on to its end."""
+
+        def note_and_tell(ended: Any, /) -> None:
+            if ended.thread is not None and ended.thread.ident == self._trained_in:
+                self._error = ended.exc_value or self._error
+            tell(ended)
+
+        return note_and_tell
+
     def _watch_children(self) -> None:
         """
         Keep the error that ends a process of multiprocessing's, which prints it and tells its parent of an exit code.
@@ -351,6 +378,7 @@ class Script:
             "needed_rank": seen.needed[0] if seen.needed else None,
             "num_optimizers": self._num_optimizers,
             "never_stepped": never_stepped,
+            "lacks_update": self._is_done and self._updates_itself and self._updates.is_none,
             "skipped_weights": skipped,
             "lacks_weights": lacks_weights(error),
         }

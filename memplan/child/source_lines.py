@@ -155,7 +155,11 @@ def _is_compared(test: ast.AST, lines: range, given: set[str]) -> bool:
 
 
 def _reads(node: ast.AST) -> bool:
-    return any(isinstance(call, ast.Call) and _name(call) in ("item", "float") for call in ast.walk(node))
+    return any(isinstance(call, ast.Call) and _name(call) in _READS for call in ast.walk(node))
+
+
+_READS = ("item", "float", "tolist", "cpu", "to", "numpy")
+"""What a number is read by in the midst of a comparison."""
 
 
 _KEEPS = _SHOWS | {

@@ -188,6 +188,9 @@ def lower_bound_reasons(
         yield f"{listed(record.never_stepped)} never stepped, so its state is not counted, nor what leads to its step"
     elif record.num_optimizers and not record.steps:
         yield "an optimizer was made and never stepped, so its state is not counted, nor what leads to its step"
+    elif record.lacks_update:
+        passes = f"{record.num_backwards} backward passes"
+        yield f"it has no optimizer of PyTorch's, and updated nothing in {passes}: what its own optimizer would hold is not counted"
     if drawn:
         yield f"numbers that are drawn at random on the GPU decide sizes at {_places(drawn)}"
     yield from _failed_ends(record, others)

@@ -244,6 +244,9 @@ class RunRecord(Description):
     never_stepped: tuple[str, ...] = ()
     """Optimizers that never stepped, though others did: each with what it has to train."""
 
+    lacks_update: bool = False
+    """It was ended after its steps, without an optimizer of PyTorch's, before it had updated anything itself."""
+
     skipped_weights: tuple[str, ...] = ()
     """Pretrained models that were built without reading their weights, as the program names them."""
 

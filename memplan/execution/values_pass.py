@@ -278,15 +278,29 @@ def _allocate_alike(first: RunRecord, second: RunRecord, *, are_both_followed: b
     Say whether two runs ask for the same memory in the same order, and hold the same at the end of each step.
 
     Where a mode follows the second alone, autograd adds gradients up in new tensors (InputBuffer::accumulate, isTensorSubclassLike), and
-    frees come a little later: a backward may ask for more in between, which says nothing. Of a long program, whose later events are not
+    frees come a little later: a backward may ask for more in between, which says nothing unless it read what may be a size, in a hook or a
+    function of the program's own. Of a long program, whose later events are not
     kept, and of one that failed or came to the end of its memory, nothing is known.
     """
     for record in (first, second):
         if record.failure is not None or record.was_stopped or record.out_of_memory is not None or record.num_alloc_retries:
             return False
     ours, theirs = first.trace().phases(), second.trace().phases()
-    alike = (_is_alike(own, their, is_strict=are_both_followed) for own, their in zip(ours, theirs, strict=False))
+    is_strict = are_both_followed or _reads_in_a_backward(second, theirs)
+    alike = (_is_alike(own, their, is_strict=is_strict) for own, their in zip(ours, theirs, strict=False))
     return 0 < len(ours) == len(theirs) and all(alike) and _held_by_steps(ours) == _held_by_steps(theirs)
+
+
+def _reads_in_a_backward(record: RunRecord, phases: list[Phase]) -> bool:
+    """Say whether what was read in one of the backwards among *phases* may be a size."""
+    read_at = {position for read in record.reads for position in read.positions}
+    num_before = 0
+    for phase in phases:
+        num_after = num_before + len(phase.sizes)
+        if phase.phase == "backward" and any(num_before <= position < num_after for position in read_at):
+            return True
+        num_before = num_after
+    return False
 
 
 def _is_alike(first: Phase, second: Phase, *, is_strict: bool) -> bool:

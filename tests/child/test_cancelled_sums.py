@@ -6,22 +6,28 @@ import pytest
 import torch
 
 from memplan.child.cancelled_sums import MOST_KEPT, CancelledSums
+from memplan.child.shadows import Shadows
 
 
 class Sums:
     """Sums of tensors, of which some are known."""
 
-    def __init__(self, *known: torch.Tensor) -> None:
-        self.known = {id(tensor): tensor for tensor in known}
-        self.sums = CancelledSums(lambda tensor: self.known.get(id(tensor)))
+    def __init__(self, *known: torch.Tensor, assumption: str | None = None) -> None:
+        self.shadows = Shadows()
+        for tensor in known:
+            self.shadows.learn(tensor, tensor, assumption)
+        self.sums = CancelledSums(self.shadows)
+        self.assumption: str | None = None
 
     def add(self, left: torch.Tensor, right: torch.Tensor, sign: int = 1) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Return the sum, or difference, and what is known of it."""
         made = left + sign * right
         found = self.sums.left_by(sign, left, right, made)
-        if found is not None:
-            self.known[id(made)] = found
-        return made, found
+        if found is None:
+            return made, None
+        self.shadows.learn(made, found.value, found.assumption)
+        self.assumption = found.assumption
+        return made, found.value
 
 
 @pytest.fixture
@@ -58,6 +64,16 @@ def test_the_order_of_the_terms_does_not_matter(hard: torch.Tensor, soft: torch.
     nothing = sums.add(soft, soft.detach(), -1)[1]
     assert nothing is not None
     assert not nothing.any()
+
+
+def test_what_is_left_stands_on_what_it_stood_on_before(hard: torch.Tensor, soft: torch.Tensor) -> None:
+    """A choice of the model is one still; what is known for sure stays so."""
+    for assumption in ("everything passes", None):
+        sums = Sums(hard, assumption=assumption)
+        total, _ = sums.add(hard, soft)
+        sums.add(total, soft, -1)
+
+        assert sums.assumption == assumption
 
 
 def test_what_is_taken_from_something_else_stays_unknown(hard: torch.Tensor, soft: torch.Tensor) -> None:

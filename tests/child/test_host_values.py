@@ -26,7 +26,7 @@ Run = Callable[..., Rehearsal]
 def run(rehearser_of: RehearserOf) -> Run:
     """Rehearse a program by its name, two steps, with answers by a part of the line."""
 
-    def rehearse(program: str, answers: dict[str, str] | None = None, *, steps: int = 2, **values: int) -> Rehearsal:
+    def rehearse(program: str, answers: dict[str, str] | None = None, *, steps: int = 2, **values: int | str) -> Rehearsal:
         given = {f"values_steps.py:{line_of(text)}": (answer, None) for text, answer in (answers or {}).items()}
         return rehearser_of(f"{STEPS}:build").rehearse(gpu="a100-80", values={"program": program, **values}, answers=given, steps=steps)
 
@@ -214,6 +214,43 @@ def test_many_numbers_that_the_device_draws_leave_a_lower_bound(run: Run) -> Non
     assert rows == pytest.approx(512, abs=100)
     told = view_rehearsal(seen, find_gpu("a100-80")).reads
     assert all("drawn at random on the GPU: one draw, and others differ" in line for line in told)
+
+
+@pytest.mark.parametrize("way", ["beta", "binomial", "poisson", "gamma", "dropout"])
+def test_what_a_distribution_of_the_device_draws_is_no_data(run: Run, way: str) -> None:
+    """One draw decides some MiB, and others differ: that is said of distributions as of a range."""
+    seen = run("draws_by_a_distribution", way=way)
+
+    assert seen.verdict == "unknown"
+    assert seen.lower_bound_reasons[0].startswith("numbers that are drawn at random on the GPU decide sizes at ")
+
+
+def test_the_place_of_a_hard_sample_is_a_choice_of_the_model(run: Run) -> None:
+    """Told is the last of 49 places, with the range from the first: soft plus hard minus soft is what the model chose."""
+    seen = run("chooses_by_a_hard_sample")
+
+    assert (seen.verdict, {read.basis for read in seen.reads}) == ("fits", {"assumed"})
+    assert 49 * MIB <= seen.peak_allocated_bytes <= 50 * MIB + MIB / 8 + WORKSPACE
+    assert seen.assumed_range is not None
+
+
+@pytest.mark.parametrize("way", ["share", "mean", "wrong"])
+def test_answers_that_are_compared_with_labels_may_all_be_right(run: Run, way: str) -> None:
+    """A training begins with none right, and one that goes well ends with all: by equal shares, an eighth would always be."""
+    seen = run("unfreezes_when_right", way=way)
+
+    assert seen.peak_allocated_bytes == pytest.approx(64 * MIB + WORKSPACE, abs=MIB)
+    assert seen.assumed_range is not None
+    assert seen.assumed_range.high_bytes - seen.assumed_range.low_bytes >= 60 * MIB
+
+
+@pytest.mark.parametrize("way", ["function", "hook"])
+def test_a_size_that_data_decide_in_a_backward_alone_is_counted(run: Run, way: str) -> None:
+    """The first run, which reads zero, asks for the same but for these 32 MiB."""
+    seen = run("keeps_rows_in_a_backward", way=way)
+
+    assert {(read.basis, read.answer) for read in seen.reads} == {("data", "32")}
+    assert seen.peak_allocated_bytes >= 32 * MIB
 
 
 @pytest.mark.heavy

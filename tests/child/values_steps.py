@@ -819,6 +819,85 @@ def draws_a_mask(device):
     return step
 
 
+def draws_by_a_distribution(device, way="beta"):
+    """Takes as many rows of 64 KiB as something else than a range draws, up to some 4096."""
+    few = functional.one_hot(torch.arange(1), 2)[0].float().to(device)  # 1, 0
+    ways = {
+        "beta": lambda: torch.distributions.Beta(few[0], few[0] * 5).sample() * 4096,
+        "binomial": lambda: torch.distributions.Binomial(4096, few[0] / 2).sample(),
+        "poisson": lambda: torch.poisson(few[0] * 1000),
+        "gamma": lambda: torch.distributions.Gamma(few[0] * 2, few[0] / 500).sample().clamp(max=4096),
+        "dropout": lambda: torch.count_nonzero(functional.dropout(few[0].expand(4096), 0.5)),
+    }
+
+    def step():
+        rows = int(ways[way]().item())
+        torch.empty(rows, MIB_OF_FLOATS // 16, device=device)
+
+    return step
+
+
+def chooses_by_a_hard_sample(device):
+    """Takes as many rows of 1 MiB as the place says that a hard Gumbel softmax sets, with the gradient of the soft one."""
+    model = nn.Linear(16, 49, device=device)
+
+    def step():
+        chosen = functional.gumbel_softmax(model(torch.randn(1, 16, device=device))[0], hard=True)
+        torch.empty(int(chosen.argmax().item()) + 1, MIB_OF_FLOATS, device=device)
+
+    return step
+
+
+def unfreezes_when_right(device, way="share"):
+    """Takes 64 MiB more as soon as most of the model's answers are those of the labels."""
+    model = nn.Linear(16, 8, device=device)
+
+    def step():
+        labels = host(64, high=8).to(device)
+        answers = model(torch.randn(64, 16, device=device)).argmax(-1)
+        right = (answers == labels).float().mean() if way == "mean" else (answers == labels).sum()
+        share = right if way == "mean" else right.item() / len(labels) if way == "share" else 1 - (answers != labels).sum() / len(labels)
+        if share > 0.5:
+            torch.empty(64, MIB_OF_FLOATS, device=device)
+
+    return step
+
+
+class Pruned(torch.autograd.Function):
+    """Hands its input on; its backward makes room for the rows that a mask of the batch keeps."""
+
+    @staticmethod
+    def forward(ctx, rows, mask):
+        ctx.save_for_backward(mask)
+        return rows * 1
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return kept_of(gradient, *ctx.saved_tensors), None
+
+
+def kept_of(gradient, mask):
+    """Return the gradient, after room was made for the rows that *mask* keeps."""
+    torch.empty(gradient[mask].shape[0], MIB_OF_FLOATS, device=gradient.device)
+    return gradient
+
+
+def keeps_rows_in_a_backward(device, way="function"):
+    """Takes 1 MiB for every other one of 64 rows, in the backward alone: by a function of its own, or by a hook."""
+    model = nn.Linear(16, 16, device=device)
+
+    def step():
+        mask = (torch.arange(64) % 2 == 0).to(device)
+        found = model(torch.randn(64, 16, device=device))
+        if way == "hook":
+            found.register_hook(lambda gradient: kept_of(gradient, mask))
+        else:
+            found = Pruned.apply(found, mask)
+        found.square().mean().backward()
+
+    return step
+
+
 def draws_an_order(device, room=300):
     """Takes some of the rows whose label is even, whichever, and tells a number that it drew."""
 

@@ -606,9 +606,9 @@ def test_a_signal_that_is_ignored_ends_nothing(script: Script, tmp_path: Path) -
     assert (process.returncode, told.splitlines()[0][:16]) == (0, "Fits on Tesla T4")
 
 
-def signalled(number: signal.Signals) -> tuple[str, int]:
+def signalled(number: signal.Signals, *launcher: str) -> tuple[str, int]:
     """Rehearse train.py, and send memplan alone the signal when it has trained; return the report and the exit code."""
-    command = [sys.executable, "-m", "memplan", "rehearse", "--gpu", "t4", "--", "train.py"]
+    command = [sys.executable, "-m", "memplan", "rehearse", "--gpu", "t4", "--", *launcher, "train.py"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True, preexec_fn=heard)  # noqa: PLW1509
     assert process.stdout is not None
     assert process.stdout.readline() == "trained\n"
@@ -628,6 +628,19 @@ def test_a_signal_to_memplan_alone_ends_the_program_and_what_was_seen_is_told(
     (tmp_path / "train.py").write_text(WAITS)
 
     told, exit_code = signalled(number)
+
+    assert told.startswith("Fits on Tesla T4: ")
+    assert "3 steps" in told
+    assert exit_code == 128 + number
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
+def test_a_signal_that_a_launcher_takes_for_a_failure_is_none(script: Script, tmp_path: Path, number: signal.Signals) -> None:
+    """torchrun ends its workers and itself with exit code 1: what they did until then was no failure."""
+    (tmp_path / "train.py").write_text(WAITS)
+
+    told, exit_code = signalled(number, "torchrun", "--nproc-per-node", "1")
 
     assert told.startswith("Fits on Tesla T4: ")
     assert "3 steps" in told
@@ -2033,6 +2046,27 @@ def test_a_number_that_the_program_compares_goes_both_ways(script: Script) -> No
     assert rehearsal.breakdown.optimizer_state_bytes > 128 * MIB
     assert rehearsal.assumed_range is not None
     assert rehearsal.assumed_range.low_bytes < rehearsal.assumed_range.high_bytes - 192 * MIB
+    assert any("are compared" in finding.message for finding in rehearsal.findings)
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize(
+    ("compared", "with_what"),
+    [
+        ("loss.item() < 0.5", "value = loss.detach().cpu()\n    if value < 0.5"),
+        ("loss.item() < 0.5", "value = loss.cpu().item()\n    if value < 0.5"),
+        ("loss.item() < 0.5", "value = loss.detach().cpu().numpy()\n    if value < 0.5"),
+        ("loss.item() < 0.5", "losses = torch.stack([loss.detach(), loss.detach()]).cpu().mean()\n    if losses < 0.5"),
+        ("loss.item() < 0.5", "loss.to('cpu') < 0.5"),
+    ],
+)
+def test_a_number_that_is_compared_on_the_host_goes_both_ways_too(script: Script, compared: str, with_what: str) -> None:
+    """Whichever way it goes there: as a tensor, an array, a mean of several."""
+    old = f"if {compared}"
+    rehearsal = seen(script(UNFREEZES.replace(old, with_what if "if " in with_what else f"if {with_what}")))
+
+    assert rehearsal.breakdown.optimizer_state_bytes > 128 * MIB
+    assert rehearsal.assumed_range is not None
     assert any("are compared" in finding.message for finding in rehearsal.findings)
 
 

@@ -11,6 +11,7 @@ import itertools
 import re
 import struct
 import sys
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
@@ -18,7 +19,7 @@ from typing import NamedTuple
 
 import torch
 
-from memplan.child.program_frames import TORCH, is_own, reads_itself
+from memplan.child.program_frames import TORCH, is_own, named, reads_itself
 from memplan.child.source_lines import decides_branch, is_harmless_test, is_loop, is_made_whole, is_only_told, line_of, statement_text
 from memplan.traces.read_basis import Basis
 
@@ -149,33 +150,56 @@ def _ordinary_float(read: Reading) -> Answer | None:
         return Answer(bytes(read.size), "0", "ordinary", "no overflow was found" if is_scale else "a number that nothing computed")
     if read.method in ("__int__", "__index__") or (read.place is not None and is_made_whole(read.place, at_once=True)):
         return None
+    number = _numbers.next(read)
+    numbers = struct.pack(format_, number) * (read.size // struct.calcsize(format_))
     ones = struct.pack(format_, 1.0) * (read.size // struct.calcsize(format_))
     program = [frame for frame in read.frames if not is_own(frame.f_code.co_filename)]
     if read.place is not None and _ZERO in read.place.f_code.co_filename:
         return Answer(ones, "1.0", "ordinary", "DeepSpeed looks whether a norm is infinite: nothing is computed")
     if read.size <= MOST_COMPARED and decides_branch(program):
-        content, text = (bytes(read.size), "0.0") if _numbers.are_zero else (ones, "1.0")
+        content, text = (bytes(read.size), "0.0") if _numbers.are_zero else (numbers, f"{number:.3g}")
         return Answer(content, text, "compared", "nothing is computed, and the program compares it")
     if read.method in ("item", "__float__") and read.place is not None and is_made_whole(read.place):
         return Answer(ones, "1.0", "rounded", "nothing is computed: a share that becomes a size is all of it")
-    return Answer(ones, "1.0", "ordinary", "an ordinary number: nothing is computed")
+    return Answer(numbers, "1.0", "ordinary", "an ordinary number: nothing is computed")
 
 
 _ZERO = "/deepspeed/runtime/zero/"
 
 
 class _Numbers:
-    """Which of two numbers, or of yes and no, a program gets where it branches by what nothing computes."""
+    """What a program gets of numbers that nothing computes: always one, or one that falls; where it branches by them, zero and yes."""
 
-    are_zero = False
+    def __init__(self) -> None:
+        self.are_zero = self._fall = False
+        self._num_read: Counter[str] = Counter()
 
+    def set(self, kind: str) -> None:
+        """Have numbers be of *kind* from here on: "zero", "falling", or nothing of that."""
+        self.are_zero, self._fall = kind == "zero", kind == "falling"
+
+    def next(self, read: Reading) -> float:
+        """Return the number that the line gets now: of several a tenth less each time, as a loss that is checked at the end."""
+        if not self._fall or read.place is None:
+            return 1.0
+        place = named(read.place)
+        self._num_read[place] += 1
+        return 0.9 ** min(self._num_read[place] - 1, _MOST_FALLS)
+
+
+_MOST_FALLS = 80
+"""Tenths less than which a number is not, so that half precision has it still."""
 
 _numbers = _Numbers()
 
 
-def compare_with_zeros() -> None:
-    """Answer such reads with zero from here on, and with yes; with one and no before."""
-    _numbers.are_zero = True
+def answer_with_numbers(kind: str) -> None:
+    """
+    Answer such reads with numbers of *kind* from here on: "zero" (and yes), where the program branches by them; one (and no) before.
+
+    "falling": of each line with less each time, wherever they are read.
+    """
+    _numbers.set(kind)
 
 
 def branch_answer(read: Reading) -> Answer | None:

@@ -4,7 +4,8 @@ Recording a whole script: every process of it that uses CUDA writes what it saw 
 MEMPLAN_RESULTS is the folder for the results (PROCESS.json), MEMPLAN_STEPS the steps after which the script is ended (0: when it ends
 itself), MEMPLAN_ANSWERS the answers to reads of device values, as JSON, MEMPLAN_VALUES_FILE a file of values, to be
 read or (with MEMPLAN_VALUES_VARIANT) written, MEMPLAN_TIMES what compilers are told of times ("inverse", or nothing), MEMPLAN_NUMBERS
-what is read of numbers that the program compares ("zero", or nothing: one), MEMPLAN_TORCH the version that the device was built for.
+what is read of numbers that nothing computes ("zero" where the program compares them, "falling", or nothing: one), MEMPLAN_TORCH the
+version that the device was built for.
 
 MEMPLAN_UNTIL names a file where the script is measured, on a GPU of this machine: each process waits for it at its end. There every value
 is the program's own, and so is who trains with it.
@@ -43,7 +44,7 @@ from memplan.child.installed_modules import installed_modules
 from memplan.child.live_objects import objects_of
 from memplan.child.not_compiled import not_compiled
 from memplan.child.one_rank import world
-from memplan.child.ordinary_answers import compare_with_zeros
+from memplan.child.ordinary_answers import answer_with_numbers
 from memplan.child.own_updates import OwnUpdates
 from memplan.child.recorder import NOT_COMPILED, Recorder
 from memplan.child.set_variables import set_by_packages
@@ -114,8 +115,7 @@ class Script:
         if not _is_measured():
             hand_objects_on(self._recorder.reads.answering)
         self._recorder.compilers.are_times_inverse = os.environ["MEMPLAN_TIMES"] == "inverse"
-        if os.environ["MEMPLAN_NUMBERS"] == "zero":
-            compare_with_zeros()
+        answer_with_numbers(os.environ["MEMPLAN_NUMBERS"])
         self._recorder.compilers.on_first_choice = (self._path / "chooses").touch  # another run with the other choices may begin
         self._recorder.attach()
         self._watch_for_an_optimizer()

@@ -37,7 +37,7 @@ from memplan.child.failures import MistakeError, failure_of
 from memplan.child.held_back import hold_back
 from memplan.child.held_memory import wait_for
 from memplan.child.one_rank import World, world
-from memplan.child.ordinary_answers import compare_with_zeros
+from memplan.child.ordinary_answers import answer_with_numbers
 from memplan.child.recorder import Recorder
 from memplan.child.skipped_loading import skipped
 from memplan.child.skipped_weights import lacks_weights, skip_weights
@@ -237,8 +237,7 @@ def serve(build: Build | None, failure: dict[str, Any] | None, request: dict[str
     recorder.reads.answers.update(request["answers"])
     recorder.use_values(request["values_file"], request["values_variant"])
     recorder.compilers.are_times_inverse = request["times"] == "inverse"
-    if request["numbers"] == "zero":
-        compare_with_zeros()
+    answer_with_numbers(request["numbers"])
     if build is not None:
         failure = run(build, request, recorder)
     written = Path(request["result"])

@@ -37,8 +37,8 @@ class ValuesFile(NamedTuple):
     """What to assume while it is written; None: it is read."""
     times: Literal["", "inverse"] = ""
     """What compilers are told of times: what the work would take, or the inverse of it, so that they choose the other way."""
-    numbers: Literal["", "zero"] = ""
-    """What is read of numbers that the program compares, where nothing computes them: one, or zero."""
+    numbers: Literal["", "zero", "falling"] = ""
+    """What is read of numbers that nothing computes: one; where the program compares them zero; or less and less."""
 
     def request(self) -> dict[str, str]:
         """Return it as the child takes it."""
@@ -48,6 +48,8 @@ class ValuesFile(NamedTuple):
         """Return with what a program runs that is told this, as the end of a sentence."""
         if self.times:
             return "the other choices, where a compiler chooses by what takes less time"
+        if self.numbers == "falling":
+            return "falling numbers, since a check of numbers that stay the same ended it"
         if self.numbers:
             return "the other way of a branch, where it compares a number whose value is not known"
         if self.variant is None:
@@ -121,6 +123,7 @@ def settle(
         if first.record.needed_rank is not None:
             return Settled(first)  # it is to be run again
         found = _with_data(run, first, folder=folder, answers=answers, has_padding=has_padding)
+        found = _past_its_checks(run, found)
         return _with_both_times(run, _with_both_numbers(run, found, folder=folder))
     except StoppedError as error:
         return Settled(told[0], failure=str(error))
@@ -159,6 +162,16 @@ def _with_data(run: _Runs, first: Run, *, folder: Path, answers: Mapping[str, An
     if _has_failed(found.run.record) and not _has_failed(first.record):
         return Settled(first, failure=found.failure or _failure_of(found.run.record))
     return _with_both_ends(run, found, first=first, folder=folder)
+
+
+def _past_its_checks(run: _Runs, found: Settled) -> Settled:
+    """Return a program that ended itself by a check of its numbers as it runs with a loss that falls, where it goes on then."""
+    failure, reads = found.run.record.failure, found.run.record.reads
+    if failure is None or not failure.is_chosen or not any(read.basis in ("ordinary", "compared") for read in reads):
+        return found
+    told = (found.values or NO_VALUES)._replace(numbers="falling")
+    other = _other_end(run, told)
+    return found if other is None else Settled(other, values=told)
 
 
 def _with_both_ends(run: _Runs, found: Settled, *, first: Run, folder: Path) -> Settled:

@@ -162,7 +162,9 @@ def _rehearsal_headline(rehearsal: Rehearsal, gpu: GpuSpec) -> str:
     if failure is not None:
         where = f" at {failure.place}" if failure.place else ""
         when = "before its first step" if failure.phase == BUILD else f"in {'the ' * failure.phase.startswith(EVALUATION)}{failure.phase}"
-        return f"No verdict for {gpu.name}: the program failed {when}{where}: {_first_line(failure.message)}"
+        guessed = guessed_places(rehearsal.reads)
+        cause = f"; a guessed value may be the cause: reads answered with zero at {guessed}" if guessed else ""
+        return f"No verdict for {gpu.name}: the program failed {when}{where}: {_first_line(failure.message)}{cause}"
     if missing is not None and missing.is_caught:
         size = f" with batches of {missing.batch_size_after} instead of {missing.batch_size}" if missing.batch_size_after else ""
         told = f"Does not fit as it is on {gpu.name}: out of memory {_when(missing)}, caught; the program went on{size}"
@@ -215,9 +217,7 @@ def _rehearsal_warnings(rehearsal: Rehearsal, gpu: GpuSpec) -> list[str]:
         )
         warnings.append(f"tried to allocate {asked} with {free} of the GPU free; {then}")
     if rehearsal.failure is not None:
-        guessed = guessed_places(rehearsal.reads)
-        cause = f"; a guessed value may be the cause: reads answered with zero at {guessed}" if guessed else ""
-        warnings.append(f"the figures cover what ran before it failed{cause}")
+        warnings.append("the figures cover what ran before it failed")
     warnings.extend(f"it may take more: {reason}" for reason in rehearsal.lower_bound_reasons)
     if rehearsal.verdict in ("fits", "tight") and rehearsal.device_used.high_bytes > gpu.total_memory_bytes:
         most = format_bytes(max(0, gpu.total_memory_bytes - rehearsal.peak_reserved_bytes))

@@ -1154,10 +1154,9 @@ def test_a_guessed_size_may_be_why_a_program_failed(script: Script) -> None:
     """No tensor can be cut into no parts: the report names the line that got the zero."""
     failed = script(GUESSES)
 
-    (told, *_) = view_rehearsal(failed, find_gpu("t4")).warnings
-    assert told == (
-        "the figures cover what ran before it failed; a guessed value may be the cause: reads answered with zero at train.py:4 (1×)"
-    )
+    headline = view_rehearsal(failed, find_gpu("t4")).headline
+    assert headline.startswith("No verdict for Tesla T4: the program failed ")
+    assert headline.endswith("; a guessed value may be the cause: reads answered with zero at train.py:4 (1×)")
     assert (failed.verdict, failed.exit_code) == ("unknown", 1)
 
 
@@ -2068,6 +2067,17 @@ def test_a_number_that_is_compared_on_the_host_goes_both_ways_too(script: Script
     assert rehearsal.breakdown.optimizer_state_bytes > 128 * MIB
     assert rehearsal.assumed_range is not None
     assert any("are compared" in finding.message for finding in rehearsal.findings)
+
+
+@pytest.mark.heavy
+def test_a_check_that_the_loss_has_fallen_passes(script: Script) -> None:
+    """As it does in an ordinary training: numbers that are always one would fail."""
+    checks = "losses.append(loss.item())\nassert losses[-1] < losses[0] * 0.9, losses\nprint(losses)"
+    program = UNFREEZES.partition("    if loss")[0].replace("for step", "losses = []\nfor step") + f"    {checks}"
+
+    rehearsal = seen(script(program))
+
+    assert (rehearsal.verdict, rehearsal.exit_code, len(rehearsal.steps)) == ("fits", 0, 4)
 
 
 @pytest.mark.heavy

@@ -102,6 +102,25 @@ def test_values_that_decided_before_are_found_at_once(tmp_path: Path, sought: Ru
     assert found.run.record.events == (FIRST if sought.failure else sought).events
 
 
+@pytest.mark.parametrize(("is_chosen", "passes", "num_falling"), [(True, True, 1), (True, False, 1), (False, True, 0)])
+def test_a_check_that_ended_the_program_is_met_with_falling_numbers(
+    tmp_path: Path, *, is_chosen: bool, passes: bool, num_falling: int
+) -> None:
+    """Where it goes on then, that run is told; an error of another kind is one whatever is read."""
+    failure = Failure(kind="error", message="AssertionError", place=None, phase="step 1", is_chosen=is_chosen)
+    ended = record("ordinary", [512], []).model_copy(update={"failure": failure})
+    asked: list[str] = []
+
+    def run(file: ValuesFile | None) -> Run:
+        asked.append(file.numbers if file is not None else "")
+        return Run(record("ordinary", [512, 1024], [2048]) if passes and asked[-1] == "falling" else ended)
+
+    found = settle(run, folder=tmp_path, answers=None)
+
+    assert asked.count("falling") == num_falling
+    assert (found.run.record.failure is None) == (passes and is_chosen)
+
+
 def test_what_was_seen_before_a_signal_is_told_of_values_that_are_expected_too(tmp_path: Path) -> None:
     """The run that found them is all there is."""
 

@@ -487,7 +487,8 @@ def _of_file(path: Path) -> Configuration:
 def _refuse_framework(path: Path) -> None:
     """Raise ConfigError for a file that is another framework's: it would only be told to be no workload."""
     keys = set() if path.suffix == ".toml" else YamlFile.load(path).keys()
-    if "model.kind" in keys or (keys and {key.partition(".")[0] for key in keys} <= set(Workload.model_fields)):
+    top = {key.partition(".")[0] for key in keys}
+    if "model.kind" in keys or (keys and top <= set(Workload.model_fields)):
         return
     found = recognise(path)
     if "model_type" in keys and found is None:
@@ -498,3 +499,5 @@ def _refuse_framework(path: Path) -> None:
         raise ConfigError(f"{verb} {found.title}", file=path, hint=found.hint)
     if not any(key.startswith("model.") for key in keys):
         raise ConfigError("describes no training: it has neither a model nor a batch size", file=path, hint=INSTEAD)
+    if len(top & set(Workload.model_fields)) * 2 < len(top):  # else it is meant for a workload, whose mistakes are told
+        raise ConfigError("describes a model, and no training that memplan knows: it has no batch size", file=path, hint=INSTEAD)

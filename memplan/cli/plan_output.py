@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -107,8 +109,19 @@ def show(configuration: Configuration, made: Made, output: Output) -> None:
     if output.writes and changes:
         written = write_changes(changes, configuration)
         count = f"{len(written)} file" + ("s" if len(written) > 1 else "")
-        click.echo(f"\nWrote {count}; the originals are beside them (*.backup). `memplan undo` puts them back.", err=True)
+        undo = _undo_command(written)
+        click.echo(f"\nWrote {count}; the originals are beside them (*.backup). `{undo}` puts them back.", err=True)
     _remember(plan, output)
+
+
+def _undo_command(written: Sequence[Path]) -> str:
+    """Return what puts *written* back when it is typed here: the journal may lie in a folder below."""
+    from memplan.api.journals import journal_root
+
+    root = journal_root(written[0].parent, written)
+    if root.resolve() == journal_root(Path()).resolve():
+        return "memplan undo"
+    return f"memplan undo {shlex.quote(os.path.relpath(root))}"
 
 
 def _remember(plan: Plan, output: Output) -> None:

@@ -7,6 +7,7 @@ A plan of something else in its place would be worse than none, so such a file i
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Iterator, Set
 from pathlib import Path
@@ -52,13 +53,25 @@ def recognise(path: Path) -> Recognised | None:
             continue
         if keys and keys >= set(framework["keys"]) and (not framework.get("any") or not keys.isdisjoint(framework["any"])):
             return Recognised(path, framework["title"], is_known=True, hint=framework["hint"].replace("FILE", str(path)))
-    own = {key.rpartition(".")[2]: key for key in sorted(keys)}
-    found = next((own[name] for name in table["training_keys"] if name in own), None)
+    found = next((key for name in table["training_keys"] if (key := _trained_by(keys, name)) is not None), None)
     if found is None:
         return None
     variable = "effective_batch_size" if "global" in found else "micro_batch_size"
     hint = f'plan the program that reads it, by its command and `fields=["{variable}={path}:{found}"]`'
     return Recognised(path, f"a training configuration (it has `{found}`)", is_known=False, hint=hint)
+
+
+_OF_NO_TRAINING = frozenset(
+    {"valid", "validation", "val", "test", "eval", "evaluation", "inference", "infer", "predict", "prediction", "generation", "rollout"}
+)
+"""Words in a key that say that its batch is not trained with."""
+
+
+def _trained_by(keys: Set[str], name: str) -> str | None:
+    """Return the dotted key with the last part *name* that a training's batch stands at, where one does."""
+    found = [key for key in keys if key.rpartition(".")[2] == name]
+    trained = [key for key in found if _OF_NO_TRAINING.isdisjoint(re.split(r"[._]", key))]
+    return min(trained or found, key=lambda key: ("train" not in key, key.count("."), key), default=None)
 
 
 def configurations_in(folder: Path) -> Iterator[Recognised]:

@@ -226,6 +226,21 @@ def test_a_workload_that_names_no_batch_fills_the_card(run_memplan: Run, tmp_pat
             "recipes/sft.yaml:1: `model_name_or_path`: unknown model: 'a/b'",
         ),
         ("ds.json", '{\n\t"zero_optimization": {"stage": 2}\n}', "ds.json: is a DeepSpeed configuration"),
+        (
+            "config.yaml",
+            "train_batch_size: 2048\neval_batch_size: 4096\n",
+            "config.yaml: looks like a training configuration (it has `train_batch_size`)",
+        ),
+        (
+            "config.yaml",
+            "trainer: {devices: 1}\nmodel:\n  encoder: {batch_size: 1}\n  train_ds: {batch_size: 16}\n  validation_ds: {batch_size: 8}\n",
+            "config.yaml: looks like a training configuration (it has `model.train_ds.batch_size`)",
+        ),
+        (
+            "config.yaml",
+            "deepspeed:\n  stage: 2\nargs:\n  per_device_train_batch_size: 8\n  batch_size: auto\n",
+            "config.yaml: looks like a training configuration (it has `args.per_device_train_batch_size`)",
+        ),
         ("workload.yaml", "model: {}\n", "workload.yaml:1: `model`: `kind` must be"),
     ],
 )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shlex
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -30,6 +32,21 @@ def test_a_plan_is_written_into_a_recipe_and_undone(recipes: Path, run_memplan: 
     assert undone.returncode == 0, undone.stderr
     after = content(recipes)
     assert {name: after[name] for name in before} == before
+
+
+def test_what_puts_a_recipe_below_back_is_said_as_it_is_typed_here(recipes: Path, run_memplan: Run) -> None:
+    """The journal lies beside the recipe, and `memplan undo` in the project's folder would find none."""
+    path = recipes / "llama_factory.yaml"
+    path.write_text(path.read_text().replace("finetuning_type: lora", "finetuning_type: full"))
+    before = path.read_bytes()
+    options = ("--gpu", "a100-40", "--config-path", str(path), "--target-effective-batch", "64", "--method", "analytic")
+
+    applied = run_memplan(*options, "--apply", cwd=recipes.parent)
+    (undo,) = re.findall(r"`(memplan undo .*)` puts them back", applied.stderr)
+    undone = run_memplan(*shlex.split(undo)[1:], cwd=recipes.parent)
+
+    assert undo == f"memplan undo {recipes.name}"
+    assert (undone.returncode, path.read_bytes()) == (0, before)
 
 
 def test_a_recipe_is_planned_as_its_launcher_starts_it(recipes: Path, run_memplan: Run) -> None:

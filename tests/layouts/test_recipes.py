@@ -171,6 +171,43 @@ def test_what_is_checkpointed_by_fsdp_is_checkpointed(recipes: Path) -> None:
     assert read_configuration(path).workload.training.activation_checkpointing
 
 
+@pytest.mark.parametrize(
+    "key", ["block_size: 8192", "model_max_length: 8192", "use_lora: true", "peft_enabled: true", "spectrum_config_path: x.yaml"]
+)
+def test_a_recipe_for_a_program_of_its_own_is_not_planned_as_one_of_trl(recipes: Path, key: str) -> None:
+    """TRL knows no such key: its default of 1024 tokens would be planned, or everything trained, without a word."""
+    path = changed(recipes / "sft.yaml", ("use_peft: true", key))
+
+    with pytest.raises(ConfigError, match="is a recipe of a Hugging Face Trainer, which memplan plans through its command"):
+        read_configuration(path)
+
+
+def test_what_has_no_effect_in_a_recipe_is_said(recipes: Path) -> None:
+    """A rank without the switch for adapters trains the whole model; and TRL's default for checkpointing changed."""
+    changes = [("use_peft: true\n", ""), ("gradient_checkpointing: true\n", ""), ("load_in_4bit: true\n", "")]
+    path = changed(recipes / "sft.yaml", *changes)
+
+    notes = read_configuration(path).notes
+    assert any("`lora_r` has no effect without `use_peft: true`" in note for note in notes)
+    assert any("`gradient_checkpointing` is not set: planned without; TRL 1 checkpoints then" in note for note in notes)
+
+
+@pytest.mark.parametrize(
+    ("keys", "title", "command"),
+    [
+        ("num_generations: 8\nreward_funcs: [accuracy]", "a recipe for GRPO with TRL", "trl grpo"),
+        ("beta: 0.1", "a recipe for preference optimization with TRL", "trl dpo"),
+    ],
+)
+def test_a_recipe_of_another_trainer_of_trl_is_named(recipes: Path, keys: str, title: str, command: str) -> None:
+    """It holds more than one model, which only its program can tell."""
+    path = changed(recipes / "sft.yaml", ("use_peft: true", keys))
+
+    with pytest.raises(ConfigError, match=title) as refused:
+        read_configuration(path)
+    assert f"`-- {command} --config " in (refused.value.hint or "")
+
+
 def test_the_global_batch_is_written_where_the_file_has_it(recipes: Path) -> None:
     """Accumulation, which the file leaves out, is not written beside it: axolotl refuses both together."""
     configuration = read_configuration(recipes / "axolotl.yml")

@@ -52,8 +52,11 @@ _RULES: tuple[tuple[str, bool, str], ...] = (
 )
 """Words in a line that reads a yes or no, the answer, and its reason. RAISES stands for a next line that raises."""
 
+_FOR_PYTHON = ("item", "__float__", "tolist")
+"""Methods that make Python's own numbers of a tensor, however many."""
+
 MOST_COMPARED = 256
-"""Bytes of floats up to which a program may compare them, or what it makes of them on the host: more are a picture, or a sound."""
+"""Bytes of other floats up to which a program may compare them, or what it makes of them: more are a picture, or a sound."""
 
 _MASK = re.compile(r"\ball\(.*mask|mask.*\.all\(")
 
@@ -156,12 +159,12 @@ def _ordinary_float(read: Reading) -> Answer | None:
     program = [frame for frame in read.frames if not is_own(frame.f_code.co_filename)]
     if read.place is not None and _ZERO in read.place.f_code.co_filename:
         return Answer(ones, "1.0", "ordinary", "DeepSpeed looks whether a norm is infinite: nothing is computed")
-    if read.size <= MOST_COMPARED and decides_branch(program):
-        content, text = (bytes(read.size), "0.0") if _numbers.are_zero else (numbers, f"{number:.3g}")
+    if (read.method in _FOR_PYTHON or read.size <= MOST_COMPARED) and decides_branch(program):
+        content, text = (bytes(read.size), "0.0") if _numbers.are_zero else (numbers, _numbers.text)
         return Answer(content, text, "compared", "nothing is computed, and the program compares it")
     if read.method in ("item", "__float__") and read.place is not None and is_made_whole(read.place):
         return Answer(ones, "1.0", "rounded", "nothing is computed: a share that becomes a size is all of it")
-    return Answer(numbers, "1.0", "ordinary", "an ordinary number: nothing is computed")
+    return Answer(numbers, _numbers.text, "ordinary", "an ordinary number: nothing is computed")
 
 
 _ZERO = "/deepspeed/runtime/zero/"
@@ -177,6 +180,11 @@ class _Numbers:
     def set(self, kind: str) -> None:
         """Have numbers be of *kind* from here on: "zero", "falling", or nothing of that."""
         self.are_zero, self._fall = kind == "zero", kind == "falling"
+
+    @property
+    def text(self) -> str:
+        """What is told of such a number."""
+        return "less each time" if self._fall else "1.0"
 
     def next(self, read: Reading) -> float:
         """Return the number that the line gets now: of several a tenth less each time, as a loss that is checked at the end."""

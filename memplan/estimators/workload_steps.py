@@ -20,7 +20,7 @@ from memplan.hardware.gpu import GpuSpec
 from memplan.hardware.torch_install import find_torch
 from memplan.memory.estimate import MemoryRange
 from memplan.memory.nccl_buffers import link_of
-from memplan.workload.model import HuggingFaceModel
+from memplan.workload.model import KERNEL_PACKAGES, HuggingFaceModel
 from memplan.workload.optimizer import OPTIMIZER_PACKAGES
 from memplan.workload.parallelism import ZERO_PACKAGE, ZERO_STAGES, Parallelism
 from memplan.workload.program import Program
@@ -130,6 +130,10 @@ def check_packages(step: Step) -> None:
             f"the model is built by {MODEL_PACKAGE}, which is not installed, and there are no formulas for it",
             hint=f"`pip install {MODEL_PACKAGE}`",
         )
+    kernels = _package_of_kernels(workload)
+    if kernels is not None and PathFinder.find_spec(kernels) is None:
+        name = kernels.replace("_", "-")
+        raise NotRehearsedError(f"the model's kernels are those of {name}, which is not installed", hint=f"`pip install {name}`")
     optimizer = workload.optimizer
     package = OPTIMIZER_PACKAGES.get(optimizer.name)
     if package is not None and PathFinder.find_spec(package) is None:
@@ -193,7 +197,15 @@ def _packages_of(workload: Workload) -> tuple[str, ...]:
     is_huggingface = getattr(workload.model, "huggingface_config", None) is not None
     optimizer = OPTIMIZER_PACKAGES.get(workload.optimizer.name)
     has_zero = workload.parallelism.strategy in ZERO_STAGES and workload.parallelism.data_parallel_size > 1
-    return (*([MODEL_PACKAGE] if is_huggingface else []), *([optimizer] if optimizer else []), *([ZERO_PACKAGE] if has_zero else []))
+    zero = ZERO_PACKAGE if has_zero else None
+    packages = (MODEL_PACKAGE if is_huggingface else None, optimizer, zero, _package_of_kernels(workload))
+    return tuple(package for package in packages if package is not None)
+
+
+def _package_of_kernels(workload: Workload) -> str | None:
+    """Return the package whose kernels take the place of the model's own; None where none does."""
+    kernels = workload.model.kernels if isinstance(workload.model, HuggingFaceModel) else None
+    return None if kernels is None else KERNEL_PACKAGES[kernels]
 
 
 _own = threading.local()

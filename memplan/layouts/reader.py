@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Mapping, Set
 from dataclasses import dataclass, replace
+from importlib.machinery import PathFinder
 from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,7 +20,7 @@ from memplan.layouts.sources import ParsedFiles, Source, file_of
 from memplan.layouts.stages import StageReader
 from memplan.layouts.templates import template_data
 from memplan.workload.huggingface import ConfigJson, model_from_config
-from memplan.workload.model import HuggingFaceModel, TransformerModel
+from memplan.workload.model import KERNEL_PACKAGES, HuggingFaceModel, TransformerModel
 from memplan.workload.model_catalog import find_model
 from memplan.workload.stage import Stage
 from memplan.workload.workload import Workload
@@ -145,6 +146,7 @@ class _Reader:
         for entry in entries:
             self._read_field(entry, data)
         self._imply_accumulation(data)
+        self._leave_out_kernels(data)
         _settle_kind(data)
         for note in self.layout.notes:
             if self.places.holds(note.when):
@@ -384,6 +386,19 @@ class _Reader:
                 self.warnings.append(
                     f"{path}:{duplicate.line}: `{duplicate.key}` is set here and in line {duplicate.first_line}; one of them has no effect"
                 )
+
+    def _leave_out_kernels(self, data: dict[str, Any]) -> None:
+        """Plan without kernels whose package is not here; they take less memory."""
+        kernels = _at(data, ("model", "kernels"))
+        if kernels is None or PathFinder.find_spec(KERNEL_PACKAGES[kernels]) is not None:
+            return
+        del data["model"]["kernels"]
+        source = self.sources.pop(("model", "kernels"))
+        package = KERNEL_PACKAGES[kernels].replace("_", "-")
+        self.warnings.append(
+            f"{source.file}:{source.line}: `{source.key}` is not followed, since {package} is not installed here: the step takes less "
+            f"memory than planned"
+        )
 
     def _validated(self, data: dict[str, Any]) -> Workload:
         try:

@@ -237,6 +237,12 @@ class Adapters(Description):
     """The adapters' own type: PEFT makes it float32 beside weights of a short type (autocast_adapter_dtype)."""
 
 
+Kernels = Literal["liger"]
+
+KERNEL_PACKAGES: dict[Kernels, str] = {"liger": "liger_kernel"}
+"""Kernels, and the package that they are imported from."""
+
+
 class HuggingFaceModel(Description):
     """Any model that the installed transformers builds from a config.json. It is rehearsed; there are no formulas for it."""
 
@@ -260,6 +266,9 @@ class HuggingFaceModel(Description):
 
     adapters: Adapters | None = None
     """Adapters; with them the model's own weights are frozen."""
+
+    kernels: Kernels | None = None
+    """Whose kernels take the place of the model's own, as with `use_liger_kernel` of transformers' Trainer: Liger's make no logits."""
 
     @model_validator(mode="after")
     def _quantized_weights_are_frozen(self) -> "HuggingFaceModel":

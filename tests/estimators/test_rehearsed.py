@@ -23,7 +23,7 @@ from memplan.hardware.torch_install import TorchBuild
 from memplan.memory.estimate import MemoryEstimate, MemoryRange
 from memplan.traces.requests import requests_of
 from memplan.units import GIB, MIB, parse_size
-from memplan.workload.model import ContrastiveEncoderModel, HuggingFaceModel
+from memplan.workload.model import KERNEL_PACKAGES, ContrastiveEncoderModel, HuggingFaceModel
 from memplan.workload.optimizer import OPTIMIZER_PACKAGES, Optimizer
 from memplan.workload.stage import Stage
 from memplan.workload.workload import Workload
@@ -315,6 +315,15 @@ def test_a_model_of_transformers_needs_transformers(torch_build: TorchBuild, mon
         RehearsedEstimator()(workload().model_copy(update={"model": model}), find_gpu("t4"), None)
 
     assert refused.value.hint == "`pip install a_package_of_nobody`"
+
+
+def test_kernels_need_their_package(torch_build: TorchBuild, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which a workload asks for by itself."""
+    monkeypatch.setitem(KERNEL_PACKAGES, "liger", "a_package_of_nobody")
+    model = HuggingFaceModel(huggingface_config='{"model_type": "llama"}', kernels="liger")
+
+    with pytest.raises(NotRehearsedError, match="kernels are those of a-package-of-nobody, which is not installed"):
+        RehearsedEstimator()(workload().model_copy(update={"model": model}), find_gpu("t4"), None)
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])

@@ -14,7 +14,7 @@ from memplan.layouts.registry import locate
 from memplan.layouts.writer import edits_for
 from memplan.programs.command_program import CommandProgram
 from memplan.workload.contrastive import Contrastive
-from memplan.workload.model import Adapters, HuggingFaceModel, TransformerModel
+from memplan.workload.model import KERNEL_PACKAGES, Adapters, HuggingFaceModel, TransformerModel
 from memplan.workload.parallelism import Parallelism
 from memplan.workload.stage import Stage
 from memplan.workload.workload import Workload
@@ -190,6 +190,27 @@ def test_what_has_no_effect_in_a_recipe_is_said(recipes: Path) -> None:
     notes = read_configuration(path).notes
     assert any("`lora_r` has no effect without `use_peft: true`" in note for note in notes)
     assert any("`gradient_checkpointing` is not set: planned without; TRL 1 checkpoints then" in note for note in notes)
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "key"),
+    [
+        ("sft.yaml", "gradient_checkpointing: true", "use_liger_kernel"),
+        ("llama_factory.yaml", "finetuning_type: lora", "enable_liger_kernel"),
+    ],
+)
+def test_liger_s_kernels_are_planned_where_they_are_installed(
+    recipes: Path, monkeypatch: pytest.MonkeyPatch, file: str, old: str, key: str
+) -> None:
+    """Elsewhere the plan is of the model's own, which take more, and says so."""
+    path = changed(recipes / file, (old, f"{old}\n{key}: true"))
+    monkeypatch.setitem(KERNEL_PACKAGES, "liger", "json")  # a package that is there, whatever is installed
+    assert model_of(read_configuration(path)).kernels == "liger"
+
+    monkeypatch.setitem(KERNEL_PACKAGES, "liger", "a_package_of_nobody")
+    without = read_configuration(path)
+    assert model_of(without).kernels is None
+    assert any(f"`{key}` is not followed, since a-package-of-nobody is not installed here" in note for note in without.notes)
 
 
 @pytest.mark.parametrize(

@@ -51,6 +51,8 @@ class FromTransformers(nn.Module):
         self.described = model
         self.has_attention_mask = not isinstance(model, TransformerModel) or model.has_attention_mask
         self.inner: Any = _built(settings, model)
+        if isinstance(model, HuggingFaceModel) and model.kernels is not None:
+            _put_in_liger(self.inner)
         self.config: Any = self.inner.config
         self.parameters_of_forward = inspect.signature(self.inner.forward).parameters
         self.is_balanced = _first(self.config, *EXPERT_COUNTS) is not None
@@ -182,6 +184,13 @@ def _built(settings: dict[str, Any], model: TransformerModel | HuggingFaceModel)
     if known is None:
         raise ValueError(f"transformers {transformers.__version__} has no {architecture}")
     return known._from_config(config, **attention)
+
+
+def _put_in_liger(model: Any) -> None:
+    """Put Liger's kernels in, as `Trainer` of transformers 4.57 does. A model that they do not know stays as it is."""
+    from liger_kernel.transformers import _apply_liger_kernel_to_instance  # noqa: PLC0415  (installed with it)
+
+    _apply_liger_kernel_to_instance(model=model)
 
 
 def _usual(transformers: Any, config: Any, attention: Mapping[str, str]) -> Any:

@@ -27,6 +27,7 @@ __all__ = ["torch_build"]
 REPOSITORY = Path(__file__).parents[1]
 
 DISTRIBUTIONS = {
+    "liger_kernel": "liger-kernel",
     "elftools": "pyelftools",
     "pydantic_core": "pydantic",
     "pynvml": "nvidia-ml-py",
@@ -87,7 +88,20 @@ def test_what_is_imported_is_required_and_nothing_else(project: dict[str, Any]) 
     """By the package itself or by one of its extras. transformers' Trainer imports accelerate; DeepSpeed is imported by its name."""
     extras = {name: names_of(packages) for name, packages in project["optional-dependencies"].items()}
 
-    assert set(extras) == {"lightning", "transformers", "data", "notebook", "plots", "hydra", "ray", "dask", "slurm", "deepspeed", *TOOLS}
+    assert set(extras) == {
+        "lightning",
+        "transformers",
+        "data",
+        "notebook",
+        "plots",
+        "hydra",
+        "ray",
+        "dask",
+        "slurm",
+        "deepspeed",
+        "liger",
+        *TOOLS,
+    }
     for_users = set().union(*(packages for name, packages in extras.items() if name not in TOOLS))
     assert names_of(project["dependencies"]) | for_users - {"accelerate", "deepspeed"} == imported()
     assert not names_of(project["dependencies"]) & for_users
@@ -235,7 +249,21 @@ def test_the_installed_package_says_what_it_is(from_wheel: Installed, tmp_path: 
 
     assert Path(file).is_relative_to(from_wheel.folder)
     assert (version, license_expression) == (memplan.__version__, "Apache-2.0")
-    assert extras == ["dask", "data", "deepspeed", "dev", "docs", "hydra", "lightning", "notebook", "plots", "ray", "slurm", "transformers"]
+    assert extras == [
+        "dask",
+        "data",
+        "deepspeed",
+        "dev",
+        "docs",
+        "hydra",
+        "liger",
+        "lightning",
+        "notebook",
+        "plots",
+        "ray",
+        "slurm",
+        "transformers",
+    ]
     assert run(from_wheel.command, "--version", cwd=tmp_path) == f"memplan, version {memplan.__version__}\n"
 
 

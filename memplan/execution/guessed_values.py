@@ -184,6 +184,8 @@ def lower_bound_reasons(
         yield f"the run that was to find what its data decide did not succeed: {values_failure}"
     if guessed is not None:
         yield f"sizes were guessed as zero at {guessed}"
+    if record.failed_beside:
+        yield f"another process of the program failed while it trained: {record.failed_beside}"
     if record.never_stepped:
         yield f"{listed(record.never_stepped)} never stepped, so its state is not counted, nor what leads to its step"
     elif record.num_optimizers and not record.steps:

@@ -81,9 +81,17 @@ def streams(
 
 
 def deciding_record(folder: Path) -> RunRecord | None:
-    """Return what the process wrote that decides: one that ran out of memory, else the one that took most of it."""
+    """
+    Return what the process wrote that decides: one that ran out of memory, else the one that took most of it.
+
+    It tells of another that failed while it trained, whatever the program made of that.
+    """
     records = [read_record(path) for path in sorted(folder.glob("*.json"))]
-    return max(records, key=lambda record: (_is_out_of_memory(record), record.peak_reserved_bytes, len(record.steps)), default=None)
+    found = max(records, key=lambda record: (_is_out_of_memory(record), record.peak_reserved_bytes, len(record.steps)), default=None)
+    failed = next((record for record in records if record.failure is not None and record.num_backwards), None)
+    if found is None or failed is None or failed.failure is None or found.failure is not None:
+        return found
+    return found.model_copy(update={"failed_beside": failed.failure.message.strip().splitlines()[0]})
 
 
 def _is_out_of_memory(record: RunRecord) -> bool:

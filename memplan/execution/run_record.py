@@ -244,6 +244,9 @@ class RunRecord(Description):
     never_stepped: tuple[str, ...] = ()
     """Optimizers that never stepped, though others did: each with what it has to train."""
 
+    failed_beside: str = ""
+    """Why another process of the program failed, which trained too."""
+
     lacks_update: bool = False
     """It was ended after its steps, without an optimizer of PyTorch's, before it had updated anything itself."""
 

@@ -2210,6 +2210,18 @@ def test_gradients_that_are_kept_in_a_list_are_no_parameters(script: Script) -> 
 
 
 @pytest.mark.heavy
+def test_a_process_that_failed_while_it_trained_is_told_of_beside_one_that_did_not(script: Script) -> None:
+    """The program goes on as if nothing had happened; what the other one would have taken is not known."""
+    fails = TRAINING + "import subprocess\nif len(sys.argv) < 2:\n    subprocess.run([sys.executable, __file__, 'fails'])\n"
+    fails = fails.replace("range(3)", "range(3 if len(sys.argv) < 2 else 1)") + "else:\n    raise ValueError('no more data')\n"
+
+    found = script(fails)
+
+    assert (found.verdict, found.exit_code) == ("unknown", 0)
+    assert found.lower_bound_reasons == ("another process of the program failed while it trained: ValueError: no more data",)
+
+
+@pytest.mark.heavy
 def test_an_input_that_requires_a_gradient_is_no_parameter(script: Script) -> None:
     """Points at which a network solves an equation: made anew for each step, and there until the next."""
     points = "points = torch.rand(2**20, 4, device='cuda').requires_grad_()\n    (model(batch()).square().mean() + points.sum())"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -19,7 +20,7 @@ from pydantic import ValidationError
 from memplan.edits.yaml_file import YamlFile
 from memplan.errors import ConfigError, UsageError, WorldSizeError
 from memplan.layouts.reader import Reading
-from memplan.layouts.recognition import SUFFIXES, configurations_in, recognise
+from memplan.layouts.recognition import SUFFIXES, candidates_below, configurations_in, recognise
 from memplan.layouts.registry import BUILT_IN_WORKLOAD, Located, describe_layouts, locate, near_misses
 from memplan.layouts.sources import Source
 from memplan.layouts.templates import template_data, templates_folder
@@ -184,7 +185,7 @@ def read_configuration(path: Path | None, *, launch_config: Path | None = None, 
     if found is None and not or_built_in:
         looked_for = f"looked for {describe_layouts()}; {' and '.join(PLAIN_FILES)}"
         raise UsageError("this folder has no configuration", hint=f'name one, `source="conf"`, or a program; {looked_for}')
-    return (found or _built_in("the built-in workload, since this folder has no configuration")).with_allocator_settings_of(os.environ)
+    return (found or _built_in_instead()).with_allocator_settings_of(os.environ)
 
 
 def _trained_on(parallelism: Parallelism, changes: Mapping[str, int]) -> Parallelism:
@@ -426,6 +427,17 @@ def _of_program(program: CommandProgram | FunctionProgram) -> Configuration:
 def _built_in(source: str) -> Configuration:
     template = templates_folder() / BUILT_IN_WORKLOAD
     return Configuration(workload_from(template_data(template), template), source)
+
+
+def _built_in_instead() -> Configuration:
+    """Return the built-in workload, with a note of a recipe that lies below this folder, where one does."""
+    built_in = _built_in("the built-in workload, since this folder has no configuration")
+    for file in candidates_below(Path()):
+        with suppress(ConfigError):
+            located = locate(file)
+            if located is not None and located.is_recipe:
+                return built_in.with_note(f'{file} is {located.layout.title}: name the one to plan, `source="{file}"`')
+    return built_in
 
 
 def _plain_file(folder: Path) -> Path | None:

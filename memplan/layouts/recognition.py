@@ -10,6 +10,7 @@ import json
 import re
 import sys
 from collections.abc import Iterator, Set
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,6 +25,7 @@ FOLDERS = (".", "conf", "config", "configs", "recipes")
 
 SUFFIXES = (".yaml", ".yml", ".json", ".toml")
 MOST_FILES = 200
+MOST_FILES_BELOW = 40
 MOST_BYTES = 2**20
 """A larger file is data."""
 
@@ -101,6 +103,13 @@ def candidates(folder: Path) -> list[Path]:
         if place.is_dir():
             found += sorted(path for path in place.iterdir() if path.suffix in SUFFIXES and path.name not in NOT_CONFIGURATIONS)
     return [path for path in found[:MOST_FILES] if path.is_file() and path.stat().st_size <= MOST_BYTES]
+
+
+def candidates_below(folder: Path) -> list[Path]:
+    """Return a few files further below in a project's *folder* that may be configurations, as `recipes/llama/sft.yaml`."""
+    below = (place for name in FOLDERS[1:] for place in sorted((folder / name).glob("*/**/*")))
+    found = (path for path in below if path.suffix in SUFFIXES and path.name not in NOT_CONFIGURATIONS)
+    return [path for path in islice(found, MOST_FILES_BELOW) if path.is_file() and path.stat().st_size <= MOST_BYTES]
 
 
 def _keys_of(path: Path) -> Set[str]:

@@ -270,6 +270,18 @@ def test_files_that_describe_no_training_are_no_configuration(run_memplan: Run, 
     assert "the built-in workload, since this folder has no configuration" in result.stdout
 
 
+def test_a_recipe_below_is_told_of_where_the_built_in_workload_is_planned(run_memplan: Run, tmp_path: Path) -> None:
+    """Projects keep a recipe in a folder of its own: the plan is of none of them, and says which there is."""
+    below = tmp_path / "recipes" / "llama" / "sft.yaml"
+    below.parent.mkdir(parents=True)
+    below.write_text("model_name_or_path: a/b\nper_device_train_batch_size: 2\n")
+
+    result = run_memplan("--gpu-memory", "24", "--format", "json")
+
+    what = "recipes/llama/sft.yaml is a recipe for supervised fine-tuning with TRL"
+    assert f"{what}: name the one to plan, `--config-path recipes/llama/sft.yaml`" in json.loads(result.stdout)["notes"]
+
+
 def test_the_built_in_workload_is_planned_where_it_is_named(run_memplan: Run, tree: Path) -> None:
     """Beside a tree too."""
     result = run_memplan("--gpu-memory", "24", "--config-path", "built-in", "--format", "json", cwd=tree.parent)

@@ -481,7 +481,7 @@ class ProgramRuns(Closing):
         if begun.left_waiting.was_idle and record is not None:
             exit_code = 0 if record.was_cut else 1  # not that of the signal that ended what waited
         elif self._stopped_by is not None and exit_code and record is not None and record.failure is None:
-            exit_code = -self._stopped_by  # which a launcher made a failure of, as torchrun does of SIGTERM
+            record = record.model_copy(update={"was_interrupted": True})  # a launcher makes a failure of it, as torchrun does of SIGTERM
         record = checked(record, exit_code, lacks_weights=(begun.folder / LACKS_WEIGHTS).exists())
         self._ended[record.pid] = HowEnded(exit_code, record.pid == begun.process.pid, begun.writes)
         return Run(record, log)

@@ -207,7 +207,7 @@ class Script:
 
     def _waiting(self) -> list[Optimizer]:
         """Return the optimizers that have not stepped yet, though they have parameters to train that no other one has."""
-        known = objects_of(Optimizer)[0]
+        known = sorted(objects_of(Optimizer)[0], key=_wraps_another)  # in no order of their own
         done: set[int] = set().union(*(_parameters(one) for one in known if one in self._counts))
         waiting = []
         for one in known:
@@ -388,6 +388,10 @@ class Script:
         if self._is_done or failure is not None:
             path.with_suffix(OVER).touch()
         wait_for(os.environ.get("MEMPLAN_UNTIL", ""))
+
+
+def _wraps_another(optimizer: Optimizer) -> bool:
+    return any(isinstance(value, Optimizer) for value in vars(optimizer).values())
 
 
 @contextmanager

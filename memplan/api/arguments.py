@@ -44,7 +44,7 @@ _TYPES: dict[str, tuple[Any, str]] = {
     "steps": (_Count | None, "a whole number from 1 on"),
     "answers": (Mapping[str, Any] | None, 'answers by line, as {"FILE.py:12": ("true", None)}'),
     "timeout_seconds": (Annotated[float, Field(gt=0)], "a number of seconds above 0"),
-    "context_bytes": (Annotated[int, Field(ge=0)], "a number of bytes"),
+    "context_bytes": (Annotated[int, Field(ge=0)] | None, "a number of bytes, or None"),
     "environment": (Mapping[str, str] | None, "variables by name"),
     "allow_writes": (bool, "True or False"),
     "skip_weights": (bool, "True or False"),

@@ -16,7 +16,6 @@ from memplan.execution.runner import DEFAULT_TIMEOUT_SECONDS, REHEARSING
 from memplan.execution.step_source import step_source_from, step_source_of
 from memplan.hardware.catalog import find_gpu
 from memplan.hardware.gpu import GpuSpec
-from memplan.memory.cuda_context import CONTEXT_BYTES
 
 
 class Rehearsal(PlainRehearsal):
@@ -40,7 +39,7 @@ def rehearse(
     steps: int | None = None,
     answers: Mapping[str, Any] | None = None,
     timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
-    context_bytes: int = CONTEXT_BYTES,
+    context_bytes: int | None = None,
     library_workspaces: bool = True,
     checks_tensor_types: bool = True,
     environment: Mapping[str, str] | None = None,
@@ -60,7 +59,7 @@ def rehearse(
         answers: What a line that reads values from the device gets, by "FILE.py:LINE": an answer, and the text of the line that it was
             given for (None: any).
         timeout_seconds: After so long the process is ended.
-        context_bytes: Device memory that the CUDA context takes, in bytes.
+        context_bytes: Device memory that the CUDA context takes, in bytes. None: what it usually takes of that kind of GPU.
         library_workspaces: Count an allowance for workspaces that CUDA's libraries choose at run time; the lower bound is without it.
         checks_tensor_types: Run one step more, which counts for nothing, to find large tensors of wide types.
         environment: Environment variables for the process, as PYTORCH_ALLOC_CONF.

@@ -90,5 +90,5 @@ def _asked_of_a_fork(of_device: Any) -> Properties | None:
 
 def _kinds(described: str) -> list[list[str]]:
     """Return what *described* says of each GPU, but for memory: MEMPLAN_CARD, as csrc/card.c has it."""
-    fields = [line.split(" ", 5) for line in described.splitlines()]
-    return [[*line[:3], *line[5:]] for line in fields]
+    fields = [line.split(" ", 6) for line in described.splitlines()]
+    return [[*line[:4], *line[6:]] for line in fields]

@@ -71,11 +71,12 @@ def _capacity(gpu_name: str | None, gpu_memory: str | None) -> int:
     """Return what the allocator can have: without the CUDA context, at its largest."""
     from memplan.api.gpus import named_gpu
     from memplan.hardware.gpu import UNLIMITED_BYTES
-    from memplan.memory.cuda_context import CONTEXT_HIGH_BYTES
+    from memplan.memory.cuda_context import usual_context
 
     if gpu_name is None and gpu_memory is None:
         return UNLIMITED_BYTES
-    return max(0, named_gpu(gpu_name, gpu_memory).total_memory_bytes - CONTEXT_HIGH_BYTES)
+    gpu = named_gpu(gpu_name, gpu_memory)
+    return max(0, gpu.total_memory_bytes - usual_context(gpu).high_bytes)
 
 
 def _replayed(recording: Snapshot, texts: Sequence[str], capacity_bytes: int) -> list[tuple[str, Replayed]]:

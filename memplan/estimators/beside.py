@@ -74,7 +74,12 @@ class Beside:
     @property
     def doing(self) -> list[Hashable]:
         """Return the keys of the jobs that are being done."""
-        return [process.key for process in self._processes if process.key is not None]
+        return self._jobs.doing()
+
+    def meanwhile(self) -> Callable[[], list[Hashable]]:
+        """Return what tells the keys of the jobs that have been in the way since: being done now, or begun until it is asked."""
+        doing, num_begun = self._jobs.doing(), len(self._jobs.begun_ever())
+        return lambda: [*doing, *self._jobs.begun_ever()[num_begun:]]
 
     def all_fail(self, keys: Sequence[Hashable]) -> bool:
         """Say whether the jobs of *keys*, which were begun, fail, when they are done. Raises KeyboardInterrupt as `take`."""
@@ -126,6 +131,7 @@ class _Jobs:
         self._changed = threading.Condition()
         self._waiting: dict[Hashable, Job] = {}
         self._begun: set[Hashable] = set()
+        self._order: list[Hashable] = []
         self._done: dict[Hashable, Begun | None] = {}
 
     def add(self, key: Hashable, job: Job) -> None:
@@ -144,12 +150,23 @@ class _Jobs:
                 return None
             key, job = self._waiting.popitem()
             self._begun.add(key)
+            self._order.append(key)
             return key, job
 
     def wake(self) -> None:
         """Have those that wait for a job see whether all is over."""
         with self._changed:
             self._changed.notify_all()
+
+    def doing(self) -> list[Hashable]:
+        """Return the keys of the jobs that are being done."""
+        with self._changed:
+            return [*self._begun]
+
+    def begun_ever(self) -> list[Hashable]:
+        """Return the keys of all jobs that were begun, in that order."""
+        with self._changed:
+            return [*self._order]
 
     def is_begun(self, key: Hashable) -> bool:
         """Say whether the job of *key* is being done."""

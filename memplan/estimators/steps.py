@@ -79,14 +79,15 @@ class StepRunner(ABC):
 
         Where it fails while another is run beside it that does not, it is run again alone: both may want the same port.
         """
-        doing = self._beside.doing if self._beside is not None else []
+        beside = self._beside
+        in_the_way = beside.meanwhile() if beside is not None else list
         try:
             found = run()
         except MemplanError:
-            if self._beside is None or self._beside.all_fail(doing):
+            if beside is None or beside.all_fail(in_the_way()):
                 raise
         else:
-            if is_answer(found) or self._beside is None or self._beside.all_fail(doing):
+            if is_answer(found) or beside is None or beside.all_fail(in_the_way()):
                 return found
         self.end()
         return run()

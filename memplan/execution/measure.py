@@ -60,7 +60,8 @@ class Measurer(Closing):
         Raises UsageError when the program fails for another reason than memory, DoesNotFitError where not even CUDA itself can begin.
         """
         until = self._runner.folder / "until"
-        until.unlink(missing_ok=True)
+        for left_behind in (until, self._runner.result):  # by the run before: what is watched for would be there at once
+            left_behind.unlink(missing_ok=True)
         with watched_gpu(self._gpu.uuid) as use, seen_at_the_end(use, self._runner.result.exists, until) as seen:
             before = use()
             status = self._runner.run(

@@ -24,7 +24,7 @@ from memplan.execution.summary import Run, rehearsal_of
 from memplan.execution.values_pass import NO_VALUES, EndlessError, ValuesFile, settle, with_ample_memory
 from memplan.hardware.gpu import GpuSpec
 from memplan.hardware.torch_install import find_torch
-from memplan.memory.cuda_context import CONTEXT_BYTES, assumed_range
+from memplan.memory.cuda_context import usual_context
 from memplan.memory.estimate import MemoryRange
 from memplan.memory.nccl_buffers import Communicator, nccl_buffers
 from memplan.standin.build import build
@@ -59,7 +59,7 @@ class Rehearser(Closing):
         steps: int | None = None,
         answers: Mapping[str, Any] | None = None,
         timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
-        context_bytes: int = CONTEXT_BYTES,
+        context_bytes: int | None = None,
         library_workspaces: bool = True,
         checks_tensor_types: bool = False,
         environment: Mapping[str, str] | None = None,
@@ -87,7 +87,8 @@ class Rehearser(Closing):
         def nccl(communicators: Iterable[Communicator]) -> MemoryRange:
             return nccl_buffers(communicators, gpu=gpu, num_gpus=ranks.num_gpus, version=torch.nccl_version, settings=inherited)
 
-        beside_bytes = context_bytes + nccl([Communicator(ranks.size)]).expected_bytes
+        context = usual_context(gpu, context_bytes)
+        beside_bytes = context.expected_bytes + nccl([Communicator(ranks.size)]).expected_bytes
 
         def run(values_file: ValuesFile | None, *, with_workspaces: bool, checks_tensor_types: bool) -> Run:
             log = self._runner.folder / "log"
@@ -95,7 +96,7 @@ class Rehearser(Closing):
             card = gpu if values_file is None or values_file.variant is None or has_run_out else with_ample_memory(gpu)
             status = self._runner.run(
                 device=lambda: self._writes.held_in(
-                    environment_for(gpu, build(torch), context_bytes=context_bytes) | own_caches(self._runner.folder) | self._more
+                    environment_for(gpu, build(torch), context_bytes=context.expected_bytes) | own_caches(self._runner.folder) | self._more
                 ),
                 environment={
                     **(environment or {}),
@@ -140,7 +141,7 @@ class Rehearser(Closing):
             whole,
             without=without,
             others=found.others,
-            context=assumed_range(context_bytes),
+            context=context,
             nccl=nccl(whole.log.communicators),
             values_failure=found.failure,
             ranks=ranks,

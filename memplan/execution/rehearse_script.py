@@ -18,7 +18,7 @@ from memplan.execution.summary import rehearsal_of
 from memplan.execution.values_pass import settle
 from memplan.hardware.gpu import GpuSpec
 from memplan.hardware.torch_install import TorchBuild, find_torch
-from memplan.memory.cuda_context import CONTEXT_BYTES, assumed_range
+from memplan.memory.cuda_context import usual_context
 from memplan.memory.estimate import MemoryRange
 from memplan.memory.nccl_buffers import Communicator, nccl_buffers
 from memplan.programs.prepared_data import PreparedData
@@ -35,7 +35,7 @@ def rehearse_script(
     answers: Mapping[str, Any] | None = None,
     timeout_seconds: float | None = None,
     output_to_stderr: bool = False,
-    context_bytes: int = CONTEXT_BYTES,
+    context_bytes: int | None = None,
     allow_writes: bool = False,
     skip_weights: bool = False,
     most_walked_batches: int = 0,
@@ -76,12 +76,13 @@ def rehearse_script(
     command = command_from(words)
     torch = torch_of(command)
     torch.check_kernels(gpu)
+    context = usual_context(gpu, context_bytes)
     asked = Asked(
         command=command,
         torch=torch,
         libraries=build(torch),
         gpu=gpu,
-        context_bytes=context_bytes,
+        context_bytes=context.expected_bytes,
         answers=dict(answers or {}),
         walked=WalkedBatches(most_walked_batches, own_first, steps or 0),
         timeout_seconds=timeout_seconds,
@@ -107,7 +108,7 @@ def rehearse_script(
         rehearsal = rehearsal_of(
             found.run,
             others=found.others,
-            context=assumed_range(context_bytes),
+            context=context,
             nccl=_nccl_buffers(found.run.log.communicators, asked),
             exit_code=how.exit_code,
             process=None if how.is_first else " ".join(found.run.record.command),

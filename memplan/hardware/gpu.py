@@ -4,6 +4,8 @@ from pydantic import NonNegativeInt, PositiveInt
 
 from memplan.description import Description
 
+_MULTIPROCESSORS_OF_A100, _CAPABILITY_OF_A100 = 108, (8, 0)
+
 UNLIMITED_BYTES = 2**46
 """Unlimited memory: more than any program asks for, and less than the addresses that the simulated GPU hands out."""
 
@@ -56,6 +58,24 @@ class GpuSpec(Description):
     def free_memory_bytes(self) -> int:
         """Return what is left for this program, its CUDA context included."""
         return max(0, self.total_memory_bytes - self.others_used_bytes)
+
+    @property
+    def kind(self) -> tuple[tuple[int, int], int]:
+        """Return the compute capability and the multiprocessors; a GPU of which only the size is known is taken for an A100."""
+        return self.compute_capability or _CAPABILITY_OF_A100, self.multiprocessors or _MULTIPROCESSORS_OF_A100
+
+    @property
+    def threads_per_multiprocessor(self) -> int:
+        """Return how many threads a multiprocessor holds (CUDA C++ programming guide, technical specifications by compute capability)."""
+        (major, minor), _ = self.kind
+        if (major, minor) == (7, 5):
+            return 1024
+        return 1536 if major >= 12 or (major == 8 and minor in {6, 7, 9}) else 2048
+
+    @property
+    def resident_threads(self) -> int:
+        """Return how many threads the GPU holds at once."""
+        return self.kind[1] * self.threads_per_multiprocessor
 
     def endless(self) -> "GpuSpec":
         """Return this kind of GPU with unlimited memory, all of it free."""

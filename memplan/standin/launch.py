@@ -78,10 +78,10 @@ def own_caches(folder: Path) -> dict[str, str]:
 
 
 def gpu_description(gpu: GpuSpec, context_bytes: int) -> str:
-    """Return *gpu* as the device reads it; a GPU of which only the size is known is taken for an A100."""
-    major, minor = gpu.compute_capability or (8, 0)
-    multiprocessors = gpu.multiprocessors or 108
-    return f"{major} {minor} {multiprocessors} {gpu.total_memory_bytes} {context_bytes} {gpu.name}"
+    """Return *gpu* as the device reads it."""
+    (major, minor), multiprocessors = gpu.kind
+    threads = gpu.threads_per_multiprocessor
+    return f"{major} {minor} {multiprocessors} {threads} {gpu.total_memory_bytes} {context_bytes} {gpu.name}"
 
 
 _BOOT = """

@@ -63,7 +63,7 @@ def record(program: Program, gpu: GpuSpec, folder: Path) -> Path:
         "program": program.name,
         "values": program.values,
         "date": datetime.now(timezone.utc).date().isoformat(),
-        "gpu": gpu.model_dump(mode="json"),
+        "gpu": gpu.model_copy(update={"uuid": None, "origin": f"recorded, driver {gpu.driver_version}"}).model_dump(mode="json"),
         "measured": seen.model_dump(mode="json", round_trip=True),
     }
     path.with_suffix(".trace").write_bytes(seen.trace.to_bytes())

@@ -21,7 +21,7 @@ from memplan.estimators.analytic.fragmentation import HELD_OUT_COVERAGE
 from memplan.hardware.catalog import find_gpu
 from memplan.hardware.gpu import GpuSpec
 from memplan.layouts.templates import template_data, templates_folder
-from memplan.memory.cuda_context import CONTEXT_HIGH_BYTES
+from memplan.memory.cuda_context import context_of
 from memplan.memory.estimate import MemoryEstimate
 from memplan.workload.workload import Workload
 from memplan.workload.workload_file import workload_from
@@ -145,7 +145,9 @@ def test_no_own_recording_reserves_more_than_the_upper_bound_or_less_than_the_lo
 
 def reserved_within(peaks: list[Peak]) -> float:
     """The share of steps whose reserved memory is no more than the upper bound less the CUDA context's."""
-    bounds = [estimate(point.workload, point.gpu, point.stage).device_used.high_bytes - CONTEXT_HIGH_BYTES for point, _, _ in peaks]
+    bounds = [
+        estimate(point.workload, point.gpu, point.stage).device_used.high_bytes - context_of(point.gpu).high_bytes for point, _, _ in peaks
+    ]
     return statistics.mean(peak.reserved_bytes <= bound for peak, bound in zip(peaks, bounds, strict=True))
 
 
@@ -162,7 +164,7 @@ def test_the_upper_bound_is_fitted_to_the_other_half() -> None:
     """At least 99% of the steps that it was fitted to; and it is no wider than the 20% of allocated that it replaced, in the mean."""
     fitted = [peak for peak in grid.peaks() if not peak.point.is_held_out]
     widths = [
-        estimate(point.workload, point.gpu, point.stage).device_used.high_bytes / (reserved_bytes + CONTEXT_HIGH_BYTES)
+        estimate(point.workload, point.gpu, point.stage).device_used.high_bytes / (reserved_bytes + context_of(point.gpu).high_bytes)
         for point, _, reserved_bytes in fitted
     ]
 

@@ -697,7 +697,7 @@ def takes(device, sizes, gives_back=False, lets_go=False):
 
 def context_bytes():
     """What the GPU's description says that the context takes."""
-    return int(os.environ["MEMPLAN_CARD"].split()[4])
+    return int(os.environ["MEMPLAN_CARD"].split()[5])
 
 
 def survives(device):

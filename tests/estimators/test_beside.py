@@ -176,6 +176,19 @@ def test_whether_all_that_was_beside_fails_is_known_when_it_has_ended(
     assert jobs.all_fail([])
 
 
+def test_a_job_that_begins_after_a_run_has_is_in_its_way_too(jobs: Beside, tmp_path: Path) -> None:
+    """The run that fails may have begun before it, and have wanted its port after it; what was done before the run is in nobody's way."""
+    jobs.begin("before", Job(takes, (1, tmp_path)))
+    jobs.take("before")
+
+    in_the_way = jobs.meanwhile()
+    jobs.begin("after", Job(takes, (2, tmp_path)))
+    eventually((tmp_path / "2.began").exists)
+
+    assert in_the_way() == ["after"]
+    assert not jobs.all_fail(in_the_way())
+
+
 def test_a_job_is_done_where_the_caller_is_now(jobs: Beside, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A process that has another working folder serves no more."""
     jobs.begin("one", Job(takes, (1, tmp_path)))

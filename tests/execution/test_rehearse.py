@@ -14,7 +14,7 @@ from memplan.errors import MissingError, NoKernelsError, UsageError
 from memplan.hardware.catalog import find_gpu
 from memplan.hardware.gpu import GpuSpec
 from memplan.hardware.torch_install import TorchBuild
-from memplan.memory.cuda_context import CONTEXT_BYTES
+from memplan.memory.cuda_context import context_of
 from tests.conftest import SHARED, RehearserOf, shared_files, skip_without
 
 STEPS = Path(__file__).parents[1] / "child" / "steps.py"
@@ -82,7 +82,7 @@ def test_categories_are_those_of_the_program(rehearser_of: RehearserOf, name: st
     assert seen.gpu_name == find_gpu(name).name
     assert seen.fits
     assert not seen.grows
-    assert seen.device_used_bytes == seen.peak_reserved_bytes + CONTEXT_BYTES
+    assert seen.device_used_bytes == seen.peak_reserved_bytes + context_of(find_gpu(name)).expected_bytes
     assert breakdown.total_bytes == seen.device_used_bytes
 
 

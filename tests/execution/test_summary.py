@@ -9,7 +9,7 @@ import pytest
 from memplan.execution.rehearsal import StepPeaks
 from memplan.execution.run_record import AllocationFailure, RecordedRead, RunRecord
 from memplan.execution.summary import Run, reads_by_bytes, rehearsal_of
-from memplan.memory.cuda_context import assumed_range
+from memplan.memory.estimate import MemoryRange
 from memplan.traces.trace import Block, Note
 
 
@@ -38,6 +38,8 @@ def test_what_outlives_a_step_hangs_on_no_read() -> None:
     assert only.following_bytes == 200
 
 
+NO_CONTEXT = MemoryRange(low_bytes=0, expected_bytes=0, high_bytes=0)
+
 STEP = StepPeaks(peak_allocated_bytes=100, peak_reserved_bytes=200, allocated_bytes=50, reserved_bytes=200)
 
 
@@ -59,7 +61,7 @@ def test_what_a_signal_ended_early_has_no_verdict(num_steps: int, exit_code: int
     """Before its first step is over, whatever its exit code."""
     record = RunRecord(torch="2.13", gpu_name="a GPU", steps=(STEP,) * num_steps, was_interrupted=was_interrupted)
 
-    found = rehearsal_of(Run(record), context=assumed_range(0), exit_code=exit_code)
+    found = rehearsal_of(Run(record), context=NO_CONTEXT, exit_code=exit_code)
 
     assert found.verdict == verdict
 
@@ -70,7 +72,7 @@ def test_what_a_signal_ended_while_python_was_exiting_has_its_verdict_and_a_warn
     record = RunRecord(torch="2.13", gpu_name="a GPU", steps=(STEP, STEP), was_at_exit=True)
 
     found, before = (
-        rehearsal_of(Run(seen), context=assumed_range(0), exit_code=-number)
+        rehearsal_of(Run(seen), context=NO_CONTEXT, exit_code=-number)
         for seen in (record, record.model_copy(update={"was_at_exit": False}))
     )
 
@@ -87,8 +89,8 @@ def test_one_step_of_an_optimizer_with_state_is_a_lower_bound(num_steps: int, no
     """Of a program that was asked for one step, or ended by a signal then; one that ends after its only step has shown all."""
     record = RunRecord(torch="2.13", gpu_name="a GPU", steps=(STEP,) * num_steps, notes=notes, was_cut=True)
 
-    cut, whole = (rehearsal_of(Run(seen), context=assumed_range(0)) for seen in (record, record.model_copy(update={"was_cut": False})))
-    ended = rehearsal_of(Run(record.model_copy(update={"was_cut": False})), context=assumed_range(0), exit_code=-15)
+    cut, whole = (rehearsal_of(Run(seen), context=NO_CONTEXT) for seen in (record, record.model_copy(update={"was_cut": False})))
+    ended = rehearsal_of(Run(record.model_copy(update={"was_cut": False})), context=NO_CONTEXT, exit_code=-15)
 
     assert (cut.verdict, ended.verdict, whole.verdict) == (verdict, verdict, "fits")
 
@@ -100,7 +102,7 @@ def test_an_end_that_ran_out_of_memory_is_told_as_no_less_than_the_other(peaks: 
     upper, lower = (RunRecord(torch="2.13", gpu_name="a GPU", peak_allocated_bytes=peak, peak_reserved_bytes=peak) for peak in peaks)
     run, other = Run(upper.model_copy(update={"out_of_memory": failed})), Run(lower)
 
-    found = rehearsal_of(run, others={"values": other}, context=assumed_range(0))
+    found = rehearsal_of(run, others={"values": other}, context=NO_CONTEXT)
 
     assert found.assumed_range is not None
     assert (found.assumed_range.low_bytes, found.assumed_range.high_bytes) == (low, high)
@@ -111,10 +113,9 @@ def test_what_a_guessed_loop_would_reach_is_not_said_to_learn_nothing() -> None:
     """A solver's `while` that was guessed to end at once leaves its parameters without a gradient: nothing is to be frozen for that."""
     loop = RecordedRead(place="solver.py:9", text="while t > end:", count=3, answer="false", reason="", basis="zero")
     record = RunRecord(torch="2.13", gpu_name="a GPU", steps=(STEP,), without_gradient=("net.weight",), without_gradient_bytes=400)
-    context = assumed_range(0)
 
-    known = rehearsal_of(Run(record), context=context)
-    guessed = rehearsal_of(Run(record.model_copy(update={"reads": (loop,)})), context=context)
+    known = rehearsal_of(Run(record), context=NO_CONTEXT)
+    guessed = rehearsal_of(Run(record.model_copy(update={"reads": (loop,)})), context=NO_CONTEXT)
 
     assert [finding.kind for finding in known.findings] == ["parameters_without_gradient"]
     assert "parameters_without_gradient" not in {finding.kind for finding in guessed.findings}

@@ -153,7 +153,11 @@ assert int.from_bytes(answer.raw, sys.byteorder) == 0x700000000000
 
 
 def test_a_factorizations_workspace_is_told_in_elements_or_bytes(torch_build: TorchBuild) -> None:
-    """64 columns and rows of a matrix of 100 x 10, 3n² + 64n for eigenvectors; nothing where no allowance is wanted; 2**31 - 1 at most."""
+    """768·1024 values and 128 bytes for 100 x 10, as an H100 asked for (tests/accuracy/recordings/library-calls-h100.jsonl).
+
+    For eigenvectors 3n² + 768n + 2^16 values and some: 2393616 bytes were recorded of n = 179. 2**31 - 1 at most. The newer function
+    for the QR decomposition says the same number always, the others nothing where no allowance is wanted.
+    """
     on_device(
         torch_build,
         """
@@ -161,15 +165,34 @@ import os
 elements, on_device, on_host = c_int(-1), c_size_t(7), c_size_t(7)
 assert cuda.cusolverDnSgeqrf_bufferSize(None, 100, 10, None, 100, byref(elements)) == 0
 assert elements.value == 0
+rows, columns, n, sizes = *map(ctypes.c_int64, (100, 10, 179)), (byref(on_device), byref(on_host))
+assert cuda.cusolverDnXgeqrf_bufferSize(None, None, rows, columns, 0, None, rows, 0, None, 0, *sizes) == 0  # CUDA_R_32F
+assert (on_device.value, on_host.value) == (3 * 2**20 + 128, 0)
 os.environ["MEMPLAN_WORKSPACES"] = "1"
-for kind in "SDCZ":
+for kind, width in {"S": 4, "D": 8, "C": 8, "Z": 16}.items():
     assert getattr(cuda, f"cusolverDn{kind}geqrf_bufferSize")(None, 100, 10, None, 100, byref(elements)) == 0
-    assert elements.value == 64 * 110
-n, sizes = ctypes.c_int64(100), (byref(on_device), byref(on_host))
+    assert elements.value == 768 * 1024 + 128 // width
 assert cuda.cusolverDnXsyevd_bufferSize(None, None, 1, 0, n, 1, None, n, 1, None, 1, *sizes) == 0  # CUDA_R_64F
-assert (on_device.value, on_host.value) == ((3 * 100**2 + 64 * 100) * 8, 0)
+assert 2393616 <= on_device.value <= 2393616 * 1.001
+assert on_host.value == 0
 assert cuda.cusolverDnZheevd_bufferSize(None, 1, 0, 30_000, None, 30_000, None, byref(elements)) == 0
 assert elements.value == 2**31 - 1
+""",
+    )
+
+
+def test_a_long_fourier_transform_of_a_large_prime_factor_takes_what_was_recorded(torch_build: TorchBuild) -> None:
+    """155 of 11402, 2 x 5701 (tests/accuracy/recordings/library-calls-h100.jsonl), an odd number as an allowance; of 2^14 nothing."""
+    on_device(
+        torch_build,
+        """
+import os
+os.environ["MEMPLAN_WORKSPACES"] = "1"
+for length, wanted in {11402: 57139200 - 1, 16384: 0}.items():
+    n, work = (ctypes.c_longlong * 1)(length), c_size_t(7)
+    one, batch = ctypes.c_longlong(1), ctypes.c_longlong(155)
+    assert cuda.cufftXtMakePlanMany(1, 1, n, None, one, one, 4, None, one, one, 4, batch, byref(work), 4) == 0  # CUDA_C_32F
+    assert work.value == wanted
 """,
     )
 

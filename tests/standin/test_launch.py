@@ -20,7 +20,7 @@ def test_the_device_comes_first_and_what_was_there_stays(a100: GpuSpec) -> None:
     assert environment["LD_PRELOAD"] == "/device/libstandin.so:/device/libnvrtc.so:mine.so"
     assert environment["LD_LIBRARY_PATH"] == "/device"
     assert environment["HOME"] == "/home"
-    assert environment["MEMPLAN_CARD"] == "8 0 108 85095874560 5 NVIDIA A100-SXM4-80GB"
+    assert environment["MEMPLAN_CARD"] == "8 0 108 2048 85095874560 5 NVIDIA A100-SXM4-80GB"
 
 
 @pytest.mark.parametrize(("given", "expected"), [({}, "PASSIVE"), ({"OMP_WAIT_POLICY": "active"}, "active")])
@@ -41,7 +41,7 @@ def test_a_card_of_unknown_kind_is_taken_for_an_a100() -> None:
     """A size alone says nothing of capability and multiprocessors."""
     environment = environment_for(GpuSpec(name="a GPU", total_memory_bytes=7, origin="test"), Path("/device"), inherited={})
 
-    assert environment["MEMPLAN_CARD"] == "8 0 108 7 0 a GPU"
+    assert environment["MEMPLAN_CARD"] == "8 0 108 2048 7 0 a GPU"
 
 
 def test_tritons_cache_moves_only_where_the_home_cannot_hold_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

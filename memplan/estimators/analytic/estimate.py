@@ -19,7 +19,7 @@ from memplan.estimators.analytic.parameters import ParameterGroup, parameter_gro
 from memplan.estimators.base import Estimator
 from memplan.hardware.gpu import GpuSpec
 from memplan.memory.breakdown import MemoryBreakdown
-from memplan.memory.cuda_context import CONTEXT_BYTES, CONTEXT_HIGH_BYTES, CONTEXT_LOW_BYTES, with_context
+from memplan.memory.cuda_context import context_of
 from memplan.memory.estimate import MemoryEstimate, MemoryRange
 from memplan.memory.nccl_buffers import USUAL_VERSION, Communicator, nccl_buffers
 from memplan.workload.contrastive import EncodedTexts
@@ -101,7 +101,7 @@ def estimate(workload: Workload, gpu: GpuSpec, stage: Stage | None) -> MemoryEst
     tensors = _rounded_up(tensors, training.allocator_settings)
     tokens = max(call.tokens for call in _calls(workload, stage))
     reserved = reserved_range(workload, allocated_bytes=tensors.total_bytes, largest_call_tokens=tokens, passing_bytes=states.passing_bytes)
-    return with_context(_assemble(tensors, reserved, _nccl(workload, gpu), peak.phase), gpu)
+    return _assemble(tensors, reserved, context_of(gpu), _nccl(workload, gpu), peak.phase)
 
 
 def _nccl(workload: Workload, gpu: GpuSpec) -> MemoryRange:
@@ -125,11 +125,11 @@ def _rounded_up(tensors: MemoryBreakdown, allocator_settings: str) -> MemoryBrea
     return MemoryBreakdown(**{name: int(value * share) for name, value in tensors})
 
 
-def _assemble(tensors: MemoryBreakdown, reserved: MemoryRange, nccl: MemoryRange, phase: str) -> MemoryEstimate:
+def _assemble(tensors: MemoryBreakdown, reserved: MemoryRange, context: MemoryRange, nccl: MemoryRange, phase: str) -> MemoryEstimate:
     """Add slack, context and NCCL to the bytes of tensors, and say how sure the sum is."""
     allocated_bytes = tensors.total_bytes
     slack_bytes = reserved.expected_bytes - allocated_bytes
-    beside = {"cuda_context_bytes": CONTEXT_BYTES, "nccl_buffers_bytes": nccl.expected_bytes}
+    beside = {"cuda_context_bytes": context.expected_bytes, "nccl_buffers_bytes": nccl.expected_bytes}
     breakdown = tensors.model_copy(update={"allocator_slack_bytes": slack_bytes, **beside})
     return MemoryEstimate(
         method="analytic",
@@ -137,9 +137,9 @@ def _assemble(tensors: MemoryBreakdown, reserved: MemoryRange, nccl: MemoryRange
         peak_allocated_bytes=allocated_bytes,
         peak_reserved_bytes=breakdown.reserved_bytes,
         device_used=MemoryRange(
-            low_bytes=reserved.low_bytes + CONTEXT_LOW_BYTES + nccl.low_bytes,
+            low_bytes=reserved.low_bytes + context.low_bytes + nccl.low_bytes,
             expected_bytes=breakdown.total_bytes,
-            high_bytes=reserved.high_bytes + CONTEXT_HIGH_BYTES + nccl.high_bytes,
+            high_bytes=reserved.high_bytes + context.high_bytes + nccl.high_bytes,
         ),
         peak_phase=phase,
     )
@@ -373,5 +373,4 @@ def _partial_sums_bytes(workload: Workload, gpu: GpuSpec) -> int:
     encoder, _ = _encoder(workload.model)
     if encoder.lora is not None or not encoder.has_linear_bias or training.micro_batch_size * training.sequence_length < 1024:
         return 0
-    threads = {(7, 5): 1024, (8, 6): 1536, (8, 9): 1536, (12, 0): 1536}.get(gpu.compute_capability or (8, 0), 2048)
-    return (gpu.multiprocessors or 108) * threads * 512
+    return gpu.resident_threads * 512

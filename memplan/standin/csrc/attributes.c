@@ -54,10 +54,6 @@ const Chip *chip(void) {
     return found;
 }
 
-int threads_of_multiprocessor(void) {
-    int v = version();
-    return v == 75 ? 1024 : v == 86 || v == 87 || v == 89 || v >= 120 ? 1536 : 2048;
-}
 int shared_kib_of_multiprocessor(void) {
     switch (version()) {
     case 60: return 64;
@@ -148,7 +144,7 @@ static int value_of(int attribute) {
     case 10: return 32;                                     /* warp */
     case 12: case 82: return 65536;                         /* registers of a block, of a multiprocessor */
     case 16: return card()->multiprocessors;
-    case 39: return threads_of_multiprocessor();
+    case 39: return card()->threads;
     case 75: return major;
     case 76: return card()->minor;
     case 81: return shared_kib_of_multiprocessor() << 10;

@@ -12,7 +12,6 @@ typedef struct {
 #pragma GCC visibility push(hidden) /* nothing of these names is for the program that is rehearsed */
 const Chip *chip(void);
 int is_integrated(void);
-int threads_of_multiprocessor(void);
 int shared_kib_of_multiprocessor(void);
 int shared_bytes_of_block(void);
 int blocks_of_multiprocessor(void);

@@ -1,9 +1,14 @@
 /* cuDNN's graph interface, which convolutions and attention go through: every plan exists and does nothing.
  *
- * What cuDNN would take as workspace it decides on the card. For a convolution an allowance can be reasoned: its tensor-core kernels read and
- * write channels-last, so tensors in PyTorch's default layout are copied there and back in the workspace (NVIDIA, Convolutional Layers User's
- * Guide, section on tensor layouts), and the gradient of a filter is summed in fp32 parts. So a descriptor knows the bytes of the tensors below
- * it, and passes an allowance on to what is made of it: tensor, operation, graph, heuristics, configuration, plan. */
+ * What cuDNN takes as workspace it decides on the card, by the kernel that it picks. Recorded on an H100 with cuDNN 9.19
+ * (tests/accuracy/recordings): about half of the convolutions take none. The others take, nearly always to the byte, what their tensor-core
+ * kernels have to copy: these read and write channels-last with channels in whole 16 bytes, so tensors in PyTorch's default layout are copied
+ * there and back (NVIDIA, Convolutional Layers User's Guide, section on tensor layouts), and those in channels-last where they are padded. The
+ * gradient of a filter is summed in fp32 parts, as many as keep the card busy. Which kernel it is cannot be known here, so this is an allowance.
+ * Attention takes 256 bytes, and where heads share a key and a value, their gradients for each head.
+ *
+ * So a descriptor knows the tensors below it, and passes what they need on to what is made of it: tensor, operation, graph, heuristics,
+ * configuration, plan. */
 #include "card.h"
 #include "descriptors.h"
 
@@ -11,18 +16,27 @@
 #include <string.h>
 
 /* cudnnBackendDescriptorType_t and cudnnBackendAttributeName_t of cuDNN 9, as far as they matter */
-enum { ENGINE_HEURISTICS = 4, CONVOLUTION_FORWARD = 10, CONVOLUTION_BACKWARD_FILTER = 11, CONVOLUTION_BACKWARD_DATA = 12, TENSOR = 17,
-       MATMUL = 19, ATTENTION_FORWARD = 41, ATTENTION_BACKWARD = 43 };
+enum { ENGINE_HEURISTICS = 4, CONVOLUTION_FORWARD = 10, CONVOLUTION_BACKWARD_FILTER = 11, CONVOLUTION_BACKWARD_DATA = 12, GRAPH = 15,
+       TENSOR = 17, MATMUL = 19, REDUCTION = 22, ATTENTION_FORWARD = 41, ATTENTION_BACKWARD = 43 };
 enum { HEURISTICS_RESULTS = 202, CONFIG_KNOBS = 302, CONFIG_WORKSPACE = 303, CONFIG_SHARED = 304, PLAN_WORKSPACE = 402, PLAN_JSON = 405,
-       FILTER_GRADIENT = 715, TENSOR_TYPE = 901, TENSOR_SHAPE = 902, TENSOR_STRIDES = 903, ENGINE_INDEX = 1301, ENGINE_KNOBS = 1302,
-       ENGINE_NOTES = 1303, ENGINE_BEHAVIOUR = 1305 };
+       FORWARD_FILTER = 703, FORWARD_INPUT, FORWARD_OUTPUT, DATA_FILTER = 709, DATA_INPUT, DATA_OUTPUT, FILTER_GRADIENT = 715, FILTER_INPUT,
+       FILTER_OUTPUT, TENSOR_TYPE = 901, TENSOR_SHAPE, TENSOR_STRIDES, ENGINE_INDEX = 1301, ENGINE_KNOBS, ENGINE_NOTES,
+       ENGINE_BEHAVIOUR = 1305, REDUCED = 1610, REDUCTION_RESULT };
 enum { OF_DESCRIPTORS = 15 }; /* cudnnBackendAttributeType_t */
 
+#define ALIGNING 147 /* bytes that a convolution's workspace has besides its copies: 16 or 147 were seen */
+#define ATTENTION_BYTES 256
+
 typedef struct {
-    int type;
-    size_t element_bytes, elements; /* of a tensor */
-    int is_channels_last, is_attention;
-    size_t allowance;
+    int64_t first, channels, places; /* the first two dimensions (of a filter: outputs, inputs of a group), and the elements of all others */
+    size_t element_bytes;
+    int is_channels_last;
+} Tensor;
+typedef struct {
+    int type, is_attention;
+    Tensor tensor;           /* of a tensor */
+    Tensor input, output, filter; /* of a convolution; of a reduction what it reduces, and to what */
+    size_t allowance;        /* of a convolution a workspace; of attention what the gradients of its heads take */
 } Backend;
 
 int cudnnBackendCreateDescriptor(int type, Backend **out) {
@@ -33,38 +47,97 @@ int cudnnBackendCreateDescriptor(int type, Backend **out) {
     return 0;
 }
 int cudnnBackendDestroyDescriptor(Backend *descriptor) { free(descriptor); return 0; }
-int cudnnBackendFinalize(Backend *descriptor) { return 0; }
 int cudnnBackendInitialize(Backend *descriptor) { return 0; }
 int cudnnBackendExecute(void *handle, Backend *plan, Backend *variant) { kernel_ran(); return 0; }
 
-static int is_convolution(const Backend *descriptor) {
-    return descriptor->type >= CONVOLUTION_FORWARD && descriptor->type <= CONVOLUTION_BACKWARD_DATA;
-}
-static void set_tensor(Backend *tensor, int name, int64_t count, const void *values) {
+static void set_tensor(Tensor *tensor, int name, int64_t count, const void *values) {
     const int64_t *numbers = values;
     switch (name) {
     case TENSOR_TYPE: tensor->element_bytes = bytes_of_type(*(const int *)values); break;
     case TENSOR_STRIDES: tensor->is_channels_last = count > 1 && numbers[1] == 1; break;
     case TENSOR_SHAPE:
-        tensor->elements = 1;
-        for (int64_t i = 0; i < count; i++) tensor->elements *= numbers[i];
+        tensor->first = count > 0 ? numbers[0] : 1;
+        tensor->channels = count > 1 ? numbers[1] : 1;
+        tensor->places = 1;
+        for (int64_t i = 2; i < count; i++) tensor->places *= numbers[i];
     }
 }
-static size_t allowance_of(const Backend *operation, int name, const Backend *tensor) {
-    size_t copied = tensor->is_channels_last ? 0 : tensor->elements * tensor->element_bytes;
-    return copied + (name == FILTER_GRADIENT ? tensor->elements * 4 : 0);
+static void set_part(Backend *operation, int name, const Tensor *tensor) {
+    switch (name) {
+    case FORWARD_FILTER: case DATA_FILTER: case FILTER_GRADIENT: operation->filter = *tensor; break;
+    case FORWARD_INPUT: case DATA_INPUT: case FILTER_INPUT: case REDUCED: operation->input = *tensor; break;
+    case FORWARD_OUTPUT: case DATA_OUTPUT: case FILTER_OUTPUT: case REDUCTION_RESULT: operation->output = *tensor; break;
+    }
 }
 int cudnnBackendSetAttribute(Backend *descriptor, int name, int type, int64_t count, const void *values) {
-    if (descriptor->type == TENSOR) set_tensor(descriptor, name, count, values);
+    if (descriptor->type == TENSOR) set_tensor(&descriptor->tensor, name, count, values);
     if (type != OF_DESCRIPTORS) return 0;
     for (int64_t i = 0; i < count; i++) {
         const Backend *part = ((Backend *const *)values)[i];
         if (!part) continue;
         descriptor->is_attention |= part->is_attention;
-        if (is_convolution(descriptor) && part->type == TENSOR) descriptor->allowance += allowance_of(descriptor, name, part);
+        if (part->type == TENSOR) set_part(descriptor, name, &part->tensor);
+        else if (descriptor->type == GRAPH) descriptor->allowance += part->allowance;
         else if (part->allowance > descriptor->allowance) descriptor->allowance = part->allowance;
     }
     return 0;
+}
+
+/* A copy for tensor cores: the channels of each group in whole 16 bytes. */
+static int64_t padded(int64_t channels, int64_t groups, size_t element_bytes) {
+    int64_t whole = 16 / (element_bytes ? element_bytes : 4);
+    return (channels / groups + whole - 1) / whole * whole * groups;
+}
+static size_t copy_bytes(const Tensor *tensor, int64_t groups) {
+    return tensor->first * padded(tensor->channels, groups, tensor->element_bytes) * tensor->places * tensor->element_bytes;
+}
+static int is_padded(const Tensor *tensor, int64_t groups) {
+    return padded(tensor->channels, groups, tensor->element_bytes) != tensor->channels;
+}
+static size_t filter_copy_bytes(const Tensor *filter, int64_t groups) {
+    return padded(filter->first, groups, filter->element_bytes) * padded(filter->channels, 1, filter->element_bytes) * filter->places
+        * filter->element_bytes;
+}
+/* As many parts of a filter's gradient in fp32 as the card has multiprocessors, and no more than 8 MiB, which nine of ten keep to; of a large one
+ * one. */
+static size_t parts_bytes(size_t copy, size_t element_bytes) {
+    size_t part = copy / element_bytes * 4, parts = part * card()->multiprocessors, most = (size_t)8 << 20;
+    if (parts > most) parts = most;
+    return part > parts ? part : parts;
+}
+static size_t convolution_allowance(const Backend *operation) {
+    const Tensor *input = &operation->input, *output = &operation->output, *filter = &operation->filter;
+    if (!filter->channels || !filter->element_bytes || input->channels < filter->channels) return 0;
+    int64_t groups = input->channels / filter->channels;
+    size_t copy = filter_copy_bytes(filter, groups);
+    size_t parts = operation->type == CONVOLUTION_BACKWARD_FILTER ? parts_bytes(copy, filter->element_bytes) : 0;
+    if (groups > 1 && filter->channels == 1 && filter->first == groups) return parts; /* depthwise: kernels of their own, which copy nothing */
+    int pads = is_padded(input, groups) || is_padded(output, groups), is_default = !input->is_channels_last;
+    /* in fp32 some wide filters, some filters' gradients and some gradients of inputs that are padded have kernels for the default layout alone */
+    int pads_gradient = pads && operation->type == CONVOLUTION_BACKWARD_DATA;
+    int other_layout = filter->element_bytes >= 4 && (filter->places > 9 || parts || pads_gradient);
+    int copies_all = is_default || other_layout || (pads && groups > 1);
+    size_t copies = copies_all || is_padded(input, groups) ? copy_bytes(input, groups) : 0;
+    copies += copies_all || is_padded(output, groups) ? copy_bytes(output, groups) : 0;
+    copies += copies_all || pads ? copy : 0;
+    return copies + parts ? copies + parts + ALIGNING : 0;
+}
+/* The gradients of keys and values are written for each head, and then reduced to those heads that share them. */
+static size_t heads_bytes(const Backend *operation) {
+    const Tensor *all = &operation->input, *shared = &operation->output;
+    int is_of_heads = shared->channels < all->channels && shared->places == all->places;
+    return is_of_heads ? all->first * all->channels * all->places * all->element_bytes : 0;
+}
+int cudnnBackendFinalize(Backend *descriptor) {
+    if (descriptor->type >= CONVOLUTION_FORWARD && descriptor->type <= CONVOLUTION_BACKWARD_DATA)
+        descriptor->allowance = convolution_allowance(descriptor);
+    if (descriptor->type == REDUCTION) descriptor->allowance = heads_bytes(descriptor);
+    return 0;
+}
+static int64_t workspace_of(const Backend *plan) {
+    if (!plan->is_attention) return library_workspace("convolution", plan->allowance);
+    if (card()->major != 9) library_unknown("attention"); /* recorded on Hopper alone */
+    return ATTENTION_BYTES + plan->allowance;
 }
 int cudnnBackendGetAttribute(Backend *descriptor, int name, int type, int64_t requested, int64_t *count, void *values) {
     if (count) *count = 1;
@@ -77,8 +150,7 @@ int cudnnBackendGetAttribute(Backend *descriptor, int name, int type, int64_t re
         }
         break;
     case PLAN_WORKSPACE:
-        if (values) *(int64_t *)values = library_workspace("convolution", descriptor->allowance);
-        if (descriptor->is_attention) library_unknown("attention");
+        if (values) *(int64_t *)values = workspace_of(descriptor);
         break;
     case CONFIG_WORKSPACE: case ENGINE_INDEX: if (values) *(int64_t *)values = 0; break;
     case CONFIG_SHARED: if (values) *(int32_t *)values = 0; break;

@@ -78,14 +78,15 @@ static uintptr_t first_address(int ordinal) {
     if (!ordinal) return FIRST_ADDRESS;
     return OTHERS_ADDRESS + (ordinal - 1) * (OTHERS_BYTES / (num_visible - 1) / PAGE * PAGE);
 }
-/* MEMPLAN_CARD: a line for each card on the bus: major minor multiprocessors total context name, the name last since it has blanks. */
+/* MEMPLAN_CARD: a line for each card on the bus: major minor multiprocessors threads total context name, the name last since it has blanks. */
 static void describe(void) {
     const char *text = getenv("MEMPLAN_CARD");
     while (text && *text && num_cards < MOST_CARDS) {
         Card *c = &cards[num_cards];
         size_t line = strcspn(text, "\n");
         int at = 0;
-        if (sscanf(text, "%d %d %d %zu %zu %n", &c->major, &c->minor, &c->multiprocessors, &c->total_bytes, &c->context_bytes, &at) < 5 || !at)
+        if (sscanf(text, "%d %d %d %d %zu %zu %n", &c->major, &c->minor, &c->multiprocessors, &c->threads, &c->total_bytes, &c->context_bytes,
+                   &at) < 6 || !at)
             break;
         snprintf(c->name, sizeof c->name, "%.*s", (int)line - at, text + at);
         num_cards++;

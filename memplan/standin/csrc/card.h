@@ -14,7 +14,7 @@
 
 typedef struct {
     char name[256];
-    int major, minor, multiprocessors;
+    int major, minor, multiprocessors, threads; /* of a multiprocessor */
     size_t total_bytes;   /* what programs can have */
     size_t context_bytes; /* taken before the first allocation */
 } Card;

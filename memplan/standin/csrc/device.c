@@ -42,7 +42,7 @@ static int properties_of_current(char *out) {
     put_int(out, PCI_BUS, visible_card(current_device()) + 1);
     put_int(out, UNIFIED, 1);
     put_int(out, L2, chip()->l2_bytes);
-    put_int(out, THREADS, threads_of_multiprocessor());
+    put_int(out, THREADS, card()->threads);
     put_size(out, SHARED_SM, (size_t)shared_kib_of_multiprocessor() << 10);
     put_int(out, REGISTERS_SM, 65536);
     put_size(out, SHARED_OPTIN, shared_bytes_of_block());

@@ -144,22 +144,57 @@ int cudnnGetProperty(int property, int *out) {
 int cudnnCreate(void **out) { *out = new_handle(); return 0; }
 int cudnnGetStream(void *handle, void **out) { *out = NULL; return 0; }
 
-/* batch normalisation and dropout ask for sizes before they run */
-#define NEEDS_NOTHING(Call, ...) int Call(__VA_ARGS__, size_t *out) { *out = 0; return 0; }
-NEEDS_NOTHING(cudnnGetBatchNormalizationForwardTrainingExWorkspaceSize, void *h, int m, int o, void *x, void *z, void *y, void *b, void *a)
-NEEDS_NOTHING(cudnnGetBatchNormalizationTrainingExReserveSpaceSize, void *h, int m, int o, void *a, void *x)
-NEEDS_NOTHING(cudnnGetBatchNormalizationBackwardExWorkspaceSize, void *h, int m, int o, void *x, void *y, void *dy, void *dz, void *dx, void *b, void *a)
-int cudnnSetDropoutDescriptor(void *dropout, void *handle, float share, void *states, size_t bytes, unsigned long long seed) {
+/* Batch normalization asks for sizes before it runs. Of channels last, the H100 (cuDNN 9.19, CUDA 13.0,
+ * tests/accuracy/recordings/library-calls-h100.jsonl) wanted sums of 64 channels over tiles of rows, one for each group and tile, and two
+ * more: two floats a channel forward and backward, and a word a group; equal in the 9 recorded, of float and half. Of channels first, and
+ * as reserve space, it wanted nothing. Double, and numbers of channels that are no multiple of 8, were not recorded. */
+enum { CHANNELS_TOGETHER = 64, SUMS_BYTES = CHANNELS_TOGETHER * 2 * sizeof(float) };
+enum { SPATIAL_PERSISTENT = 2 }; /* cudnnBatchNormMode_t: PyTorch's for what it takes for channels last */
+static size_t sums_of_channels(int mode, const Descriptor *x, int tile, int tile_bytes, int rest) {
+    if (x->num_dims < 4 || x->strides[1] != 1 || x->dims[1] == 1) return 0;
+    size_t rows = x->dims[0], channels = x->dims[1], wider = x->type == 1 ? 2 : 1;
+    for (int i = 2; i < x->num_dims; i++) rows *= x->dims[i];
+    if (rows == (size_t)x->dims[0] && mode != SPATIAL_PERSISTENT) return 0; /* of one place, channels last are channels first as well */
+    size_t groups = (channels + CHANNELS_TOGETHER - 1) / CHANNELS_TOGETHER, tiles = groups * ((rows + tile - 1) / tile);
+    size_t bytes = wider * (tiles * tile_bytes + 2 * SUMS_BYTES + rest + 4 * groups);
+    return wider > 1 || channels % 8 ? library_workspace("batch normalization", bytes) : bytes;
+}
+int cudnnGetBatchNormalizationForwardTrainingExWorkspaceSize(void *h, int mode, int with, const Descriptor *x, void *z, void *y, void *b,
+                                                             void *a, size_t *out) {
+    *out = sums_of_channels(mode, x, bytes_of_type(x->type) == 2 ? 160 : 64, SUMS_BYTES + 4, 48); /* each tile has a word of its own */
+    return 0;
+}
+int cudnnGetBatchNormalizationBackwardExWorkspaceSize(void *h, int mode, int with, const Descriptor *x, void *y, void *dy, void *dz,
+                                                      void *dx, void *b, void *a, size_t *out) {
+    *out = sums_of_channels(mode, x, 96, SUMS_BYTES, 32);
+    return 0;
+}
+int cudnnGetBatchNormalizationTrainingExReserveSpaceSize(void *h, int mode, int with, void *a, void *x, size_t *out) { *out = 0; return 0; }
+
+/* What is asked of a dropout's descriptor is whether it drops anything. */
+int cudnnRestoreDropoutDescriptor(Descriptor *dropout, void *handle, float share, void *states, size_t bytes, unsigned long long seed) {
+    kernel_ran();
+    dropout->dims[0] = share > 0;
+    return 0;
+}
+int cudnnSetDropoutDescriptor(Descriptor *dropout, void *handle, float share, void *states, size_t bytes, unsigned long long seed) {
     card_memory_lost((uintptr_t)states, bytes); /* random states are made there */
+    dropout->dims[0] = share > 0;
     return 0;
 }
 int cudnnDropoutGetStatesSize(void *handle, size_t *out) { *out = (size_t)1 << 20; return 0; }
 
-/* CTC: how much cuDNN takes is not documented. The allowance is what the equations need (Graves and others 2006, sections 4.1 and 4.2): for
- * each time step a forward and a backward variable of each label and of the blanks around them, and the probabilities after the softmax. */
+/* CTC: how much cuDNN takes is not documented. It is what the equations need (Graves and others 2006, sections 4.1 and 4.2), for each time
+ * step a forward and a backward variable of each label and of the blanks around them and the probabilities after the softmax, and a row
+ * for each sequence: equal in the 58 losses recorded on an H100 (cuDNN 9.19, CUDA 13.0,
+ * tests/accuracy/recordings/library-calls-h100.jsonl), all of 255 labels, which PyTorch says where the lengths are on the GPU. How the
+ * row, of 513 floats, depends on the labels was not seen. */
+enum { RECORDED_LABELS = 255, RECORDED_ROW = 513 };
 static size_t ctc_workspace(const Descriptor *probabilities, size_t longest_labels) { /* probabilities: time steps, batch, classes */
-    size_t rows = (size_t)probabilities->dims[0] * probabilities->dims[1];
-    return library_workspace("CTC loss", rows * (2 * (2 * longest_labels + 1) + probabilities->dims[2]) * sizeof(float));
+    size_t batch = probabilities->dims[1], each = 2 * (2 * longest_labels + 1) + probabilities->dims[2];
+    size_t row = longest_labels > RECORDED_LABELS ? 2 * longest_labels + 3 : RECORDED_ROW;
+    size_t bytes = batch * (probabilities->dims[0] * each + row) * sizeof(float);
+    return longest_labels == RECORDED_LABELS && CUDNN_VERSION >= 90000 ? bytes : library_workspace("CTC loss", bytes);
 }
 /* A descriptor says how many labels there may be, which is all that is asked of it. */
 int cudnnSetCTCLossDescriptor_v8(Descriptor *loss, int type, int normalized, int nan, int longest_labels) {
@@ -183,7 +218,7 @@ int cudnnGetCTCLossWorkspaceSize(void *handle, const Descriptor *probabilities, 
     return 0;
 }
 
-/* cuFFT: a plan may need as much again as it transforms (cuFFT documentation, "Accuracy and performance"): an allowance of the larger side */
+/* cuFFT */
 int cufftCreate(int *plan) { *plan = 1; return 0; }
 const char *cusparseGetErrorString(int status) { return status ? "not served by the simulated GPU" : "success"; }
 const char *cusparseGetErrorName(int status) { return status ? "CUSPARSE_STATUS_NOT_SUPPORTED" : "CUSPARSE_STATUS_SUCCESS"; }
@@ -195,10 +230,52 @@ static size_t fourier_bytes(int type) { /* cudaDataType of an element: complex o
     default: return 8;
     }
 }
+static int has_primes_up_to(long long n, long long most) {
+    for (long long prime = 2; prime <= most; prime++)
+        while (n > 1 && n % prime == 0) n /= prime;
+    return n == 1;
+}
+/* Transforms that want nothing, of floats: recorded of an H100 (CUDA 13.0, tests/accuracy/recordings/library-calls-h100.jsonl) of
+ * powers of two up to 2^14 alone and up to 2^9 in two and three dimensions, and of other sides without a prime factor above 13 up to
+ * 396. To real numbers none longer was recorded. */
+static int needs_nothing(int rank, const long long *n, int becomes_real) {
+    for (int i = 0; i < rank; i++) {
+        int is_power = (n[i] & (n[i] - 1)) == 0;
+        if (!has_primes_up_to(n[i], 13) || n[i] > (is_power && rank == 1 && !becomes_real ? 1 << 14 : 512)) return 0;
+    }
+    return 1;
+}
+/* Of others an upper bound. Those recorded wanted nothing (such as 43 x 70 and 431, but not 71 x 6) or as much as they transform, as
+ * complex numbers. A long side with a large prime factor is a convolution (Bluestein) of the next length 2^a 3^b 5^c from twice its own
+ * on, twice, each in whole KiB, which is exact for the complex ones recorded, of 8458 to 17235; up to 3010, and up to 3625 for real ones
+ * of odd length, none was recorded. A real one of odd length is taken for complex, and a little longer; one of even length for complex of
+ * half the length, but for twice that where it is long: of 5540 that was recorded, of 2852 not. */
+static size_t convolved(long long side, size_t others, size_t element_bytes) {
+    long long length = 2 * side - 1;
+    while (!has_primes_up_to(length, 5)) length++;
+    return 2 * ((others * length * element_bytes + 1023) / 1024 * 1024);
+}
+static size_t transform_bytes(int rank, const long long *n, size_t batch, int is_real, size_t element_bytes) {
+    size_t elements = batch, most = 0;
+    for (int i = 0; i < rank; i++) {
+        size_t last = !is_real || i < rank - 1 ? n[i] : n[i] % 2 || n[i] > 2852 ? n[i] + 32 : n[i] / 2 + 1;
+        elements *= last;
+    }
+    for (int i = 0; i < rank; i++) {
+        long long side = is_real && i == rank - 1 && n[i] % 2 == 0 ? n[i] / 2 : n[i];
+        int is_odd = is_real && i == rank - 1 && n[i] % 2;
+        if (side <= (is_odd ? 3625 : 3010) || has_primes_up_to(side, 13)) continue;
+        size_t others = batch;
+        for (int j = 0; j < rank; j++) others *= j == i ? 1 : n[j];
+        size_t bytes = convolved(side, others, element_bytes);
+        if (bytes > most) most = bytes;
+    }
+    return most > elements * element_bytes ? most : elements * element_bytes;
+}
 int cufftXtMakePlanMany(int plan, int rank, long long *n, void *inembed, long long istride, long long idist, int in, void *onembed,
                         long long ostride, long long odist, int out, long long batch, size_t *work, int type) {
-    size_t elements = batch;
-    for (int i = 0; i < rank; i++) elements *= n[i];
-    *work = library_workspace("fourier", elements * fourier_bytes(type));
+    int is_float = type == 4, becomes_real = out != 4; /* CUDA_C_32F: complex numbers of floats */
+    *work = is_float && needs_nothing(rank, n, becomes_real) ? 0
+        : library_workspace("fourier", transform_bytes(rank, n, batch, in != out, fourier_bytes(type)));
     return 0;
 }

@@ -6,7 +6,7 @@ import math
 
 from memplan.estimators.analytic.estimate import HOPPER_WORKSPACE_BYTES, WORKSPACE_BYTES, estimate
 from memplan.hardware.gpu import GpuSpec
-from memplan.memory.cuda_context import CONTEXT_BYTES
+from memplan.memory.cuda_context import context_of
 from memplan.memory.estimate import MemoryEstimate
 from memplan.workload.contrastive import Contrastive
 from memplan.workload.model import ContrastiveEncoderModel, ParametersModel, TransformerModel
@@ -28,7 +28,7 @@ def test_the_categories_add_up_to_the_device(built_in: Workload, a100: GpuSpec) 
     """Allocated, slack and context are all there is."""
     answer = estimate(built_in, a100, built_in.stages[0])
 
-    assert answer.breakdown.total_bytes == answer.device_used.expected_bytes == answer.peak_reserved_bytes + CONTEXT_BYTES
+    assert answer.breakdown.total_bytes == answer.device_used.expected_bytes == answer.peak_reserved_bytes + context_of(a100).expected_bytes
     assert answer.breakdown.allocated_bytes == answer.peak_allocated_bytes
     assert answer.peak_reserved_bytes - answer.peak_allocated_bytes == answer.breakdown.allocator_slack_bytes
 

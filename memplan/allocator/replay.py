@@ -6,6 +6,7 @@ import gc
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
 from memplan.allocator.blocks import Block
 from memplan.allocator.config import read_settings
@@ -22,6 +23,8 @@ def replay(requests: Requests, allocator: CachingAllocator, *, sizes: Sequence[i
 
     They are those of a GPU that was never full: where one asks to empty the cache, the program did.
     """
+    if requests.by_address:
+        allocator.card.break_ties_by_address()
     asked = requests.sizes if sizes is None else sizes
     streams = requests.streams
     blocks: list[Block | None] = [None] * (len(asked) + 1)
@@ -78,7 +81,11 @@ def replay_recorded(recording: Snapshot, allocator: CachingAllocator) -> None:
 
 
 def reproduces(recording: Snapshot) -> CachingAllocator | None:
-    """Return an allocator that did the same with its segments as the recorded one, on a GPU that was never full; None where it did not."""
+    """
+    Return an allocator that did the same with its segments as the recorded one, on a GPU that was never full; None where it did not.
+
+    A snapshot does not say which PyTorch made it, and so which of two blocks of a size was taken: both ways are tried.
+    """
     segment_actions = {letter: name for name, letter in ACTIONS.items() if name.startswith("segment")}
     trace = recording.trace
     recorded = [
@@ -87,10 +94,13 @@ def reproduces(recording: Snapshot) -> CachingAllocator | None:
         if action in segment_actions
     ]
     places = [address for action, address in zip(trace.actions, trace.addresses, strict=True) if action == SEGMENT_ALLOC]
-    allocator = CachingAllocator(Card(UNLIMITED_BYTES, UNLIMITED_BYTES, places=places), read_settings(recording.settings))
-    replay_recorded(recording, allocator)
-    simulated = [(event.action, event.size_bytes, event.stream) for event in allocator.events[len(recording.segments) :]]
-    return allocator if simulated == recorded else None
+    for where in (places, []):
+        allocator = CachingAllocator(Card(UNLIMITED_BYTES, UNLIMITED_BYTES, places=where), read_settings(recording.settings))
+        replay_recorded(recording, allocator)
+        simulated = [(event.action, event.size_bytes, event.stream) for event in allocator.events[len(recording.segments) :]]
+        if simulated == recorded:
+            return allocator
+    return None
 
 
 def what_if(recording: Snapshot, allocator: CachingAllocator) -> Replayed:
@@ -104,7 +114,7 @@ def what_if(recording: Snapshot, allocator: CachingAllocator) -> Replayed:
     for number, address in enumerate(sorted(recording.live)):
         requests.streams[number] = begins[bisect_right(begins, (address, 1 << 64)) - 1][1]  # type: ignore[index]  # an array, made just now
     order = [*range(1, len(recording.live) + 1), *requests.order]
-    return replay(Requests(order, requests.sizes, requests.streams), allocator)
+    return replay(replace(requests, order=order), allocator)
 
 
 def _restored(recording: Snapshot, allocator: CachingAllocator) -> dict[int, Block]:

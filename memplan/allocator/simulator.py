@@ -17,17 +17,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
+from memplan.allocator.addresses import PAGE_BYTES, Addresses, ChunkAddresses, RisingAddresses
 from memplan.allocator.blocks import ADDRESS_BITS, ADDRESS_MASK, ALLOCATED, FREE, UNMAPPED, Block, Pool
 from memplan.allocator.config import NUM_INTERVALS, AllocatorSettings
 from memplan.errors import UsageError
 from memplan.traces.block_sizes import LARGE_ROUND_BYTES, MAX_SMALL_BYTES, MIN_BLOCK_BYTES, MIN_LARGE_BYTES, SMALL_SEGMENT_BYTES
 from memplan.traces.snapshot import Segment
-from memplan.units import MIB
 
-PAGE_BYTES = 2 * MIB
-"""What the GPU hands out is a multiple of this."""
-
-FIRST_ADDRESS = 0x7F0000000000
+_FIRST_ADDRESS, _TOP_ADDRESS, _RESERVED_ADDRESS = 0x10000000000, 0x600000000000, 0x600000000000
+"""What cudaMalloc gives lies between the first two, what expandable segments reserve above: 48 bits have room for both without end."""
 
 _UNLIMITED = 1 << 64
 
@@ -62,7 +60,7 @@ class Route(NamedTuple):
 
 @dataclass
 class Card:
-    """The memory that cudaMalloc gives: in whole pages, at addresses that rise."""
+    """The memory that cudaMalloc gives, in whole pages."""
 
     total_bytes: int
     """All of it: fractions, and the room of an expandable segment, go by this."""
@@ -70,34 +68,51 @@ class Card:
     free_bytes: int
     """What is left for the allocator: without the context and what others use."""
 
-    next_address: int = FIRST_ADDRESS
+    addresses: Addresses = field(default_factory=lambda: RisingAddresses(_FIRST_ADDRESS))
+
+    next_reserved: int = _RESERVED_ADDRESS
 
     places: list[int] = field(default_factory=list)
     """Where a recorded GPU had put its segments, the first first: those that come are put there too."""
 
+    def break_ties_by_address(self) -> None:
+        """Put the segments that come where the driver would, for an allocator that goes by that."""
+        self.addresses = ChunkAddresses(_TOP_ADDRESS)
+
     def malloc(self, size: int) -> int | None:
         """Return the address of *size* bytes, None when there are not so many."""
-        return self.reserve(size) if self.take(size) else None
+        if not self.take(size):
+            return None
+        return self.places.pop(0) if self.places else self.addresses.take(paged(size))
 
     def take(self, size: int) -> bool:
         """Count *size* bytes as used, where there are so many."""
-        paged = -(-size // PAGE_BYTES) * PAGE_BYTES
-        if paged > self.free_bytes:
+        if paged(size) > self.free_bytes:
             return False
-        self.free_bytes -= paged
+        self.free_bytes -= paged(size)
         return True
 
     def give(self, size: int) -> None:
         """Take *size* bytes back."""
-        self.free_bytes += -(-size // PAGE_BYTES) * PAGE_BYTES
+        self.free_bytes += paged(size)
+
+    def free(self, address: int, size: int) -> None:
+        """Take *size* bytes at *address* back, and the address."""
+        self.give(size)
+        self.addresses.give(address, paged(size))
 
     def reserve(self, size: int) -> int:
         """Return addresses for *size* bytes, with a page behind them."""
         if self.places:
             return self.places.pop(0)
-        address = self.next_address
-        self.next_address += (-(-size // PAGE_BYTES) + 1) * PAGE_BYTES
+        address = self.next_reserved
+        self.next_reserved += paged(size) + PAGE_BYTES
         return address
+
+
+def paged(size: int) -> int:
+    """Return *size* in whole pages."""
+    return -(-size // PAGE_BYTES) * PAGE_BYTES
 
 
 class CachingAllocator:
@@ -482,7 +497,7 @@ class CachingAllocator:
 
     def _release_block(self, block: Block) -> None:
         block.pool.take(block)
-        self.card.give(block.size)
+        self.card.free(block.address, block.size)
         self._count("segment_free", block.address, block.size, block.pool.stream)
 
     def _garbage_collect(self) -> None:

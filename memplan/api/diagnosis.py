@@ -285,7 +285,7 @@ class _Runs:
 def _effect_of_settings(seen: Rehearsal, settings: str) -> _Effect | None:
     """Return what the requests that were seen take less under other allocator settings; None where not all of them were recorded."""
     assert seen.trace is not None
-    requests = requests_of(seen.trace)
+    requests = requests_of(seen.trace, torch=seen.torch)
 
     def reserved(text: str) -> int:
         return replay(requests, CachingAllocator(Card(UNLIMITED_BYTES, UNLIMITED_BYTES), read_settings(text))).peak_reserved_bytes

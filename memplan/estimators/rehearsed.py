@@ -150,7 +150,7 @@ class RehearsedEstimator(ReplayingEstimator):
     def _requests_of(self, step: Step) -> Requests:
         key = step.family, step.micro_batch_size
         if key not in self._requests:
-            self._requests[key] = requests_of(self._trace(step))
+            self._requests[key] = requests_of(self._trace(step), torch=self._rehearsal(step).torch)
         return self._requests[key]
 
     # without a rehearsal
@@ -332,7 +332,7 @@ class RehearsedEstimator(ReplayingEstimator):
             self._on_rehearsal(step)
         beginning = None if is_known else runner.rehearse_beginning(step)
         own = self._rehearsal(step) if beginning is None else beginning
-        asked = self._requests_of(step) if own.trace is None else requests_of(own.trace)
+        asked = self._requests_of(step) if own.trace is None else requests_of(own.trace, torch=own.torch)
         known = self._requests_of(theirs)
         is_alike = known.begins_with(asked) and (beginning is not None or asked.begins_with(known))
         return is_alike and _beside(own) == _beside(whole)

@@ -20,7 +20,19 @@ SOURCES = Path(__file__).with_name("csrc")
 RUNTIME, DRIVER, NVML, NVRTC = "libstandin.so", "libcuda.so.1", "libnvidia-ml.so.1", "libnvrtc.so"
 _PARTS = {
     RUNTIME: (
-        *("card.c", "contents.c", "checks.c", "memory.c", "attributes.c", "device.c", "streams.c", "clock.c", "graphs.c", "libraries.c"),
+        *(
+            "card.c",
+            "addresses.c",
+            "contents.c",
+            "checks.c",
+            "memory.c",
+            "attributes.c",
+            "device.c",
+            "streams.c",
+            "clock.c",
+            "graphs.c",
+            "libraries.c",
+        ),
         *("products.c", "solvers.c", "backend.c", "rnn.c", "nccl.c", "python.c"),
     ),
     DRIVER: ("driver.c",),

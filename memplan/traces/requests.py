@@ -8,6 +8,7 @@ have in common (`parametric.py`).
 from __future__ import annotations
 
 import hashlib
+import re
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,9 @@ from types import MappingProxyType
 from memplan.traces.trace import ALLOC, FREE, FREE_REQUESTED, OOM, SEGMENT_FREE, SEGMENT_UNMAP, MemoryTrace
 
 EMPTY_CACHE = 0
+
+_FIRST_BY_AGE = (2, 12)
+"""The first PyTorch whose allocator orders blocks of a size by their age, and not by their addresses: seen by what it does."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +35,9 @@ class Requests:
 
     streams: Sequence[int]
     """The stream of each."""
+
+    by_address: bool = False
+    """The PyTorch that asked takes of two free blocks of a size the lower one, not that of the older segment."""
 
     @cached_property
     def sequence(self) -> str:
@@ -97,9 +104,9 @@ class Replayed:
         return self.out_of_memory_at is None
 
 
-def requests_of(trace: MemoryTrace, *, live_before: Mapping[int, int] = MappingProxyType({})) -> Requests:
+def requests_of(trace: MemoryTrace, *, live_before: Mapping[int, int] = MappingProxyType({}), torch: str | None = None) -> Requests:
     """
-    Return what was asked for in *trace*.
+    Return what was asked for in *trace*, of the PyTorch with the version *torch*.
 
     Segments given back count as a request to empty the cache; so they are on a GPU that was never full (`replay_recorded` knows of full
     ones). *live_before* is what had been allocated when the trace began, by address: it has the first numbers, in the order of addresses.
@@ -124,4 +131,9 @@ def requests_of(trace: MemoryTrace, *, live_before: Mapping[int, int] = MappingP
             order.append(-live.pop(address))
         if action in (ALLOC, FREE, FREE_REQUESTED, OOM):
             is_giving_back = False
-    return Requests(order, sizes, streams)
+    return Requests(order, sizes, streams, by_address=torch is not None and breaks_ties_by_address(torch))
+
+
+def breaks_ties_by_address(torch: str) -> bool:
+    """Say whether that version of PyTorch takes the lower of two free blocks of a size; later ones take that of the older segment."""
+    return tuple(map(int, re.findall(r"\d+", torch)[:2])) < _FIRST_BY_AGE

@@ -1,16 +1,19 @@
 """
 What a process holds of a GPU beside PyTorch's allocator, after each of several things that training does.
 
-    python context_steps.py STEP …
+    python context_steps.py OUT.jsonl
 
-The driver's figure of this process less what the allocator has reserved, one line of JSON for each step.
+The driver's figure of a process less what the allocator has reserved: after all of them one after the other in one process, and after each
+in a process of its own. A line of JSON for each.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
+from pathlib import Path
 
 import pynvml
 import torch
@@ -69,7 +72,7 @@ def graph() -> None:
 
 STEPS = {
     "init": lambda: torch.zeros(1, device="cuda"),
-    "elementwise": lambda: (torch.ones(1000, device="cuda").exp() * 2).sum(),
+    "elementwise": lambda: (torch.ones(1000, device="cuda").exp() * 2).sum().item(),
     "matmul": lambda: torch.ones(64, 64, device="cuda") @ torch.ones(64, 64, device="cuda"),
     "matmul_bf16": lambda: torch.ones(64, 64, device="cuda").bfloat16() @ torch.ones(64, 64, device="cuda").bfloat16(),
     "linear": lambda: nn.Linear(64, 64).cuda()(torch.ones(8, 64, device="cuda")).sum().backward(),
@@ -96,9 +99,19 @@ STEPS = {
     "compiled": compiled,
 }
 
-if __name__ == "__main__":
+
+def run(names: list[str]) -> None:
+    """Do the steps with these *names*, all where there are none, and print what each leaves."""
     pynvml.nvmlInit()
-    torch.set_num_threads(2)
-    for name in sys.argv[1:] or STEPS:
+    for name in names or STEPS:
         STEPS[name]()
-        print(json.dumps({"after": name, "of": sys.argv[1:] or "all", "outside_mib": outside_bytes() / 2**20}), flush=True)
+        print(json.dumps({"after": name, "of": names or "all", "outside_mib": outside_bytes() / 2**20}), flush=True)
+
+
+if __name__ == "__main__":
+    if "--run" in sys.argv:
+        run(sys.argv[2:])
+    else:
+        with Path(sys.argv[1]).open("w", encoding="utf-8") as file:
+            for steps in ([], *(["init", name] for name in STEPS if name != "init")):
+                subprocess.run([sys.executable, __file__, "--run", *steps], stdout=file, check=True)

@@ -51,14 +51,18 @@ def programs() -> Iterator[Program]:
         yield Program(f"shared-{file.stem}", StepSource(str(file), "build"), {})
 
 
+def card_name(gpu: GpuSpec) -> str:
+    """Return the driver's name of *gpu* as part of a file's."""
+    return "-".join(gpu.name.lower().split())
+
+
 def record(program: Program, gpu: GpuSpec, folder: Path) -> Path:
     """Run *program* on *gpu*, write down what was seen, and return the recording's JSON file."""
     with Measurer(program.target, gpu) as measurer:
         seen = measurer.measure(program.values, steps=STEPS)
     assert seen.trace is not None
     folder.mkdir(parents=True, exist_ok=True)
-    card = "-".join(gpu.name.lower().split())
-    path = folder / f"{card}-{seen.torch.partition('+')[0]}-{program.name}.json"
+    path = folder / f"{card_name(gpu)}-{seen.torch.partition('+')[0]}-{program.name}.json"
     told = {
         "program": program.name,
         "values": program.values,

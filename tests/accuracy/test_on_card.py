@@ -76,7 +76,9 @@ def suite(
 ) -> tuple[Path, subprocess.CompletedProcess[str]]:
     """Two programs of the suite, run on the simulated GPU: the folder with their recordings, and how that ended."""
     folder = tmp_path_factory.mktemp("recordings")
-    done = driver.run(str(BENCHMARK), "--to", str(folder), "--only", "lora-8", "--only", "unet-8", **machine(torch_build, driver, "t4"))
+    done = driver.run(
+        str(BENCHMARK), "--to", str(folder), "--part", "suite", "--only", "lora-8", "--only", "unet-8", **machine(torch_build, driver, "t4")
+    )
     assert done.returncode == 0, done.stderr
     return folder, done
 

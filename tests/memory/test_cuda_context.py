@@ -13,7 +13,9 @@ from tests.accuracy.on_card import RECORDINGS
 
 MIB = 2**20
 
-RECORDED = [json.loads(line) for line in (RECORDINGS / "context-h100.jsonl").read_text(encoding="utf-8").splitlines()]
+RECORDED = [
+    json.loads(line) for line in (RECORDINGS / "context-steps-nvidia-h100-80gb-hbm3.jsonl").read_text(encoding="utf-8").splitlines()
+]
 """NVIDIA H100 80GB HBM3, driver 580.159.04, PyTorch 2.11.0, 2026-11-26: after each of many calls, in processes of their own."""
 
 

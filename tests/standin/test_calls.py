@@ -153,7 +153,7 @@ assert int.from_bytes(answer.raw, sys.byteorder) == 0x700000000000
 
 
 def test_a_factorizations_workspace_is_told_in_elements_or_bytes(torch_build: TorchBuild) -> None:
-    """768·1024 values and 128 bytes for 100 x 10, as an H100 asked for (tests/accuracy/recordings/library-calls-h100.jsonl).
+    """768·1024 values and 128 bytes for 100 x 10, as an H100 asked for (tests/accuracy/recordings).
 
     For eigenvectors 3n² + 768n + 2^16 values and some: 2393616 bytes were recorded of n = 179. 2**31 - 1 at most. The newer function
     for the QR decomposition says the same number always, the others nothing where no allowance is wanted.
@@ -182,7 +182,7 @@ assert elements.value == 2**31 - 1
 
 
 def test_a_long_fourier_transform_of_a_large_prime_factor_takes_what_was_recorded(torch_build: TorchBuild) -> None:
-    """155 of 11402, 2 x 5701 (tests/accuracy/recordings/library-calls-h100.jsonl), an odd number as an allowance; of 2^14 nothing."""
+    """155 of 11402, 2 x 5701 (tests/accuracy/recordings), an odd number as an allowance; of 2^14 nothing."""
     on_device(
         torch_build,
         """

@@ -310,7 +310,7 @@ GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
     ("kind", "projection", "parameters", "kept"),
     [
         # two directions of gates·512·(256 + 512 + 2 biases) and of gates·512·(2·512 + 512 + 2); kept, as recorded of an H100
-        # (tests/accuracy/recordings/library-calls-h100.jsonl): 5, 6 and 1 values of each cell, and the outputs of the first layer
+        # (tests/accuracy/recordings): 5, 6 and 1 values of each cell, and the outputs of the first layer
         ("LSTM", 0, 2 * 4 * 512 * (770 + 1538), 2 * 5 * 512 + 512),
         ("GRU", 0, 2 * 3 * 512 * (770 + 1538), 2 * 6 * 512 + 512),
         ("RNN", 0, 2 * 1 * 512 * (770 + 1538), 2 * 1 * 512 + 512),
@@ -601,7 +601,7 @@ def test_what_an_operator_wants_and_is_not_served_is_named(device: Device) -> No
 
 @pytest.mark.parametrize("name", ["fft", "inverse_fft", "stft"])
 def test_fourier_transforms_of_small_factors_want_no_workspace(device: Device, name: str) -> None:
-    """As none of those that were recorded of an H100 did (tests/accuracy/recordings/library-calls-h100.jsonl): nothing is told."""
+    """As none of those that were recorded of an H100 did (tests/accuracy/recordings): nothing is told."""
     assert device.run("operator", name=name, workspaces=True).findings == ()
 
 
@@ -635,7 +635,7 @@ def test_the_workspace_of_a_factorization_is_an_allowance(device: Device) -> Non
     """Of a matrix of 1024 x 1024 fp32 values: in the peak, told, and not in the lower bound.
 
     They are 3·1024² + 768·1024 + 2^16 values and some, a bound on what an H100 asked for, whose largest was of 354 x 354
-    (tests/accuracy/recordings/library-calls-h100.jsonl). The allocator takes whole 2 MiB for it, as for all from 10 MiB on.
+    (tests/accuracy/recordings). The allocator takes whole 2 MiB for it, as for all from 10 MiB on.
     """
     seen, without = (device.run("keeps_eigenvectors", size=1024, workspaces=allowed) for allowed in (True, False))
     (finding,) = seen.findings
@@ -649,7 +649,7 @@ def test_the_workspace_of_a_factorization_is_an_allowance(device: Device) -> Non
 
 
 def test_the_workspace_of_a_sparse_product_is_an_allowance(device: Device) -> None:
-    """Of 64·32 values, 8 bytes for each 24 and 8 more, less one, as in tests/accuracy/recordings/library-calls-h100.jsonl."""
+    """Of 64·32 values, 8 bytes for each 24 and 8 more, less one, as in tests/accuracy/recordings."""
     (finding,) = device.run("operator", name="sparse_csr", workspaces=True).findings
 
     assert "sparse product up to 695 B" in finding.message

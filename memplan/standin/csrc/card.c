@@ -12,7 +12,6 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#define MOST_CARDS 64
 static Card cards[MOST_CARDS];
 static int visible[MOST_CARDS], num_cards, num_visible;
 static __thread int current; /* the device that this thread has chosen, as CUDA counts those that it can see */
@@ -97,7 +96,11 @@ static void describe(void) {
         _exit(70);
     }
     choose();
-    for (int i = 0; i < num_visible; i++) next_address[i] = first_address(i);
+    for (int i = 0; i < num_visible; i++) {
+        uintptr_t first = first_address(i), for_malloc = i ? OTHERS_BYTES / (num_visible - 1) / 2 : MALLOC_BYTES;
+        next_address[i] = first + for_malloc / PAGE * PAGE;
+        addresses_begin(i, first, next_address[i]);
+    }
 }
 const Card *card(void) {
     pthread_once(&described, describe);

@@ -9,6 +9,7 @@
 
 #define PAGE ((size_t)2 << 20)           /* the driver gives memory out in pages of 2 MiB */
 #define FIRST_ADDRESS 0x700000000000ULL  /* nothing of the host lies from here on */
+#define MALLOC_BYTES 0x80000000000ULL    /* of a device's addresses, its first: where cudaMalloc puts memory */
 #define OTHERS_ADDRESS 0x100000000000ULL /* nor here, */
 #define OTHERS_BYTES 0x400000000000ULL   /* up to where programs are loaded */
 
@@ -25,6 +26,7 @@ typedef struct {
     size_t bytes; /* its context included */
 } Slot;
 #define SLOTS 64
+#define MOST_CARDS 64
 
 /* Cards are numbered as on the bus, as in MEMPLAN_CARD, which is read once in a program; devices are what CUDA_VISIBLE_DEVICES leaves of them. */
 const Card *card(void);          /* of the device that this thread has chosen */
@@ -40,6 +42,9 @@ void card_give(int device, size_t bytes);
 void card_shares(size_t bytes, int is_more); /* of what was taken, handed on to other processes; or no longer */
 size_t card_free_bytes(int card);
 uintptr_t card_reserve(size_t bytes); /* addresses of the chosen device that nothing backs, never handed out twice */
+void addresses_begin(int device, uintptr_t first, uintptr_t end); /* of those for cudaMalloc */
+uintptr_t addresses_take(int device, size_t bytes); /* where cudaMalloc puts memory, in whole pages; 0 where its addresses are used up */
+void addresses_give(int device, uintptr_t address, size_t bytes);
 int device_of(const void *pointer); /* -1: the host's */
 int card_owns(const void *pointer);
 void *new_handle(void);          /* for streams, events, library handles: never NULL, never twice */

@@ -61,7 +61,8 @@ int cudaMalloc(void **out, size_t bytes) {
     size_t paged = (bytes + PAGE - 1) / PAGE * PAGE;
     start_recorder();
     if (!card_take(current_device(), paged)) return last_error = OUT_OF_MEMORY;
-    *out = (void *)card_reserve(paged);
+    uintptr_t address = addresses_take(current_device(), paged);
+    *out = (void *)(address ? address : card_reserve(paged)); /* on a device without end they can be used up */
     add(&device, (uintptr_t)*out, paged);
     return 0;
 }
@@ -69,7 +70,10 @@ int cudaFree(void *pointer) {
     if (!pointer) return 0;
     size_t bytes = take_out(&device, (uintptr_t)pointer);
     card_memory_lost((uintptr_t)pointer, bytes);
-    if (bytes) card_give(device_of(pointer), bytes);
+    if (bytes) {
+        card_give(device_of(pointer), bytes);
+        addresses_give(device_of(pointer), (uintptr_t)pointer, bytes);
+    }
     return 0;
 }
 int cudaMallocAsync(void **out, size_t bytes, void *stream) { return cudaMalloc(out, bytes); }

@@ -2,7 +2,7 @@
  *
  * The weights' layout is documented and without gaps (cuDNN API, cudnnGetRNNWeightParams): the matrices of each pseudo-layer, then all biases.
  * The sizes of the two temporary spaces are not. They are from an H100 (cuDNN 9.19, CUDA 13.0, the 260 networks of
- * tests/accuracy/recordings/library-calls-h100.jsonl): all reserve spaces and the workspaces of 252 are equal, those of the other 8 are
+ * tests/accuracy/recordings): all reserve spaces and the workspaces of 252 are equal, those of the other 8 are
  * bounds, up to 4.4 % above (see handed_down). That other GPUs and versions take the same is a guess. */
 #include "card.h"
 #include "descriptors.h"

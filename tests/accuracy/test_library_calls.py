@@ -1,0 +1,139 @@
+"""
+What calls of CUDA's libraries allocate on the simulated GPU, beside what was recorded on an H100.
+
+2,481 configurations of `library_calls.py` (NVIDIA H100 80GB HBM3, driver 580.159.04, PyTorch 2.11.0 with cuDNN 9.19, 2026-11-26): the
+allocations and frees of each call, in order. Another PyTorch may choose another kernel; such calls are left out.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterator
+from itertools import accumulate
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from memplan.hardware.torch_install import TorchBuild
+from tests.accuracy.on_card import RECORDINGS
+from tests.hardware.nvml_driver import Driver
+from tests.standin.conftest import torch_build
+from tests.standin.machine import machine
+
+__all__ = ["torch_build"]
+
+SCRIPT = Path(__file__).with_name("library_calls.py")
+BLOCK_BYTES = 512
+"""What the allocator rounds up to: an allowance is told by an odd number, which takes the same block."""
+
+
+class Call(NamedTuple):
+    """One call on both, which asked for the same besides workspaces."""
+
+    config: dict[str, Any]
+    name: str
+    recorded: list[int]
+    simulated: list[int]
+
+    @property
+    def is_equal(self) -> bool:
+        """Say whether each block is as large as it was, in the same order."""
+        return blocks(self.recorded) == blocks(self.simulated)
+
+    @property
+    def missing_bytes(self) -> int:
+        """Return how many bytes the recorded peak is above the simulated one."""
+        return peak(self.recorded) - peak(self.simulated)
+
+
+def blocks(sizes: list[int]) -> list[int]:
+    """Return *sizes*, the freed ones negative, as the allocator rounds them."""
+    return [(1 if size > 0 else -1) * -(-abs(size) // BLOCK_BYTES) for size in sizes]
+
+
+def peak(sizes: list[int]) -> int:
+    """Return the most bytes at a time."""
+    return BLOCK_BYTES * max(accumulate(blocks(sizes)), default=0)
+
+
+def key_of(row: dict[str, Any]) -> str:
+    return json.dumps({name: value for name, value in row.items() if name not in {"calls", "chosen"}}, sort_keys=True)
+
+
+def read(text: str) -> dict[str, dict[str, Any]]:
+    """Return the rows of *text* by what they were given."""
+    return {key_of(row): row for row in map(json.loads, text.splitlines())}
+
+
+@pytest.fixture(scope="module")
+def calls(torch_build: TorchBuild, driver: Driver, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Call]]:
+    """The calls of all kinds; without those for which this PyTorch takes another kernel, or that either refuses."""
+    out = tmp_path_factory.mktemp("calls") / "calls.jsonl"
+    done = driver.run("-W", "ignore", str(SCRIPT), str(out), **machine(torch_build, driver, "h100"), MEMPLAN_WORKSPACES="1")
+    assert done.returncode == 0, done.stderr
+    simulated = read(out.read_text(encoding="utf-8"))
+    found: dict[str, list[Call]] = defaultdict(list)
+    for key, row in read((RECORDINGS / "library-calls-nvidia-h100-80gb-hbm3.jsonl").read_text(encoding="utf-8")).items():
+        here = simulated[key]
+        if isinstance(row["calls"], str) or isinstance(here["calls"], str) or row.get("chosen") != here.get("chosen"):
+            continue
+        found[row["kind"]] += [Call(row, name, row["calls"][name], here["calls"][name]) for name in row["calls"]]
+    return found
+
+
+def shares(calls: list[Call]) -> tuple[float, float]:
+    """Return which share of *calls* is equal, and which share has enough."""
+    return sum(call.is_equal for call in calls) / len(calls), sum(call.missing_bytes <= 0 for call in calls) / len(calls)
+
+
+@pytest.mark.parametrize(
+    ("kind", "least_calls", "least_equal"),
+    [
+        ("attention", 150, 1.0), ("recurrence", 500, 0.96), ("ctc", 100, 0.9), ("normalization", 80, 0.9), ("factorization", 270, 0.7),
+        ("sparse", 40, 0.95),
+    ],
+)  # fmt: skip
+def test_a_library_takes_what_it_took_on_the_gpu(calls: dict[str, list[Call]], kind: str, least_calls: int, least_equal: float) -> None:
+    """None takes less; nearly all the same. (Of CTC and batch norms some free what was left of the call before at another moment.)"""
+    equal, enough = shares(calls[kind])
+
+    assert len(calls[kind]) >= least_calls
+    assert equal >= least_equal
+    assert enough == 1.0, [call for call in calls[kind] if call.missing_bytes > 0][:3]
+
+
+def test_a_fourier_transform_takes_no_less_than_on_the_gpu(calls: dict[str, list[Call]]) -> None:
+    """Those of powers of two and small primes take nothing besides their result, as there."""
+    equal, enough = shares(calls["fourier"])
+
+    assert len(calls["fourier"]) >= 150
+    assert equal >= 0.7
+    assert enough == 1.0
+
+
+def of_convolutions(calls: dict[str, list[Call]]) -> Iterator[tuple[str, list[Call]]]:
+    """Yield the calls of convolutions by direction, element size and layout."""
+    groups = defaultdict(list)
+    for call in calls["convolution"]:
+        config = call.config
+        groups[f"{call.name} {config['dtype'] == 'float32'} {config['channels_last']}"].append(call)
+    yield from groups.items()
+
+
+def test_most_convolutions_take_no_more_than_their_allowance(calls: dict[str, list[Call]]) -> None:
+    """Which kernel cuDNN picks is not known: nine of ten have enough; in sum each direction and layout has what they take."""
+    for name, group in of_convolutions(calls):
+        lacking = [call for call in group if call.missing_bytes > 2**20]
+
+        assert len(lacking) <= 0.12 * len(group), name
+        assert sum(peak(call.simulated) for call in group) >= 0.95 * sum(peak(call.recorded) for call in group), name
+    assert shares(calls["convolution"])[1] >= 0.9
+
+
+def test_an_allowance_for_convolutions_is_not_twice_what_they_take(calls: dict[str, list[Call]]) -> None:
+    """In sum over all: it is there for the kernels that copy, and about half of them do."""
+    group = calls["convolution"]
+
+    assert sum(peak(call.simulated) for call in group) <= 1.4 * sum(peak(call.recorded) for call in group)

@@ -445,6 +445,7 @@ class Recorder:
             "tensor_types": self.types.seen if self.types and not was_stopped and not is_compiled() else [],
             "reads": self.reads.seen(),
             "chosen_by_time": self.compilers.chosen_by_time(),
+            "tries_convolutions": bool(torch.backends.cudnn.benchmark),
             "batches": self.batches.seen,
             "whole_epochs": sorted(self.batches.whole_epochs),
             "num_backwards": self.num_backwards,

@@ -136,6 +136,9 @@ class RunRecord(Description):
     outside_bytes: NonNegativeInt = 0
     """What libraries took of the GPU beside PyTorch's allocator, after CUDA had begun."""
 
+    tries_convolutions: bool = False
+    """`torch.backends.cudnn.benchmark`: cuDNN tries its kernels for a convolution when it first sees it, and takes the fastest."""
+
     shared_bytes: NonNegativeInt = 0
     """The most that it had handed on to other ranks, beside PyTorch's allocator."""
 

@@ -589,8 +589,9 @@ def attention(device, backend, dtype="float16", heads=8, sequence=1024, is_causa
     return step
 
 
-def convolution(device, is_channels_last=False, is_trained=True, dtype="float32"):
+def convolution(device, is_channels_last=False, is_trained=True, dtype="float32", is_benchmarked=False):
     """One convolution of 8 images of 64 x 32 x 32 to 128 channels, with a kernel of 3 x 3 that keeps the size."""
+    torch.backends.cudnn.benchmark = is_benchmarked
     layout = torch.channels_last if is_channels_last else torch.contiguous_format
     layer = nn.Conv2d(64, 128, 3, padding=1, bias=False).to(device, getattr(torch, dtype), memory_format=layout)
     batch = torch.randn(8, 64, 32, 32, device=device, dtype=getattr(torch, dtype)).contiguous(memory_format=layout)

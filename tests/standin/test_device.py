@@ -471,6 +471,14 @@ def test_a_convolution_is_allowed_copies_of_its_tensors(
     assert bare.findings == ()
 
 
+def test_that_cudnn_tries_its_kernels_is_told(device: Device) -> None:
+    """What it takes for that in the first step is not known."""
+    tried, usual = (device.run("convolution", workspaces=True, is_benchmarked=is_benchmarked).findings for is_benchmarked in (True, False))
+
+    assert len(tried) == len(usual) + 1
+    assert "`torch.backends.cudnn.benchmark`" in tried[-1].message
+
+
 # optimizers: one matrix of 1024 x 1024, P = 4 MiB
 
 P = 4 * MIB
@@ -643,7 +651,7 @@ def test_the_workspace_of_a_factorization_is_an_allowance(device: Device) -> Non
 
     assert seen.steps[-1].allocated_bytes == kept
     assert seen.peak_allocated_bytes == kept + 512 + 16 * MIB  # and whether it went well
-    assert "factorization up to 15.2 MiB" in finding.message
+    assert "factorization up to 15.3 MiB" in finding.message
     assert without.findings == ()
     assert seen.device_used.low_bytes == without.peak_reserved_bytes < seen.peak_reserved_bytes
 

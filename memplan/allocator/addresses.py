@@ -2,7 +2,8 @@
 Where segments lie, which decides how the allocator breaks ties: of two free blocks of a size it takes the lower one.
 
 As `standin/csrc/addresses.c` has it, by what was recorded on an H100: the driver reserves addresses in chunks of whole 32 MiB, each below
-the one before; it takes the lowest free range of its chunks that is large enough, and a new chunk where there is none.
+the one before; it takes the lowest free range of its chunks that is large enough, and a new chunk where there is none. What CUDA has left
+free of its own is filled first.
 
 From 2.13 on PyTorch takes the block of the older segment instead, wherever that lies: as if each new segment lay above all others. 2.12
 goes by an age of blocks that changes when they are split and merged; that is not simulated, and it is taken for 2.13.
@@ -15,7 +16,7 @@ from typing import Protocol
 
 from memplan.units import MIB
 
-CHUNK_BYTES = 32 * MIB
+CHUNK_BYTES, LEFT_FREE_BYTES = 32 * MIB, 384 * MIB
 PAGE_BYTES = 2 * MIB
 """What the GPU hands out is a multiple of this."""
 
@@ -52,9 +53,13 @@ class ChunkAddresses:
     """Those of the driver, below *top*."""
 
     def __init__(self, top: int) -> None:
-        self._top = self._lowest = top
+        self._top = top
+        self._begin()
+
+    def _begin(self) -> None:
+        self._lowest = self._top - LEFT_FREE_BYTES
         self._bytes_in_use = 0
-        self._free: list[tuple[int, int]] = []
+        self._free = [(self._lowest, self._top)]
         """Where each free range begins and ends, the lowest first."""
 
     def take(self, size: int) -> int:
@@ -76,7 +81,7 @@ class ChunkAddresses:
         """Take *size* bytes at *address* back, for others to have; where nothing is in use any more all is as at the beginning."""
         self._bytes_in_use -= size
         if self._bytes_in_use <= 0:
-            self._lowest, self._free, self._bytes_in_use = self._top, [], 0
+            self._begin()
             return
         free, end = self._free, address + size
         at = bisect_left(free, (address, end))

@@ -88,7 +88,7 @@ class Rehearser(Closing):
             return nccl_buffers(communicators, gpu=gpu, num_gpus=ranks.num_gpus, version=torch.nccl_version, settings=inherited)
 
         context = usual_context(gpu, context_bytes)
-        beside_bytes = context.expected_bytes + nccl([Communicator(ranks.size)]).expected_bytes
+        beside_bytes = context.expected_bytes + nccl([Communicator(ranks.size)] if ranks.size > 1 else []).expected_bytes
 
         def run(values_file: ValuesFile | None, *, with_workspaces: bool, checks_tensor_types: bool) -> Run:
             log = self._runner.folder / "log"

@@ -100,7 +100,7 @@ def rehearse_script(
         prepared=prepared,
         habits=habits,
     )
-    asked = asked._replace(nccl_bytes=_nccl_buffers([Communicator(ranks.size)], asked).expected_bytes)
+    asked = asked._replace(nccl_bytes=_nccl_buffers([Communicator(ranks.size)] if ranks.size > 1 else [], asked).expected_bytes)
     with ProgramRuns(asked) as runs:
         run = partial(runs.run_walking, batches=walks_where_they_differ) if walks_where_they_differ else runs.run
         found = settle(run, folder=runs.folder, answers=answers, expects_values=expects_values)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import gc
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 
 from memplan.allocator.blocks import Block
 from memplan.allocator.config import read_settings
-from memplan.allocator.simulator import CachingAllocator, Card, OutOfMemoryError
+from memplan.allocator.simulator import CachingAllocator, Card, DivergedError, OutOfMemoryError
 from memplan.hardware.gpu import UNLIMITED_BYTES
 from memplan.traces.requests import EMPTY_CACHE, Replayed, Requests, requests_of
 from memplan.traces.snapshot import Snapshot
@@ -96,7 +96,8 @@ def reproduces(recording: Snapshot) -> CachingAllocator | None:
     places = [address for action, address in zip(trace.actions, trace.addresses, strict=True) if action == SEGMENT_ALLOC]
     for where in (places, []):
         allocator = CachingAllocator(Card(UNLIMITED_BYTES, UNLIMITED_BYTES, places=where), read_settings(recording.settings))
-        replay_recorded(recording, allocator)
+        with suppress(DivergedError):
+            replay_recorded(recording, allocator)
         simulated = [(event.action, event.size_bytes, event.stream) for event in allocator.events[len(recording.segments) :]]
         if simulated == recorded:
             return allocator

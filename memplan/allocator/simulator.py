@@ -41,6 +41,10 @@ class OutOfMemoryError(Exception):
         self.free_bytes = free_bytes
 
 
+class DivergedError(Exception):
+    """A segment is to lie where a recorded GPU had put one, and another one lies there still: what was recorded went otherwise."""
+
+
 class SegmentEvent(NamedTuple):
     """What the allocator did to its segments."""
 
@@ -75,6 +79,9 @@ class Card:
     places: list[int] = field(default_factory=list)
     """Where a recorded GPU had put its segments, the first first: those that come are put there too."""
 
+    placed: dict[int, int] = field(default_factory=dict)
+    """Where those lie that were put there, and their bytes."""
+
     def break_ties_by_address(self) -> None:
         """Put the segments that come where the driver would, for an allocator that goes by that."""
         self.addresses = ChunkAddresses(_TOP_ADDRESS)
@@ -83,7 +90,14 @@ class Card:
         """Return the address of *size* bytes, None when there are not so many."""
         if not self.take(size):
             return None
-        return self.places.pop(0) if self.places else self.addresses.take(paged(size))
+        return self._place(size) if self.places else self.addresses.take(paged(size))
+
+    def _place(self, size: int) -> int:
+        address = self.places.pop(0)
+        if any(begin < address + size and address < begin + length for begin, length in self.placed.items()):
+            raise DivergedError
+        self.placed[address] = size
+        return address
 
     def take(self, size: int) -> bool:
         """Count *size* bytes as used, where there are so many."""
@@ -99,7 +113,8 @@ class Card:
     def free(self, address: int, size: int) -> None:
         """Take *size* bytes at *address* back, and the address."""
         self.give(size)
-        self.addresses.give(address, paged(size))
+        if self.placed.pop(address, None) is None:
+            self.addresses.give(address, paged(size))
 
     def reserve(self, size: int) -> int:
         """Return addresses for *size* bytes, with a page behind them."""
@@ -223,6 +238,7 @@ class CachingAllocator:
         pool = self._pools[segment.stream, segment.is_small]
         self._count("segment_alloc", segment.address, segment.size_bytes, segment.stream)
         self.card.free_bytes -= segment.size_bytes
+        self.card.placed[segment.address] = segment.size_bytes
         blocks: dict[int, Block] = {}
         inside = sorted(allocated)
         end = segment.address + segment.size_bytes

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from memplan.allocator.config import AllocatorSettings, read_settings
-from memplan.allocator.replay import replay, replay_recorded
+from memplan.allocator.replay import replay, replay_recorded, reproduces
 from memplan.allocator.simulator import CachingAllocator, Card
 from memplan.hardware.catalog import find_gpu
 from memplan.hardware.gpu import UNLIMITED_BYTES
@@ -40,6 +40,31 @@ def recorded(path: Path) -> Snapshot:
         MemoryTrace("".join(ACTIONS[row["action"]] for row in events), *columns, purposes=b"", marks=()),
         "",
     )
+
+
+HIGH, LOW, SIZE = 1 << 40, 1 << 39, 20 * MIB
+
+BY_AGE = [
+    ("segment_alloc", HIGH, SIZE), ("alloc", HIGH, SIZE), ("segment_alloc", LOW, SIZE), ("alloc", LOW, SIZE),
+    ("free_requested", HIGH, SIZE), ("free_completed", HIGH, SIZE), ("free_requested", LOW, SIZE), ("free_completed", LOW, SIZE),
+    ("alloc", HIGH, SIZE),  # that of the older segment, though the other one is lower
+    ("segment_free", LOW, SIZE), ("segment_alloc", LOW, SIZE), ("alloc", LOW, SIZE),
+    ("free_requested", HIGH, SIZE), ("free_completed", HIGH, SIZE), ("free_requested", LOW, SIZE), ("free_completed", LOW, SIZE),
+    ("alloc", HIGH, SIZE), ("alloc", LOW, SIZE),
+]  # fmt: skip
+BY_ADDRESS = [(action, LOW + HIGH - address if number >= 8 else address, size) for number, (action, address, size) in enumerate(BY_AGE)]
+
+
+@pytest.mark.parametrize("events", [BY_AGE, BY_ADDRESS], ids=["by age", "by address"])
+def test_a_snapshot_is_reproduced_however_ties_were_broken(events: list[tuple[str, int, int]]) -> None:
+    """It does not say which PyTorch made it; the way that it was not leads to a segment where another one lies still."""
+    columns = (array("Q", column) for column in ([row[1] for row in events], [row[2] for row in events], [0] * len(events)))
+    trace = MemoryTrace("".join(ACTIONS[action] for action, _, _ in events), *columns, purposes=b"", marks=())
+
+    allocator = reproduces(Snapshot((), {}, trace, ""))
+
+    assert allocator is not None
+    assert allocator.reserved_bytes == 2 * SIZE
 
 
 @pytest.mark.parametrize("path", REAL, ids=lambda path: path.name.removesuffix(".csv.gz"))

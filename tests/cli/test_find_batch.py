@@ -100,7 +100,7 @@ def test_where_nothing_fits_the_exit_code_is_1(run_memplan: Run, torch_build: To
 @pytest.mark.heavy
 def test_the_workload_of_a_configuration_is_tried(run_memplan: Run, torch_build: TorchBuild, driver: Driver, small_workload: Path) -> None:
     """Where the plan says, once a step on this GPU has shown what its context takes."""
-    here = machine(torch_build, driver, "t4", busy={0: T4_BYTES - 2 * GIB})
+    here = machine(torch_build, driver, "t4", busy={0: T4_BYTES - 2 * GIB}) | {"MEMPLAN_METHOD": "rehearsed"}
     command = ("find-batch", "--config-path", small_workload, "--format", "json")
     found(run_memplan(*command, **here))
 

@@ -105,9 +105,9 @@ def estimate(workload: Workload, gpu: GpuSpec, stage: Stage | None) -> MemoryEst
 
 
 def _nccl(workload: Workload, gpu: GpuSpec) -> MemoryRange:
-    """Return what NCCL takes, with its own settings: a communicator for each group of ranks."""
+    """Return what NCCL takes, with its own settings: a communicator for each group of ranks; a process alone begins none."""
     parallelism = workload.parallelism
-    groups = map(Communicator, parallelism.group_sizes)
+    groups = [Communicator(size) for size in parallelism.group_sizes if size > 1]
     return nccl_buffers(groups, gpu=gpu, num_gpus=parallelism.devices, version=USUAL_VERSION, settings={})
 
 

@@ -8,6 +8,7 @@ allocations and frees of each call, in order. Another PyTorch may choose another
 from __future__ import annotations
 
 import json
+import operator
 from collections import defaultdict
 from collections.abc import Iterator
 from itertools import accumulate
@@ -39,18 +40,26 @@ class Call(NamedTuple):
 
     @property
     def is_equal(self) -> bool:
-        """Say whether each block is as large as it was, in the same order."""
-        return blocks(self.recorded) == blocks(self.simulated)
+        """Say whether each block that is asked for is as large as it was, in the same order."""
+        return asked(self.recorded) == asked(self.simulated)
 
     @property
     def missing_bytes(self) -> int:
-        """Return how many bytes the recorded peak is above the simulated one."""
-        return peak(self.recorded) - peak(self.simulated)
+        """Return how many bytes a block had more on the GPU; where one of them has a workspace and the other none, the peak."""
+        there, here = asked(self.recorded), asked(self.simulated)
+        if len(there) != len(here):
+            return peak(self.recorded) - peak(self.simulated)
+        return BLOCK_BYTES * max(map(operator.sub, there, here), default=0)
 
 
 def blocks(sizes: list[int]) -> list[int]:
     """Return *sizes*, the freed ones negative, as the allocator rounds them."""
     return [(1 if size > 0 else -1) * -(-abs(size) // BLOCK_BYTES) for size in sizes]
+
+
+def asked(sizes: list[int]) -> list[int]:
+    """Return the blocks without frees: what is left of the call before is freed when Python comes to it."""
+    return [block for block in blocks(sizes) if block > 0]
 
 
 def peak(sizes: list[int]) -> int:
@@ -91,12 +100,12 @@ def shares(calls: list[Call]) -> tuple[float, float]:
 @pytest.mark.parametrize(
     ("kind", "least_calls", "least_equal"),
     [
-        ("attention", 150, 1.0), ("recurrence", 500, 0.96), ("ctc", 100, 0.9), ("normalization", 80, 0.9), ("factorization", 270, 0.7),
+        ("attention", 150, 1.0), ("recurrence", 500, 0.96), ("ctc", 100, 1.0), ("normalization", 80, 1.0), ("factorization", 270, 0.7),
         ("sparse", 40, 0.95),
     ],
 )  # fmt: skip
 def test_a_library_takes_what_it_took_on_the_gpu(calls: dict[str, list[Call]], kind: str, least_calls: int, least_equal: float) -> None:
-    """None takes less; nearly all the same. (Of CTC and batch norms some free what was left of the call before at another moment.)"""
+    """None takes less; nearly all the same."""
     equal, enough = shares(calls[kind])
 
     assert len(calls[kind]) >= least_calls

@@ -2,7 +2,7 @@
 What CUDA takes of a GPU beside PyTorch's allocator: the context, loaded kernels, what libraries allocate for themselves.
 
 Recorded on an H100 (driver 580.159, CUDA 13.0, PyTorch 2.11, `tests/accuracy/recordings`): 610 MiB before the first kernel, 66 more for
-cuBLAS, 64 for cuBLASLt, 16 to 24 for cuDNN; 742 to 766 in 40 programs that train. Beyond those: 96 for cuSOLVER, 8 for cuFFT, 70 for CUDA
+cuBLAS, 64 for cuBLASLt, 16 to 24 for cuDNN; 742 to 766 in 49 programs that train. Beyond those: 96 for cuSOLVER, 8 for cuFFT, 70 for CUDA
 graphs, of which the upper bound takes care. Most of the context is what CUDA sets aside for each thread that the GPU can hold: its stack.
 """
 

@@ -24,8 +24,8 @@ from memplan.errors import UsageError
 from memplan.traces.block_sizes import LARGE_ROUND_BYTES, MAX_SMALL_BYTES, MIN_BLOCK_BYTES, MIN_LARGE_BYTES, SMALL_SEGMENT_BYTES
 from memplan.traces.snapshot import Segment
 
-_FIRST_ADDRESS, _TOP_ADDRESS, _RESERVED_ADDRESS = 0x10000000000, 0x600000000000, 0x600000000000
-"""What cudaMalloc gives lies between the first two, what expandable segments reserve above: 48 bits have room for both without end."""
+_FIRST_ADDRESS, _TOP_ADDRESS = 0x10000000000, 0x600000000000
+"""What cudaMalloc gives lies between them, what expandable segments reserve above: 48 bits have room for both without end."""
 
 _UNLIMITED = 1 << 64
 
@@ -74,7 +74,7 @@ class Card:
 
     addresses: Addresses = field(default_factory=lambda: RisingAddresses(_FIRST_ADDRESS))
 
-    next_reserved: int = _RESERVED_ADDRESS
+    next_reserved: int = _TOP_ADDRESS
 
     places: list[int] = field(default_factory=list)
     """Where a recorded GPU had put its segments, the first first: those that come are put there too."""

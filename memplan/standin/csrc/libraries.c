@@ -144,9 +144,8 @@ int cudnnGetProperty(int property, int *out) {
 int cudnnCreate(void **out) { *out = new_handle(); return 0; }
 int cudnnGetStream(void *handle, void **out) { *out = NULL; return 0; }
 
-/* Batch normalization asks for sizes before it runs. Of channels last, the H100 (cuDNN 9.19, CUDA 13.0,
- * tests/accuracy/recordings) wanted sums of 64 channels over tiles of rows, one for each group and tile, and two
- * more: two floats a channel forward and backward, and a word a group; equal in the 9 recorded, of float and half. Of channels first, and
+/* Batch normalization asks for sizes before it runs. Of channels last, the H100 (cuDNN 9.19, CUDA 13.0, tests/accuracy/recordings) wanted
+ * sums of 64 channels over tiles of rows, one for each group and tile, and two more: two floats a channel forward and backward, and a word a group; equal in the 9 recorded, of float and half. Of channels first, and
  * as reserve space, it wanted nothing. Double, and numbers of channels that are no multiple of 8, were not recorded. */
 enum { CHANNELS_TOGETHER = 64, SUMS_BYTES = CHANNELS_TOGETHER * 2 * sizeof(float) };
 enum { SPATIAL_PERSISTENT = 2 }; /* cudnnBatchNormMode_t: PyTorch's for what it takes for channels last */
@@ -186,9 +185,8 @@ int cudnnDropoutGetStatesSize(void *handle, size_t *out) { *out = (size_t)1 << 2
 
 /* CTC: how much cuDNN takes is not documented. It is what the equations need (Graves and others 2006, sections 4.1 and 4.2), for each time
  * step a forward and a backward variable of each label and of the blanks around them and the probabilities after the softmax, and a row
- * for each sequence: equal in the 58 losses recorded on an H100 (cuDNN 9.19, CUDA 13.0,
- * tests/accuracy/recordings), all of 255 labels, which PyTorch says where the lengths are on the GPU. How the
- * row, of 513 floats, depends on the labels was not seen. */
+ * for each sequence: equal in the 58 losses recorded on an H100 (cuDNN 9.19, CUDA 13.0, tests/accuracy/recordings), all of 255 labels,
+ * which PyTorch says where the lengths are on the GPU. How the row, of 513 floats, depends on the labels was not seen. */
 enum { RECORDED_LABELS = 255, RECORDED_ROW = 513 };
 static size_t ctc_workspace(const Descriptor *probabilities, size_t longest_labels) { /* probabilities: time steps, batch, classes */
     size_t batch = probabilities->dims[1], each = 2 * (2 * longest_labels + 1) + probabilities->dims[2];

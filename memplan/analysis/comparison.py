@@ -152,7 +152,7 @@ class _Work:
         try:
             return _compared(gpu, self._search(gpu, estimator), estimator)
         except NoKernelsError:
-            return not_planned(gpu, self._program.parallelism.data_parallel_size, "this PyTorch has no kernels for it")
+            return not_planned(gpu, self._program.parallelism.num_gpus, "this PyTorch has no kernels for it")
 
     def _next(self, *, newest_first: bool) -> GpuSpec | None:
         try:
@@ -206,7 +206,7 @@ def _compared(gpu: GpuSpec, found: _Found, estimator: Estimator) -> ComparedGpu:
     used = [estimator(found.planned, found.searched, stage).device_used for stage in stages_of(found.planned)]
     return ComparedGpu(
         gpu=gpu,
-        num_gpus=found.planned.parallelism.data_parallel_size,
+        num_gpus=found.planned.parallelism.num_gpus,
         budget_bytes=found.budget.budget_bytes,
         fits=found.fits,
         missing_bytes=max(map(found.budget.missing_bytes, used)),

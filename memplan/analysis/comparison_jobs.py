@@ -75,7 +75,7 @@ def _job(compared: Compared, gpus: tuple[GpuSpec, ...], pins: Pins) -> Job:
     program = compared.program
     request = ComparisonJob(program=program, gpus=gpus, pins=dict(pins.values), options=compared.options, versions=_versions(program))
     return Job(
-        name=f"{program.name} on {program.parallelism.data_parallel_size} × {', '.join(gpu.name for gpu in gpus)}",
+        name=f"{program.name} on {program.parallelism.num_gpus} × {', '.join(gpu.name for gpu in gpus)}",
         function=f"{__name__}:{compare_here.__name__}",
         request=request.model_dump_json(round_trip=True),
         folder=str(Path.cwd()),

@@ -39,9 +39,16 @@ def _reasons(plan: Plan, decision: Decision, largest: int, pins: Pins, estimator
     yield from _costs_of_pins(plan, pins, estimator)
     if steps > 1:
         ranks = plan.after.parallelism.data_parallel_size
-        product = f"{micro} × {steps}" + (f" × {ranks} GPUs" if ranks > 1 else "")
+        product = f"{micro} × {steps}" + (f" × {_batches_at_once(plan.after)}" if ranks > 1 else "")
         yield f"accumulation {steps}: {product} = {plan.effective_batch_size} samples per optimizer step{_offered(plan)}"
     yield from _negatives(plan, pins)
+
+
+def _batches_at_once(program: Program) -> str:
+    """Return how many batches there are at once, in words: one for each GPU, or for each group of them."""
+    parallelism = program.parallelism
+    groups = f"groups of {parallelism.model_parallel_size} GPUs" if parallelism.model_parallel_size > 1 else "GPUs"
+    return f"{parallelism.data_parallel_size} {groups}"
 
 
 def _offered(plan: Plan) -> str:
@@ -350,7 +357,7 @@ def _busy_gpu(plan: Plan) -> Iterator[str]:
 
 
 def _ddp(plan: Plan) -> Iterator[str]:
-    ranks = plan.after.parallelism.data_parallel_size
+    ranks = plan.after.parallelism.num_gpus
     if ranks > 1 and isinstance(plan.after, Workload) and plan.method == "measured":
         yield f"{ranks} GPUs: what NCCL takes for them is not in what was measured on one"
 

@@ -19,7 +19,7 @@ from memplan.planner.search import largest_fitting
 from memplan.units import format_bytes
 from memplan.workload.model import ContrastiveEncoderModel, Lora, TransformerModel, encoder_of
 from memplan.workload.optimizer import Optimizer
-from memplan.workload.parallelism import Parallelism, Strategy
+from memplan.workload.parallelism import Strategy
 from memplan.workload.program import Program
 from memplan.workload.workload import Workload
 
@@ -176,13 +176,14 @@ _SHARDED: dict[Strategy, str] = {
 def _strategies(workload: Workload) -> Iterator[Candidate]:
     """Yield what shards more than now, where there is more than one GPU."""
     parallelism = workload.parallelism
-    ranks = parallelism.data_parallel_size
+    ranks = parallelism.num_copies
     if ranks == 1 or parallelism.strategy in ("zero3", "fsdp"):
         return
     known = list(_SHARDED)
     least = known.index(parallelism.strategy) + 1 if parallelism.strategy in known else 0
-    for strategy in known[least:]:
-        changed = Parallelism(devices=parallelism.devices, nodes=parallelism.nodes, strategy=strategy)
+    tried: list[Strategy] = ["fsdp"] if parallelism.split_by else known[least:]  # DeepSpeed's stages share over all GPUs
+    for strategy in tried:
+        changed = parallelism.model_copy(update={"strategy": strategy})
         yield Candidate(f"{_SHARDED[strategy]} over {ranks} GPUs", workload.model_copy(update={"parallelism": changed}))
 
 

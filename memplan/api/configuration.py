@@ -126,7 +126,7 @@ class Configuration(NamedTuple):
         """Raise UsageError for a recipe that DeepSpeed trains on one GPU: its engine keeps fp32 copies, and a plan for one GPU none."""
         source = self.reading.sources.get("parallelism.strategy") if self.reading else None
         parallelism = self.program.parallelism
-        if source is None or parallelism.strategy not in ZERO_STAGES or parallelism.data_parallel_size > 1:
+        if source is None or parallelism.strategy not in ZERO_STAGES or parallelism.num_gpus > 1:
             return
         raise UsageError(
             f"{source.file}:{source.line}: `{source.key}` is {source.value}: the GPUs share the model ({parallelism.strategy}), "

@@ -289,7 +289,7 @@ def planned_by(
 def _trainer(configuration: Configuration, request: PlanRequest) -> Configuration | None:
     """Return the program that trains from *configuration*, where it is installed and *request* asks nothing that it has no variable for."""
     located, reading = configuration.located, configuration.reading
-    if located is None or reading is None or configuration.program.parallelism.data_parallel_size > 1:
+    if located is None or reading is None or configuration.program.parallelism.num_gpus > 1:
         return None
     found = trainer_of(located, reading.stage_files)
     if found is None:

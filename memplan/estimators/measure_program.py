@@ -25,9 +25,9 @@ def measure_program(program: UserProgram, gpu: GpuSpec) -> Measurement:
 
     Raises NotRehearsedError for a program that uses no GPU or takes no step, or trains on several; SizeRefusedError for one that fails.
     """
-    if program.parallelism.data_parallel_size > 1:
+    if program.parallelism.num_gpus > 1:
         raise NotRehearsedError(
-            f"training on {program.parallelism.data_parallel_size} GPUs cannot be measured on one", hint="use a rehearsal: `gpu=`"
+            f"training on {program.parallelism.num_gpus} GPUs cannot be measured on one", hint="use a rehearsal: `gpu=`"
         )
     if isinstance(program, FunctionProgram):
         return _measure_function(program, gpu)

@@ -80,11 +80,10 @@ class MeasuredEstimator(Estimator, Closing):
 
 
 def _check_is_whole(parallelism: Parallelism) -> None:
-    """Raise NotRehearsedError where each rank has a shard: one GPU has nobody to share with."""
-    if parallelism.is_sharded:
-        raise NotRehearsedError(
-            f"{parallelism.strategy} on {parallelism.data_parallel_size} GPUs cannot be measured on one", hint='use `method="rehearsed"`'
-        )
+    """Raise NotRehearsedError where each rank has a part of the model, or of the sequence: one GPU has nobody to share with."""
+    if parallelism.is_sharded or parallelism.split_by:
+        what = " and ".join(parallelism.split_by) or parallelism.strategy
+        raise NotRehearsedError(f"{what} on {parallelism.num_gpus} GPUs cannot be measured on one", hint='use `method="rehearsed"`')
 
 
 def _with_what_was_missing(found: Measurement, formula: MemoryRange | None, gpu: GpuSpec) -> Measurement:

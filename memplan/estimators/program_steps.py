@@ -192,7 +192,7 @@ class ProgramSteps(StepRunner):
         if isinstance(program, FunctionProgram):
             return Job(run_function, (program, step.gpu))
         assert isinstance(program, CommandProgram)
-        if program.parallelism.data_parallel_size > 1:
+        if program.parallelism.num_gpus > 1:
             return None
         known = self._known_of(program)
         if known.warm_file is not None and not known.warm_file.exists():  # it would leave such a process to nobody

@@ -123,6 +123,8 @@ def is_answer(rehearsal: Rehearsal) -> bool:
 
 def with_fewest_micro_batches(program: Program, stage: Stage | None) -> Program:
     """Return *program* as it is run for *stage*: alone, with no more micro-batches than tell of all, and without what decides nothing."""
-    micro_batches = min(program.training.gradient_accumulation_steps, MOST_MICRO_BATCHES)
+    micro_batches = program.training.gradient_accumulation_steps
+    if program.parallelism.pipeline_parallel_size == 1:  # the stages of a pipeline hold several at once
+        micro_batches = min(micro_batches, MOST_MICRO_BATCHES)
     reduced = program.with_training(gradient_accumulation_steps=micro_batches, target_effective_batch_size=None)
     return reduced.model_copy(update={"stages": () if stage is None else (stage,)})

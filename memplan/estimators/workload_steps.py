@@ -20,7 +20,7 @@ from memplan.hardware.gpu import GpuSpec
 from memplan.hardware.torch_install import find_torch
 from memplan.memory.estimate import MemoryRange
 from memplan.memory.nccl_buffers import link_of
-from memplan.workload.model import KERNEL_PACKAGES, HuggingFaceModel
+from memplan.workload.model import KERNEL_PACKAGES, HuggingFaceModel, TransformerModel
 from memplan.workload.optimizer import OPTIMIZER_PACKAGES
 from memplan.workload.parallelism import ZERO_PACKAGE, ZERO_STAGES, Parallelism
 from memplan.workload.program import Program
@@ -78,11 +78,25 @@ class WorkloadSteps(StepRunner):
 
 
 def run_step(step: Step, steps: int | None) -> Rehearsal:
-    """Return what so many optimizer steps of *step* do; None: as many as tell of all. Raises NotRehearsedError."""
-    settings = allocator_environment(step.program.training.allocator_settings)
+    """
+    Return what so many optimizer steps of *step* do; None: as many as tell of all. Raises NotRehearsedError.
+
+    Of a pipeline, what the stage does that takes most: the first has the embeddings and the most micro-batches in flight, the second
+    receives hidden states too, the last has the logits; each other has less than the second.
+    """
+    parallelism = step.program.parallelism
+    stages = parallelism.pipeline_parallel_size
+    ranks = [stage * (parallelism.num_gpus // stages) for stage in sorted({0, min(1, stages - 1), stages - 1})]
+    found = [_run_rank(step, steps, rank) for rank in ranks]
+    return max(found, key=lambda rehearsal: rehearsal.device_used.high_bytes)
+
+
+def _run_rank(step: Step, steps: int | None, rank: int) -> Rehearsal:
+    settings, parallelism = allocator_environment(step.program.training.allocator_settings), step.program.parallelism
+    ranks = Ranks(parallelism.devices, parallelism.nodes, rank)
     try:
         rehearsal = _rehearser().rehearse(
-            gpu=step.gpu, values=values_of(step), steps=steps, environment=settings, has_padding=True, ranks=ranks_of(step.program)
+            gpu=step.gpu, values=values_of(step), steps=steps, environment=settings, has_padding=True, ranks=ranks
         )
     except UsageError as error:
         from memplan.execution.runner import not_run  # noqa: PLC0415
@@ -90,11 +104,6 @@ def run_step(step: Step, steps: int | None) -> Rehearsal:
         raise not_run(error, instead=instead_of_running(step)) from error
     refuse_guesses(rehearsal)
     return rehearsal.model_copy(update={"values": {}})
-
-
-def ranks_of(program: Program) -> Ranks:
-    """Return the ranks that train *program*, of which the first is run."""
-    return Ranks(program.parallelism.devices, program.parallelism.nodes)
 
 
 def values_of(step: Step) -> dict[str, object]:
@@ -118,7 +127,8 @@ def allocator_environment(settings: str) -> dict[str, str]:
 
 def instead_of_running(step: Step) -> str:
     """Return what can be done where *step* does not run."""
-    has_no_formulas = isinstance(workload_of(step.program).model, HuggingFaceModel)
+    workload = workload_of(step.program)
+    has_no_formulas = isinstance(workload.model, HuggingFaceModel) or workload.parallelism.split_by
     return "rehearse your own program" if has_no_formulas else 'plan by formulas: `method="analytic"`'
 
 
@@ -146,12 +156,14 @@ def check_packages(step: Step) -> None:
 def check_ranks(workload: Workload) -> None:
     """Raise NotRehearsedError where the ranks of *workload* cannot train together as it says."""
     parallelism = workload.parallelism
-    if parallelism.data_parallel_size == 1:
+    if parallelism.num_gpus == 1:
         return
     if parallelism.devices > MOST_GPUS:
         raise NotRehearsedError(f"a machine has at most {MOST_GPUS} GPUs here", hint="say how many machines there are: `nodes`")
     if find_torch().numbers < OLDEST_OF_RANKS:
         raise NotRehearsedError(f"PyTorch {find_torch().version} has no process group that waits for nobody", hint="PyTorch 2.6 has one")
+    if parallelism.split_by:
+        _check_split(workload)
     if parallelism.strategy not in ZERO_STAGES:
         return
     if PathFinder.find_spec(ZERO_PACKAGE) is None:
@@ -164,6 +176,47 @@ def check_ranks(workload: Workload) -> None:
         )
 
 
+def _check_split(workload: Workload) -> None:
+    """Raise NotRehearsedError where the GPUs of *workload* cannot split its model or its sequence as it says."""
+    model, parallelism = workload.model, workload.parallelism
+    tensor, context = parallelism.tensor_parallel_size, parallelism.context_parallel_size
+    sizes = " and ".join(parallelism.split_by)
+    if not isinstance(model, TransformerModel) or model.head != "language_model" or model.lora is not None or workload.contrastive:
+        raise NotRehearsedError(
+            f"{sizes}: only a language model without adapters is split, of `kind: transformer`",
+            hint="rehearse your own program: `-- torchrun --nproc-per-node 8 train.py`",
+        )
+    stages = parallelism.pipeline_parallel_size
+    if stages > 1 and (model.has_attention_mask or model.norm_position == "post"):
+        raise NotRehearsedError(
+            f"pipeline_parallel_size {stages}: what passes from stage to stage is hidden states alone, without a mask of padding",
+            hint="say `has_attention_mask: false` of the model, where its texts are packed",
+        )
+    if tensor > 1 and parallelism.strategy == "ddp" and parallelism.num_copies > 1:
+        raise NotRehearsedError(
+            f"tensor_parallel_size {tensor} with data parallelism needs shards: DistributedDataParallel takes no split parameters",
+            hint="choose the strategy fsdp, or as many GPUs as split the matrices",
+        )
+    if context > 1 and (model.has_attention_mask or model.attention == "eager" or model.architecture == "encoder"):
+        raise NotRehearsedError(
+            f"context_parallel_size {context}: PyTorch passes keys and values around for causal attention without a mask of padding",
+            hint="say `has_attention_mask: false` and `attention: sdpa` of the model, where its texts are packed",
+        )
+    length_unit = tensor * (2 * context if context > 1 else 1)  # causal parts are two, from both ends, so that all have the same work
+    units = {
+        "num_attention_heads": (model.num_attention_heads, tensor),
+        "num_key_value_heads": (model.key_value_heads, tensor),
+        "intermediate_size": (model.intermediate_size, tensor),
+        "vocab_size": (model.vocab_size, tensor),
+        "num_positions": (model.num_positions, tensor),
+        "num_layers": (model.num_layers, stages),
+        "sequence_length": (workload.training.sequence_length, length_unit),
+    }
+    for name, (value, unit) in units.items():
+        if value % unit:
+            raise NotRehearsedError(f"{sizes}: {name} is {value}, which {unit} does not divide", hint=f"try {value + unit - value % unit}")
+
+
 def step_of(workload: Workload, gpu: GpuSpec, stage: Stage | None) -> Step:
     """Return what of *workload*, *gpu* and *stage* decides a rehearsal."""
     unread: dict[str, object] = {"name": "stage", "max_n_negatives": None}
@@ -171,12 +224,12 @@ def step_of(workload: Workload, gpu: GpuSpec, stage: Stage | None) -> Step:
         unread["n_positives"] = 1  # each row has one of them, whatever their number
     anonymous = None if stage is None else stage.model_copy(update=unread)
     alike: dict[str, object] = {"name": "", "stands_for_a_program": False}
-    alike |= {"parallelism": Parallelism()} if workload.parallelism.data_parallel_size == 1 else {}
+    alike |= {"parallelism": Parallelism()} if workload.parallelism.num_gpus == 1 else {}
     reduced = with_fewest_micro_batches(workload, anonymous).model_copy(update=alike)
     card = of_some_kind(gpu).endless()
     alone = reduced.with_training(micro_batch_size=1)
     likeness = alone.model_dump_json()
-    family = _family(likeness, card, _packages_of(workload), workload.parallelism.data_parallel_size > 1)
+    family = _family(likeness, card, _packages_of(workload), workload.parallelism.num_gpus > 1)
     return Step(family, workload.training.micro_batch_size, likeness, reduced, card)
 
 
@@ -196,7 +249,7 @@ def _packages_of(workload: Workload) -> tuple[str, ...]:
     """Return the packages besides PyTorch that build the step."""
     is_huggingface = getattr(workload.model, "huggingface_config", None) is not None
     optimizer = OPTIMIZER_PACKAGES.get(workload.optimizer.name)
-    has_zero = workload.parallelism.strategy in ZERO_STAGES and workload.parallelism.data_parallel_size > 1
+    has_zero = workload.parallelism.strategy in ZERO_STAGES and workload.parallelism.num_gpus > 1
     zero = ZERO_PACKAGE if has_zero else None
     packages = (MODEL_PACKAGE if is_huggingface else None, optimizer, zero, _package_of_kernels(workload))
     return tuple(package for package in packages if package is not None)

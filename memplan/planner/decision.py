@@ -209,8 +209,12 @@ class BatchSearch:
 
         With accumulation the gradients stay through every micro-batch but the first; only a batch of the whole target is without it.
         """
-        steps = self.accumulation or (1 if micro_batch_size >= self.most else 2)
+        steps = self.accumulation or (1 if micro_batch_size >= self.most else self._few_steps(micro_batch_size))
         return self.pinned.with_training(micro_batch_size=micro_batch_size, gradient_accumulation_steps=steps)
+
+    def _few_steps(self, micro_batch_size: int) -> int:
+        """Return as few accumulation steps as take what all of them take: two, or those of the target where a pipeline holds several."""
+        return 2 if self.pinned.parallelism.pipeline_parallel_size == 1 else max(2, -(-self.most // micro_batch_size))
 
     def fits(self, micro_batch_size: int) -> bool:
         """Say whether the heaviest stage fits with that micro-batch; of the user's own program, whether all do."""
@@ -261,7 +265,7 @@ class BatchSearch:
 
     def _accumulated(self, micro_batch_size: int) -> Program:
         """Return the program with that micro-batch and with accumulation, whatever the target: as that is seen at smaller sizes."""
-        steps = self.accumulation or 2
+        steps = self.accumulation or self._few_steps(micro_batch_size)
         return self.pinned.with_training(micro_batch_size=micro_batch_size, gradient_accumulation_steps=steps)
 
     def by_preference(self, largest: int) -> Iterator[BatchChoice]:

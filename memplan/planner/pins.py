@@ -13,11 +13,14 @@ from memplan.errors import UsageError, WorldSizeError
 from memplan.programs.user_program import UserProgram
 from memplan.workload.model import ContrastiveEncoderModel, TransformerModel
 from memplan.workload.optimizer import Optimizer
-from memplan.workload.parallelism import NOT_DIVIDED, Parallelism
+from memplan.workload.parallelism import MODEL_PARALLEL_SIZES, NOT_DIVIDED, Parallelism
 from memplan.workload.program import Program
 from memplan.workload.stage import Stage
 from memplan.workload.training import Batching, Training
 from memplan.workload.workload import Workload
+
+_OF_GPUS = ("devices", "nodes", *MODEL_PARALLEL_SIZES)
+"""What can be said of the GPUs that a program of the user's trains on: what each of them keeps, its own code decides."""
 
 _STAGE_FIELDS = ("n_positives", "n_negatives", "max_n_negatives")
 
@@ -62,20 +65,22 @@ def pin(program: Program, pins: Pins) -> Program:
     """
     if isinstance(program, Workload):
         return _pin_workload(program, pins)
+    together = {name: text for name, text in pins.values.items() if name in _OF_GPUS}  # one may make sense with another only
     for name, text in pins.values.items():
-        program = _pin_variable(program, name, text)
+        program = _pin_variable(program, name, text, together)
     return program
 
 
-def _pin_variable(program: Program, name: str, text: str) -> Program:
+def _pin_variable(program: Program, name: str, text: str, together: Mapping[str, str]) -> Program:
     """Return the user's own *program* with one value pinned."""
     assert isinstance(program, UserProgram)
     stage_name, _, field = name.rpartition(".")
     try:
         if program.stages and _is_of_stages(program, field):
             return _pin_stage(program, stage_name, field, text)
-        if name in ("devices", "nodes"):  # how they train together, its own code says
-            return program.model_copy(update={"parallelism": _changed(program.parallelism, {name: text})})
+        if name in _OF_GPUS:
+            program = program.model_copy(update={"parallelism": _changed(program.parallelism, together)})
+            return program.pinned(name, text) if name in program.variables else program
         if name in ("target_effective_batch_size", "allocator_settings") or name in Batching.model_fields.keys() & program.variables:
             return program.with_training(**{name: text})
     except ValidationError as error:
@@ -89,7 +94,6 @@ def _is_of_stages(program: UserProgram, field: str) -> bool:
 
 
 def _pin_workload(workload: Workload, pins: Pins) -> Workload:
-    # One may make sense with another only.
     together = {name: text for name, text in pins.values.items() if name in Parallelism.model_fields}
     for name, text in pins.values.items():
         workload = _pin_one(workload, name, text, together)

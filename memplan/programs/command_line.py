@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import glob
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -25,7 +25,7 @@ from memplan.programs.command_program import (
 )
 from memplan.programs.typed_places import read_place, read_short
 from memplan.programs.user_program import PLANNED, did_you_mean
-from memplan.workload.parallelism import Parallelism
+from memplan.workload.parallelism import MODEL_PARALLEL_SIZES, Parallelism
 from memplan.workload.training import MOST_STEPS
 
 ONE_GPU = Parallelism()
@@ -103,6 +103,7 @@ def _with_present_values(program: CommandProgram) -> CommandProgram:
     found = {place.variable: _read(place.file, place) for place in reversed(program.places) if place.file is not None}
     training = {name: _count(program, name, found[name]) for name in ("micro_batch_size", "gradient_accumulation_steps") if name in found}
     values = {name: str(value) for name, value in found.items() if name not in PLANNED}
+    program = program.model_copy(update={"parallelism": _split_as(program, found)})
     stages = tuple(_with_its_values(stage, program.places) for stage in program.stages)
     present = program.with_training(**training).model_copy(update={"values": values, "stages": stages})
     if "effective_batch_size" in found:
@@ -115,6 +116,16 @@ def _with_present_values(program: CommandProgram) -> CommandProgram:
     without_value = tuple(sorted(program.variables & set(PLANNED) - found.keys()))
     is_known = bool({"micro_batch_size", "effective_batch_size"} & found.keys())
     return present.model_copy(update={"is_present_known": is_known, "without_value": without_value})
+
+
+def _split_as(program: CommandProgram, found: Mapping[str, object]) -> Parallelism:
+    """Return how the GPUs of *program* share the work, as *found* in its files. Raises ConfigError for sizes that do not go with them."""
+    sizes = {name: _count(program, name, found[name]) for name in MODEL_PARALLEL_SIZES if name in found}
+    try:
+        return Parallelism.model_validate(program.parallelism.model_dump() | sizes)
+    except ValidationError as error:
+        place = next(place for place in program.places if place.variable in sizes)
+        raise ConfigError(error.errors()[0]["msg"], file=place.file, hint="say on how many GPUs it trains: `num_gpus=8`") from error
 
 
 def _read(path: Path, place: Place) -> object:

@@ -20,9 +20,10 @@ from typing import Literal
 from memplan.description import Description
 from memplan.errors import UsageError
 from memplan.programs.user_program import PLANNED, UserProgram
+from memplan.workload.parallelism import MODEL_PARALLEL_SIZES
 from memplan.workload.stage import Stage
 
-KNOWN = frozenset({*PLANNED, "sequence_length", "n_positives", "n_negatives"})
+KNOWN = frozenset({*PLANNED, "sequence_length", "n_positives", "n_negatives", *MODEL_PARALLEL_SIZES})
 """Names of variables that need no explanation."""
 
 PLACEHOLDER = re.compile(r"(?<!\$)\{([A-Za-z_]\w*)\}")

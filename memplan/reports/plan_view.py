@@ -115,7 +115,7 @@ def _facts(plan: Plan, source: str, remembered: str, *, is_short: bool) -> Itera
         yield "CUDA context", f"{format_bytes(plan.gpu.context_bytes)}, as a profile measured it here"
     yield "method", f"{plan.method}: {METHOD_NOTES[_note_of(plan)]}"
     yield from _steps(plan)
-    if plan.after.parallelism.data_parallel_size > 1:
+    if plan.after.parallelism.num_gpus > 1:
         yield "GPUs", f"{_gpus(plan.after)}; the table is for each"
 
 
@@ -143,10 +143,14 @@ def _note_of(plan: Plan) -> str:
 def _gpus(program: Program) -> str:
     """Return how many GPUs train *program*, and how they share it. What a program of the user's shares, only its code knows."""
     parallelism = program.parallelism
+    split = [f"{name.removesuffix('_size').replace('_', ' ')} {getattr(parallelism, name)}" for name in parallelism.split_by]
     if not isinstance(program, Workload):
-        return f"{parallelism.data_parallel_size}, data parallel"
+        together = f"data parallel {parallelism.data_parallel_size}" if split else "data parallel"
+        return f"{parallelism.num_gpus}, {' × '.join([*split, together])}"
     groups = f" in groups of {parallelism.sharding_degree}" if parallelism.sharding_degree else ""
-    return f"{parallelism.data_parallel_size}, {_STRATEGIES[parallelism.strategy]}{groups}"
+    over = f" over {parallelism.num_copies}" if split else ""
+    kept = [f"{_STRATEGIES[parallelism.strategy]}{over}{groups}"] if parallelism.num_copies > 1 else []
+    return f"{parallelism.num_gpus}, {', '.join([*split, *kept])}"
 
 
 def _planned(plan: Plan, source: str) -> str:

@@ -24,8 +24,16 @@ NOT_DIVIDED: LiteralString = "not_divided"
 """The type of pydantic's error for ranks that make no whole number of groups."""
 
 
+MODEL_PARALLEL_SIZES = ("tensor_parallel_size", "context_parallel_size", "pipeline_parallel_size")
+"""The fields that say how many GPUs work on one batch together."""
+
+
 class Parallelism(Description):
-    """Data parallelism: every rank has a batch of its own, and all of the model or a shard of it."""
+    """
+    How the GPUs share the work: those of a group work on one batch together, and each group has a batch of its own.
+
+        GPUs = data-parallel size x tensor_parallel_size x context_parallel_size x pipeline_parallel_size
+    """
 
     devices: PositiveInt = 1
     """GPUs in each machine."""
@@ -39,37 +47,81 @@ class Parallelism(Description):
     does what its code says."""
 
     sharding_degree: PositiveInt | None = None
-    """Ranks that share one copy of the model, of fsdp; the groups of so many hold copies (HSDP). Default: all ranks share one."""
+    """Ranks that share one copy of the model, of fsdp; the groups of so many hold copies (HSDP). Default: all ranks share one that have the
+    same weights."""
 
     reshard_after_forward: bool = True
     """Of fsdp: give up a block's gathered parameters after its forward, and gather them again for its backward."""
 
+    tensor_parallel_size: PositiveInt = 1
+    """GPUs that split each layer's matrices, and between them the sequence (PyTorch's `parallelize_module` with sequence parallelism and a
+    split loss). Of a program of your own, what its code does."""
+
+    context_parallel_size: PositiveInt = 1
+    """GPUs that split the sequence everywhere, and pass keys and values around (PyTorch's `context_parallel`). Of a program of your own,
+    what its code does."""
+
+    pipeline_parallel_size: PositiveInt = 1
+    """Stages of the model, each on other GPUs, through which the micro-batches of a step go one after the other (1F1B of PyTorch's
+    `torch.distributed.pipelining`). Of a program of your own, what its code does."""
+
     @model_validator(mode="after")
-    def _degree_makes_sense(self) -> "Parallelism":
-        if self.sharding_degree is not None and self.strategy != "fsdp":
-            raise _field_error("sharding_degree", f"sharding_degree is for the strategy fsdp, and this one is {self.strategy}")
-        if self.data_parallel_size % self.shards and self.strategy == "fsdp":
-            size = self.data_parallel_size
-            message = f"sharding_degree {self.sharding_degree} does not divide {f'the {size} ranks' if size > 1 else '1 rank'}"
+    def _goes_together(self) -> "Parallelism":
+        for field in ("sharding_degree", "reshard_after_forward"):
+            if getattr(self, field) != type(self).model_fields[field].default and self.strategy != "fsdp":
+                raise _field_error(field, f"{field} is for the strategy fsdp, and this one is {self.strategy}")
+        gpus, together = _count(self.num_gpus, "GPU"), self.model_parallel_size
+        if self.num_gpus % together:
+            product = " × ".join(f"{name} {getattr(self, name)}" for name in MODEL_PARALLEL_SIZES if getattr(self, name) > 1)
+            field = max(MODEL_PARALLEL_SIZES, key=lambda name: int(getattr(self, name)))
+            raise _field_error(field, f"{product}{f' = {together}' if ' × ' in product else ''} does not divide {gpus}", kind=NOT_DIVIDED)
+        if self.strategy in ZERO_STAGES and together > 1:
+            raise _field_error(
+                "strategy", f"{self.strategy} is planned for data-parallel GPUs alone, without {' and '.join(self.split_by)}"
+            )
+        if self.num_copies % self.shards and self.strategy == "fsdp":
+            message = f"sharding_degree {self.sharding_degree} does not divide {_count(self.num_copies, 'rank')}"
             raise _field_error("sharding_degree", message, kind=NOT_DIVIDED)
-        if not self.reshard_after_forward and self.strategy != "fsdp":
-            raise _field_error("reshard_after_forward", f"reshard_after_forward is for the strategy fsdp, and this one is {self.strategy}")
         return self
 
     @property
-    def data_parallel_size(self) -> int:
-        """Return the number of ranks."""
+    def num_gpus(self) -> int:
+        """Return how many GPUs there are, each with a rank of its own."""
         return self.devices * self.nodes
 
     @property
+    def model_parallel_size(self) -> int:
+        """Return how many GPUs work on one batch together."""
+        return self.tensor_parallel_size * self.context_parallel_size * self.pipeline_parallel_size
+
+    @property
+    def split_by(self) -> tuple[str, ...]:
+        """Return the sizes that split the model or the sequence."""
+        return tuple(name for name in MODEL_PARALLEL_SIZES if getattr(self, name) > 1)
+
+    @property
+    def data_parallel_size(self) -> int:
+        """Return how many batches there are at once."""
+        return self.num_gpus // self.model_parallel_size
+
+    @property
+    def num_copies(self) -> int:
+        """
+        Return how many ranks have the same weights, which they reduce gradients over, and can share.
+
+        Those that split a sequence have them too (torchtitan, `ParallelDims`: the mesh "dp_shard_cp").
+        """
+        return self.data_parallel_size * self.context_parallel_size
+
+    @property
     def is_sharded(self) -> bool:
-        """Say whether a rank keeps less than all of the model's states."""
+        """Say whether a rank keeps less than all of its weights' states."""
         return self.strategy != "ddp" and self.shards > 1
 
     @property
     def shards(self) -> int:
         """Return how many ranks share one copy of what is sharded."""
-        return 1 if self.strategy == "ddp" else self.sharding_degree or self.data_parallel_size
+        return 1 if self.strategy == "ddp" else self.sharding_degree or self.num_copies
 
     @property
     def group_sizes(self) -> tuple[int, ...]:
@@ -78,16 +130,22 @@ class Parallelism(Description):
 
         DeepSpeed has a second group of all ranks (0.19, `groups._clone_world_group`); HSDP has those that share a copy, and the copies.
         """
-        ranks = self.data_parallel_size
+        ranks = self.num_gpus
         if self.strategy in ZERO_STAGES:
             return (ranks, ranks)
         return (ranks, self.shards, ranks // self.shards) if self.is_sharded and self.shards < ranks else (ranks,)
 
     def leaves_open(self, field: str) -> bool:
         """Say whether *field* decides nothing here: one rank shares with nobody, and not every strategy has every choice."""
+        if field in MODEL_PARALLEL_SIZES:
+            return self.num_gpus == 1
         if field == "strategy":
-            return self.data_parallel_size == 1
+            return self.num_copies == 1
         return field == "reshard_after_forward" and not (self.strategy == "fsdp" and self.is_sharded)
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"the {number} {noun}s"
 
 
 def _field_error(field: str, message: str, *, kind: LiteralString = "parallelism") -> PydanticCustomError:

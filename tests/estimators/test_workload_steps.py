@@ -65,6 +65,53 @@ def test_a_machine_of_more_gpus_than_are_simulated_is_refused(torch_build: Torch
         check_packages(step_of(shared(devices=65), a100, None))
 
 
+DECODER = {
+    "kind": "transformer", "architecture": "decoder", "num_layers": 4, "hidden_size": 64, "num_attention_heads": 8,
+    "num_key_value_heads": 4, "intermediate_size": 256, "vocab_size": 1001, "head": "language_model", "has_attention_mask": False,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("parallelism", "model", "problem"),
+    [
+        ({"tensor_parallel_size": 2}, {"kind": "parameters", "num_parameters": 10}, "only a language model without adapters is split"),
+        ({"tensor_parallel_size": 2}, {"lora": {"rank": 8}}, "only a language model without adapters is split"),
+        ({"tensor_parallel_size": 2}, {}, "with data parallelism needs shards: DistributedDataParallel takes no split parameters"),
+        ({"tensor_parallel_size": 8}, {}, "tensor_parallel_size: num_key_value_heads is 4, which 8 does not divide"),
+        ({"tensor_parallel_size": 2, "strategy": "fsdp"}, {}, "vocab_size is 1001, which 2 does not divide"),
+        ({"context_parallel_size": 2}, {"has_attention_mask": True}, "for causal attention without a mask of padding"),
+        ({"context_parallel_size": 2}, {"attention": "eager"}, "for causal attention without a mask of padding"),
+        ({"context_parallel_size": 8}, {}, "sequence_length is 24, which 16 does not divide"),
+        ({"pipeline_parallel_size": 8}, {}, "num_layers is 4, which 8 does not divide"),
+        ({"pipeline_parallel_size": 2}, {"has_attention_mask": True}, "hidden states alone, without a mask of padding"),
+    ],
+)
+def test_what_cannot_be_split_is_said_before_anything_is_run(
+    torch_build: TorchBuild, a100: GpuSpec, parallelism: dict[str, Any], model: dict[str, Any], problem: str
+) -> None:
+    """With the field whose value does not go with it."""
+    described = model | {"activation_bytes_per_sample": 1} if "kind" in model else DECODER | model
+    workload = Workload.model_validate(
+        {"model": described, "parallelism": {"devices": 8} | parallelism, "training": {"sequence_length": 24}}
+    )
+
+    with pytest.raises(NotRehearsedError, match=problem) as error:
+        check_packages(step_of(workload, a100, None))
+
+    assert error.value.hint
+
+
+def test_all_micro_batches_of_a_pipeline_decide_its_step(torch_build: TorchBuild, a100: GpuSpec) -> None:
+    """Its stages hold several at once; else two tell of all."""
+
+    def micro_batches(stages: int) -> int:
+        described = {"model": DECODER, "parallelism": {"devices": 4, "pipeline_parallel_size": stages}}
+        workload = Workload.model_validate(described | {"training": {"gradient_accumulation_steps": 16}})
+        return step_of(workload, a100, None).program.training.gradient_accumulation_steps
+
+    assert (micro_batches(1), micro_batches(4)) == (2, 16)
+
+
 @pytest.mark.parametrize(("sampling", "is_one"), [("pair", True), ("group", False), ("per_positive", False)])
 def test_positives_that_no_step_encodes_make_no_other_step(a100: GpuSpec, sampling: str, *, is_one: bool) -> None:
     """Of pairs each row has one positive, however many an anchor has in an epoch."""

@@ -40,6 +40,33 @@ def test_placeholders_become_values() -> None:
     assert (program.name, program.has_present_batch) == ("train.py", False)
 
 
+def test_gpus_that_work_on_one_batch_are_counted_once(tmp_path: Path) -> None:
+    """Where a file says how many do, or a pin: the effective batch is of the batches there are."""
+    file = tmp_path / "config.yaml"
+    file.write_text("tp: 4\n")
+    words = ["train.py", "{micro_batch_size}", "--pp", "{pipeline_parallel_size}"]
+    eight = Parallelism(devices=8)
+    program = command_program(words, fields=[f"tensor_parallel_size={file}:tp"], parallelism=eight)
+
+    pinned = pin(program, Pins({"pipeline_parallel_size": "2", "micro_batch_size": "3"}))
+
+    assert (program.parallelism.data_parallel_size, program.effective_batch_size) == (2, 2)
+    assert (pinned.parallelism.data_parallel_size, pinned.effective_batch_size) == (1, 3)
+    assert isinstance(pinned, CommandProgram)
+    assert pinned.words == ["train.py", "3", "--pp", "2"]
+
+
+def test_a_size_that_does_not_divide_the_gpus_is_told_with_its_file(tmp_path: Path) -> None:
+    """And what to say of the GPUs."""
+    file = tmp_path / "config.yaml"
+    file.write_text("tp: 4\n")
+
+    with pytest.raises(ConfigError, match="tensor_parallel_size 4 does not divide 1 GPU") as error:
+        command_program(["train.py", "{micro_batch_size}"], fields=[f"tensor_parallel_size={file}:tp"])
+
+    assert (error.value.file, error.value.hint) == (file, "say on how many GPUs it trains: `num_gpus=8`")
+
+
 def test_what_is_in_braces_otherwise_stays() -> None:
     """A sweep of Hydra's and its references, a dict of Python's: only a name alone is a placeholder."""
     words = ["train.py", "lr={0.1,0.2}", '{"a": 1}', "dir=${data_dir}", "{}"]

@@ -231,3 +231,21 @@ def test_the_report_says_how_gpus_share_the_model(built_in: Workload, a100: GpuS
     workload = built_in.model_copy(update={"parallelism": parallelism})
 
     assert dict(view_plan(make_plan(workload, a100, AnalyticEstimator()), source="here").facts)["GPUs"] == said
+
+
+@pytest.mark.parametrize(
+    ("parallelism", "said"),
+    [
+        (
+            Parallelism(devices=8, strategy="fsdp", tensor_parallel_size=2, context_parallel_size=2),
+            "8, tensor parallel 2, context parallel 2, fully sharded (FSDP2) over 4; the table is for each",
+        ),
+        (Parallelism(devices=4, pipeline_parallel_size=4), "4, pipeline parallel 4; the table is for each"),
+    ],
+)
+def test_the_report_says_how_gpus_split_the_model(built_in: Workload, a100: GpuSpec, parallelism: Parallelism, said: str) -> None:
+    """And over how many the weights are shared that are left."""
+    plan = make_plan(built_in, a100, AnalyticEstimator())
+    split = plan.model_copy(update={"after": plan.after.model_copy(update={"parallelism": parallelism})})
+
+    assert dict(view_plan(split, source="here").facts)["GPUs"] == said

@@ -40,6 +40,10 @@ def step_of(workload: Workload, stage: Stage | None, device: str) -> Callable[[]
     trainer = trainer_of(workload, device)
     root = make_model(workload, trainer.place)
     trainer.prepare(root, may_leave_parts_unused=isinstance(root, Encoding))
+    if workload.parallelism.pipeline_parallel_size > 1:
+        from memplan.child.models.pipeline import pipelined_step  # noqa: PLC0415  (PyTorch has it from 2.5 on)
+
+        return pipelined_step(workload, root, trainer, device)
     micro_batch = make_micro_batch(workload, stage, root, trainer, device)
     return lambda: trainer.run(micro_batch)
 
@@ -60,7 +64,7 @@ def make_model(workload: Workload, place: Callable[[nn.Module], None]) -> nn.Mod
     """Return the model of *workload*, in the precision and mode that it trains in; *place* puts it, made without memory, on the device."""
     model, training = workload.model, workload.training
     with torch.device("meta"), _default_type(_weights_type(workload)):
-        made = _make(model)
+        made = _make(model, is_split=bool(workload.parallelism.split_by))
         if isinstance(made, FromTransformers) and isinstance(model, HuggingFaceModel):
             prepare_fine_tuning(made.inner, model)
     root = Encoding(made) if workload.contrastive is not None and isinstance(made, (TransformerWithHead, FromTransformers)) else made
@@ -84,12 +88,13 @@ def _weights_type(workload: Workload) -> torch.dtype:
     return found
 
 
-def _make(model: Model) -> nn.Module:
+def _make(model: Model, *, is_split: bool) -> nn.Module:
+    """Return the module of *model*; one that GPUs split is memplan's own."""
     if isinstance(model, ContrastiveEncoderModel):
         return ContrastiveEncoder(model)
     if isinstance(model, ParametersModel):
         return CountedModel(model)
-    if isinstance(model, HuggingFaceModel) or _is_built_by_transformers(model):
+    if isinstance(model, HuggingFaceModel) or (_is_built_by_transformers(model) and not is_split):
         return FromTransformers(model)
     return TransformerWithHead(model)
 
@@ -129,8 +134,11 @@ def make_micro_batch(workload: Workload, stage: Stage | None, root: nn.Module, t
         else:
             assert isinstance(root, (TransformerWithHead, FromTransformers))
             inputs = root.make_batch(batch, length, device)
-            with trainer.autocast():
-                loss = trainer.call(**inputs)
+            with trainer.split_batch(inputs):
+                with trainer.autocast():
+                    loss = trainer.call(**inputs)
+                trainer.backward(loss)
+            return
         trainer.backward(loss)
 
     return micro_batch

@@ -1,5 +1,6 @@
 """
-How the ranks of a workload train together: its model in DistributedDataParallel, sharded by `fully_shard`, or in DeepSpeed's engine.
+How the ranks of a workload train together: its model in DistributedDataParallel, sharded by `fully_shard`, or in DeepSpeed's engine, and
+split where several work on one batch (`split.py`).
 
 One of the ranks is run (`child/absent_ranks.py`), with the real code of PyTorch and DeepSpeed around the model. Blocks are sharded one by
 one, and what is left with the root, as PyTorch's tutorials, torchtitan and Accelerate do.
@@ -9,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -31,13 +32,15 @@ SHORT_TYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 def trainer_of(workload: Workload, device: str) -> Trainer:
     """Return what trains *workload* on *device*: alone, or with other ranks in the process group that is begun here."""
     parallelism = workload.parallelism
-    if parallelism.data_parallel_size == 1:
+    if parallelism.num_gpus == 1:
         return Trainer(workload, device)
     torch.cuda.set_device(0)
     # On a real GPU nobody else is there, and DDP of one rank allocates as that of many.
     alone: dict[str, Any] = {} if world() else {"store": torch._C._distributed_c10d.HashStore(), "rank": 0, "world_size": 1}
     torch.distributed.init_process_group("nccl", **alone)
     torch.distributed.all_reduce(torch.zeros(1, device=device))  # as trainers reduce their losses, over all ranks
+    if parallelism.num_copies == 1:
+        return Trainer(workload, device)
     kind = ZeroTrainer if parallelism.strategy in ZERO_STAGES else FsdpTrainer if parallelism.strategy == "fsdp" else DdpTrainer
     return kind(workload, device)
 
@@ -57,21 +60,63 @@ class Trainer:
         self._scaler: Any = kind(enabled=workload.training.precision == "fp16-mixed")
         self._optimizer: Any = None
         self._called: Any = None
+        self._shards: list[tuple[Any, nn.Parameter]] = []
 
     def place(self, root: nn.Module) -> None:
-        """Put *root*, made without memory, on the device."""
+        """Put *root*, made without memory, on the device: its part where several ranks split it."""
+        self._split(root)
         move(root, self.device)
 
+    def _split(self, root: nn.Module) -> None:
+        """Leave of *root* what this rank has of its layers and their matrices, where ranks split those."""
+        parallelism = self.workload.parallelism
+        if not parallelism.split_by:
+            return
+        from memplan.child.models.split import cut, mesh_of, split_matrices  # noqa: PLC0415
+
+        is_stage = parallelism.pipeline_parallel_size > 1
+        if is_stage:
+            cut(root, parallelism)
+        if parallelism.tensor_parallel_size > 1:
+            split_matrices(root, mesh_of(parallelism)["tensor"], is_stage=is_stage)
+
     def prepare(self, root: nn.Module, *, may_leave_parts_unused: bool = False) -> None:
-        """Get ready to train *root*, of which a step may leave parts unused."""
+        """
+        Get ready to train *root*, of which a step may leave parts unused.
+
+        The optimizer gets what this rank has of each parameter, where it is one of torch.optim or Lion. What those allocate is the same to
+        the byte, and DTensor takes seconds to find out how foreach operators of hundreds of tensors are sharded (2.13). Others ask for the
+        whole size of a parameter, or do what DTensor refuses.
+        """
         del may_leave_parts_unused
         self._called = root
-        self._optimizer = make_optimizer(self.workload.optimizer, trained_of(root))
+        trained = trained_of(root)
+        if self.workload.optimizer.name not in (*OPTIMIZER_PACKAGES, *QUANTIZED_MOMENTS):
+            parts: list[Any] = [part for part in trained if hasattr(part, "to_local")]
+            self._shards = [(whole, nn.Parameter(whole.to_local().detach())) for whole in parts]
+            own = {id(whole): shard for whole, shard in self._shards}
+            trained = [own.get(id(parameter), parameter) for parameter in trained]
+        self._optimizer = make_optimizer(self.workload.optimizer, trained)
+
+    def split_batch(self, inputs: Mapping[str, Tensor]) -> contextlib.AbstractContextManager[None]:
+        """Return the context in which *inputs* are trained on: where ranks split a batch, each has its part."""
+        if not self.workload.parallelism.split_by:
+            return contextlib.nullcontext()
+        from memplan.child.models.split import split_batch  # noqa: PLC0415
+
+        return split_batch(inputs, self.workload.parallelism)
+
+    @property
+    def module(self) -> nn.Module:
+        """Return what is called for a forward."""
+        found: nn.Module = self._called
+        return found
 
     def call(self, *arguments: Any, **keywords: Any) -> Tensor:
         """Return what the model answers."""
-        answer: Tensor = self._called(*arguments, **keywords)
-        return answer
+        answer: Any = self._called(*arguments, **keywords)
+        own: Tensor = answer.to_local() if hasattr(answer, "to_local") else answer
+        return own
 
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
         """Return the context that forwards run in."""
@@ -93,13 +138,18 @@ class Trainer:
         for number in range(1, num_micro_batches + 1):
             with self._without_reducing() if number < num_micro_batches else contextlib.nullcontext():
                 micro_batch()
-        self._update()
+        self.update()
 
     def _without_reducing(self) -> contextlib.AbstractContextManager[Any]:
         """Return the context of a micro-batch after which others follow before the optimizer's step."""
         return contextlib.nullcontext()
 
-    def _update(self) -> None:
+    def update(self) -> None:
+        """Step the optimizer, and let go of the gradients."""
+        for whole, shard in self._shards:
+            gradient = whole.grad
+            shard.grad = None if gradient is None else gradient.redistribute(placements=whole.placements).to_local()
+            whole.grad = None
         self._scaler.step(self._optimizer)
         self._scaler.update()
         self._optimizer.zero_grad()
@@ -126,47 +176,29 @@ class FsdpTrainer(Trainer):
     is on too, as Accelerate has it (1.15, `Accelerator.prepare_model`): its norms and losses are then fp32.
     """
 
-    def __init__(self, workload: Workload, device: str) -> None:
-        super().__init__(workload, device)
-        self._shards: list[tuple[Any, nn.Parameter]] = []
-
     def place(self, root: nn.Module) -> None:
         """Shard *root* where it takes no memory, and then have the shards take theirs."""
-        from torch.distributed.device_mesh import init_device_mesh  # noqa: PLC0415
         from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard  # noqa: PLC0415
 
+        from memplan.child.models.split import mesh_of  # noqa: PLC0415
+
         parallelism = self.workload.parallelism
-        ranks, shards = parallelism.data_parallel_size, parallelism.shards
-        mesh = init_device_mesh("cuda", (ranks // shards, shards), mesh_dim_names=("copies", "shards"))
+        self._split(root)
+        mesh = mesh_of(parallelism)
         is_mixed = self.workload.training.precision.endswith("-mixed")
         for trained in trained_of(root) if is_mixed else ():
             trained.data = trained.data.float()  # as Accelerate does (1.15, `fsdp2_prepare_model`), whatever type they were loaded in
         types: dict[str, Any] = {"param_dtype": short_type(self.workload), "reduce_dtype": torch.float32} if is_mixed else {}
-        options: dict[str, Any] = {"mesh": mesh if shards < ranks else mesh["shards"], "mp_policy": MixedPrecisionPolicy(**types)}
+        has_copies = parallelism.shards < parallelism.num_copies
+        options: dict[str, Any] = {
+            "mesh": mesh["copies", "shards"] if has_copies else mesh["shards"],
+            "mp_policy": MixedPrecisionPolicy(**types),
+        }
         for block in blocks_of(root):
             fully_shard(block, reshard_after_forward=parallelism.reshard_after_forward, **options)
         # Its own default keeps the root's parameters from forward to backward, which follows at once.
         fully_shard(root, **options)
-        super().place(root)
-
-    def prepare(self, root: nn.Module, *, may_leave_parts_unused: bool = False) -> None:
-        """
-        Give the optimizer the shards themselves, where it is one of torch.optim or Lion.
-
-        What those allocate is the same to the byte, and DTensor takes seconds to find out how foreach operators of hundreds of tensors are
-        sharded (2.13). Others ask for the whole size of a parameter, or do what DTensor refuses.
-        """
-        super().prepare(root, may_leave_parts_unused=may_leave_parts_unused)
-        if self.workload.optimizer.name not in (*OPTIMIZER_PACKAGES, *QUANTIZED_MOMENTS):
-            sharded: list[Any] = [*trained_of(root)]
-            self._shards = [(whole, nn.Parameter(whole.to_local().detach())) for whole in sharded]
-            self._optimizer = make_optimizer(self.workload.optimizer, [shard for _, shard in self._shards])
-
-    def _update(self) -> None:
-        for whole, shard in self._shards:
-            shard.grad = None if whole.grad is None else whole.grad.to_local()
-            whole.grad = None
-        super()._update()
+        move(root, self.device)
 
     @contextlib.contextmanager
     def _without_reducing(self) -> Iterator[None]:
@@ -235,7 +267,7 @@ class ZeroTrainer(Trainer):
         self._called.backward(loss)
         self._called.step()
 
-    def _update(self) -> None:
+    def update(self) -> None:
         """Do nothing: the engine has."""
 
 

@@ -105,7 +105,8 @@ class Attention(nn.Module):
     def _heads(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         model = self.model
         if model.has_fused_qkv:
-            parts = self.query(x).split((model.attention_width, model.key_value_width, model.key_value_width), dim=-1)
+            fused, widths = self.query(x), (model.attention_width, model.key_value_width, model.key_value_width)
+            parts = fused.split([width * fused.shape[-1] // sum(widths) for width in widths], dim=-1)  # of a split matrix, its part
         else:
             parts = (self.query(x), self.key(x), self.value(x))
         query, key, value = (part.view(*x.shape[:2], -1, model.width_of_head) for part in parts)
@@ -204,12 +205,14 @@ class Transformer(nn.Module):
     def __init__(self, model: TransformerModel) -> None:
         super().__init__()
         self.model = model
-        self.tokens = nn.Embedding(model.vocab_size, model.hidden_size)
+        self.tokens: nn.Module = nn.Embedding(model.vocab_size, model.hidden_size)
         self.places = nn.Embedding(model.num_positions, model.hidden_size) if model.num_positions else None
         self.types = nn.Embedding(model.num_token_types, model.hidden_size) if model.num_token_types else None
         self.norm = make_norm(model, model.hidden_size)  # behind the embeddings (post-norm) or behind the last block
         self.dropout = nn.Dropout(model.dropout) if model.dropout else nn.Identity()
         self.blocks = nn.ModuleList(Block(model) for _ in range(model.num_layers))
+        self.length_of_input = 1
+        """How many times longer the sequence is than what comes in: where that is a part of it."""
         if model.lora is not None:
             self._freeze()
 
@@ -236,7 +239,7 @@ class Transformer(nn.Module):
         """Return the hidden states of *ids*; *padding* (batch, sequence) is 0 where a text has ended."""
         x = self._embedded(ids)
         mask = self._mask(padding, x) if padding is not None else None
-        positions = self._positions(ids, x.dtype) if self.model.rotary else None
+        positions = self._positions(ids.shape[1] * self.length_of_input, x) if self.model.rotary else None
         for block in self.blocks:
             x = block(x, mask, positions)
         if self.model.norm_position == "pre":
@@ -263,13 +266,13 @@ class Transformer(nn.Module):
         hidden = 1.0 - seen.expand(batch, 1, length, length).to(x.dtype)
         return hidden.masked_fill(hidden.to(torch.bool), torch.finfo(x.dtype).min)
 
-    def _positions(self, ids: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    def _positions(self, length: int, x: Tensor) -> tuple[Tensor, Tensor]:
         half = self.model.width_of_head // 2
         with torch.no_grad(), torch.autocast("cuda", enabled=False):
-            frequencies = torch.ones(half, device=ids.device)
-            angles = torch.arange(ids.shape[1], device=ids.device).float()[None, :, None] * frequencies[None, None]
+            frequencies = torch.ones(half, device=x.device)
+            angles = torch.arange(length, device=x.device).float()[None, :, None] * frequencies[None, None]
             both = torch.cat((angles, angles), dim=-1)
-            return both.cos().to(dtype)[:, None], both.sin().to(dtype)[:, None]
+            return both.cos().to(x.dtype)[:, None], both.sin().to(x.dtype)[:, None]
 
 
 class TransformerWithHead(nn.Module):
@@ -286,16 +289,19 @@ class TransformerWithHead(nn.Module):
             transform = nn.Sequential(nn.Linear(hidden, hidden), _ACTIVATIONS[model.activation](), nn.LayerNorm(hidden))
             self.transform = transform.requires_grad_(is_trained)
         if model.predicts_tokens:
-            self.logits = nn.Linear(hidden, model.vocab_size, bias=self.is_masked)
+            self.logits: nn.Module = nn.Linear(hidden, model.vocab_size, bias=self.is_masked)
             self.tie()
             self.logits.requires_grad_(is_trained)
         elif model.head != "none":  # trained beside adapters too, as PEFT does
             self.logits = nn.Linear(hidden, model.num_labels, bias=has_logits_bias(model))
 
     def tie(self) -> None:
-        """Let the logits use the embedding's weights, where they do."""
-        if self.model.predicts_tokens and self.model.ties_embeddings:
-            self.logits.weight = self.transformer.tokens.weight
+        """Let the logits use the embedding's weights, where they do; a stage of the model has one of them."""
+        if not (self.model.predicts_tokens and self.model.ties_embeddings):
+            return
+        tokens = self.transformer.tokens
+        if isinstance(tokens, nn.Embedding) and isinstance(self.logits, nn.Linear):
+            self.logits.weight = tokens.weight
 
     def make_batch(self, batch: int, length: int, device: str) -> dict[str, Tensor]:
         """Return the arguments of a forward of *batch* texts of *length* tokens."""
@@ -313,13 +319,20 @@ class TransformerWithHead(nn.Module):
         return self.transformer(ids, padding)
 
     def forward(self, ids: Tensor, padding: Tensor | None = None, labels: Tensor | None = None) -> Tensor:
-        """Return the loss of *labels*: (batch, sequence), or (batch) for a class or a position of a text."""
+        """
+        Return the loss of *labels*: (batch, sequence), or (batch) for a class or a position of a text.
+
+        Of a stage, which has no labels: its hidden states (batch, sequence, hidden), the last one's logits. Another than the first takes
+        hidden states in the place of *ids*.
+        """
         x = self.transformer(ids, padding)
+        if labels is None and self.model.head == "language_model":
+            return self.logits(x)
         if self.is_masked:
             return self._loss(self.logits(self.transform(x)), labels)
         if self.model.head == "language_model":
             assert labels is not None
-            following = functional.pad(labels, (0, 1), value=IGNORED)[..., 1:].contiguous()
+            following = _following(labels)
             return self._loss(self.logits(x).float(), following)
         if self.model.head == "token_classification":
             return self._loss(self.logits(x), labels)
@@ -332,9 +345,18 @@ class TransformerWithHead(nn.Module):
             return self._loss(self.logits(x[:, 0] if pooled is None else pooled), labels)
         return x.float().mean() + (pooled.float().mean() if pooled is not None else 0.0)
 
+    def loss_of_next(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Return the loss of *logits* (batch, sequence, words), each of the token after the one of *labels* in its place."""
+        following = _following(labels)
+        return self._loss(logits.float(), following)
+
     def _loss(self, logits: Tensor, labels: Tensor | None) -> Tensor:
         assert labels is not None
         return functional.cross_entropy(logits.view(-1, logits.shape[-1]), labels.view(-1), ignore_index=IGNORED)
+
+
+def _following(labels: Tensor) -> Tensor:
+    return functional.pad(labels, (0, 1), value=IGNORED)[..., 1:].contiguous()
 
 
 def has_logits_bias(model: TransformerModel) -> bool:

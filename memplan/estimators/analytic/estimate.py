@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from memplan.dtypes import ELEMENT_BYTES, Precision, compute_dtype, is_mixed
+from memplan.errors import NotEstimatedError
 from memplan.estimators.analytic import activations as act
 from memplan.estimators.analytic import optimizer_state
 from memplan.estimators.analytic.fragmentation import reserved_range
@@ -82,7 +83,12 @@ class AnalyticEstimator(Estimator):
 
 def estimate(workload: Workload, gpu: GpuSpec, stage: Stage | None) -> MemoryEstimate:
     """Return the analytic estimate of one step of *workload* in *stage* on *gpu*; see the module's first lines."""
-    training = workload.training
+    training, split_by = workload.training, workload.parallelism.split_by
+    if split_by:
+        raise NotEstimatedError(
+            f"there are no formulas for {' and '.join(split_by)}",
+            hint='the step is rehearsed, where a CUDA build of torch is installed: leave `method="analytic"` out',
+        )
     groups = parameter_groups(workload.model)
     states = states_of(workload, groups)
     fixed_bytes = WORKSPACES_PER_STEP * (HOPPER_WORKSPACE_BYTES if gpu.compute_capability == (9, 0) else WORKSPACE_BYTES)

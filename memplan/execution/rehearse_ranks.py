@@ -90,7 +90,7 @@ def _all_found(
     found: dict[int, Rehearsal] = {}
     latest: dict[int, Rehearsal] = {}
     with ThreadPoolExecutor(_num_workers()) as workers:
-        while waiting:
+        while wanted - found.keys():  # who else waits was to send something to these
             ready = [rank for rank in waiting if rank not in waits or num_sent(waits[rank].needed) > waits[rank].num_sent]
             if not ready:  # they wait for each other
                 found |= {rank: latest[rank] for rank in waiting}

@@ -66,6 +66,35 @@ def test_one_look_tells_everything(run_memplan: Run, torch_build: TorchBuild, dr
     assert "a larger micro-batch would fit" in line.stderr
 
 
+RANK_HOLDS = """
+import os, sys, time, torch
+rank = int(os.environ["LOCAL_RANK"])
+torch.cuda.set_device(rank)
+kept = torch.empty((rank + 1) * 2**30, dtype=torch.uint8, device="cuda")
+open(f"{rank}.holds", "w").close()
+while not os.path.exists("seen"):
+    time.sleep(0.05)
+"""
+
+
+@pytest.mark.heavy
+def test_all_ranks_of_this_machine_are_watched(run_memplan: Run, torch_build: TorchBuild, driver: Driver, tmp_path: Path) -> None:
+    """Each on the GPU that it runs on, with its process."""
+    here = machine(torch_build, driver, "a100-80", "a100-80")
+    (tmp_path / "train.py").write_text(RANK_HOLDS)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "train.py"]
+    with subprocess.Popen(torchrun, env=os.environ | here, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as training:
+        begin = time.monotonic()
+        while len(list(tmp_path.glob("*.holds"))) < 2 and training.poll() is None and time.monotonic() - begin < 120:
+            time.sleep(0.05)
+        told = json.loads(run_memplan("monitor", "--once", "--format", "json", **here).stdout)
+        (tmp_path / "seen").touch()
+        assert training.wait(timeout=60) == 0
+
+    assert [gpu["used_bytes"] for gpu in told["gpus"]] == [GIB + CONTEXT_BYTES, 2 * GIB + CONTEXT_BYTES]
+    assert [len(gpu["processes"]) for gpu in told["gpus"]] == [1, 1]
+
+
 @pytest.mark.heavy
 def test_a_plan_is_compared_with(run_memplan: Run, torch_build: TorchBuild, driver: Driver, tmp_path: Path) -> None:
     """The plan's own JSON; a file that is none is named."""

@@ -16,7 +16,7 @@ import pytest
 from memplan.errors import UsageError
 from memplan.execution.ranks import Ranks
 from memplan.execution.rehearsal import Rehearsal
-from memplan.execution.rehearse_ranks import rehearse_ranks
+from memplan.execution.rehearse_ranks import _all_found, rehearse_ranks
 from memplan.execution.rehearse_script import rehearse_script
 from memplan.hardware.catalog import find_gpu
 from memplan.hardware.torch_install import TorchBuild
@@ -334,3 +334,20 @@ def test_at_a_prompt_the_launcher_says_how_many(torch_build: TorchBuild, tmp_pat
     assert run.returncode == 0, run.stderr
     told = json.loads(run.stdout)
     assert (told["rank"], told["num_ranks"], told["verdict"]) == (0, 2, "fits")
+
+
+def test_a_rank_alone_is_told_when_it_has_run_whoever_else_still_waits() -> None:
+    """Rank 0 needs an object of rank 1, which sends it and then waits for rank 0 in turn: it is not run again for that."""
+    runs: list[int] = []
+    num_sent = {0: 0, 1: 0}
+
+    def run(rank: int) -> Rehearsal:
+        runs.append(rank)
+        has_needed = num_sent[1 - rank] > 0
+        num_sent[rank] += 1
+        return Rehearsal.model_construct(rank=rank, needed_rank=None if has_needed and rank == 0 else 1 - rank, peers=())
+
+    found = _all_found(lambda: run(0), run, Ranks(2), "one", num_sent.__getitem__)
+
+    assert [rehearsal.rank for rehearsal in found] == [0]
+    assert runs == [0, 1, 0]

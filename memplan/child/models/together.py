@@ -184,16 +184,14 @@ class FsdpTrainer(Trainer):
 
         parallelism = self.workload.parallelism
         self._split(root)
-        mesh = mesh_of(parallelism)
         is_mixed = self.workload.training.precision.endswith("-mixed")
         for trained in trained_of(root) if is_mixed else ():
             trained.data = trained.data.float()  # as Accelerate does (1.15, `fsdp2_prepare_model`), whatever type they were loaded in
         types: dict[str, Any] = {"param_dtype": short_type(self.workload), "reduce_dtype": torch.float32} if is_mixed else {}
-        has_copies = parallelism.shards < parallelism.num_copies
-        options: dict[str, Any] = {
-            "mesh": mesh["copies", "shards"] if has_copies else mesh["shards"],
-            "mp_policy": MixedPrecisionPolicy(**types),
-        }
+        options: dict[str, Any] = {"mp_policy": MixedPrecisionPolicy(**types)}
+        if parallelism.shards < parallelism.num_gpus:  # else its own default, the group of all ranks
+            dims = ("copies", "shards") if parallelism.shards < parallelism.num_copies else "shards"
+            options["mesh"] = mesh_of(parallelism)[dims]
         for block in blocks_of(root):
             fully_shard(block, reshard_after_forward=parallelism.reshard_after_forward, **options)
         # Its own default keeps the root's parameters from forward to backward, which follows at once.

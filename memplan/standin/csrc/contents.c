@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define MOST_PIECES 256
+#define MOST_PIECES (1 << 14) /* more than the ranks of a large world, each of which sends a piece */
 #define MOST_BYTES ((size_t)1 << 16) /* of a piece; what is larger is data, and not kept */
 #define MOST_LAST ((size_t)1 << 27)  /* of the last copy that is larger than that */
 
@@ -144,7 +144,7 @@ static void move(const Copy *copy) {
     pthread_mutex_lock(&lock);
     for (size_t row = 0; row < copy->height; row++) {
         uintptr_t from = (uintptr_t)copy->from + row * copy->from_pitch, to = (uintptr_t)copy->to + row * copy->to_pitch;
-        Piece found[MOST_PIECES];
+        static Piece found[MOST_PIECES]; /* the lock is held */
         int num_found = 0;
         for (int i = 0; i < num_pieces; i++) {
             Piece part = part_of(&pieces[i], from, copy->width);

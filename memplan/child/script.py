@@ -47,6 +47,7 @@ from memplan.child.one_rank import world
 from memplan.child.ordinary_answers import answer_with_numbers
 from memplan.child.own_updates import OwnUpdates
 from memplan.child.recorder import NOT_COMPILED, Recorder
+from memplan.child.redraws import end_redraws
 from memplan.child.set_variables import set_by_packages
 from memplan.child.skipped_loading import skipped
 from memplan.child.skipped_weights import lacks_weights, skip_weights
@@ -504,6 +505,7 @@ def begin(given: dict[str, str] | None = None) -> None:
     skip_weights()
     if not _is_measured():
         skip_host_steps()
+        end_redraws()
     if torch.distributed.is_available() and not _is_measured():
         from memplan.child.absent_ranks import be_alone, be_one_rank  # noqa: PLC0415  (a PyTorch without it has no such classes)
 

@@ -39,6 +39,7 @@ from memplan.child.held_memory import wait_for
 from memplan.child.one_rank import World, world
 from memplan.child.ordinary_answers import answer_with_numbers
 from memplan.child.recorder import Recorder
+from memplan.child.redraws import end_redraws
 from memplan.child.skipped_loading import skipped
 from memplan.child.skipped_weights import lacks_weights, skip_weights
 
@@ -238,6 +239,8 @@ def serve(build: Build | None, failure: dict[str, Any] | None, request: dict[str
     recorder.use_values(request["values_file"], request["values_variant"])
     recorder.compilers.are_times_inverse = request["times"] == "inverse"
     answer_with_numbers(request["numbers"])
+    if not request["until"]:  # on a GPU of this machine the program draws for itself
+        end_redraws()
     if build is not None:
         failure = run(build, request, recorder)
     written = Path(request["result"])

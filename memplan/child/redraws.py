@@ -35,7 +35,7 @@ class _Redraws(TorchFunctionMode):
 
 def end_redraws() -> None:
     """Have `nn.init.trunc_normal_` draw numbers of the device as often as a GPU would, or twice."""
-    draw = torch.nn.init._no_grad_trunc_normal_  # type: ignore[attr-defined]  # in no stub
+    draw = torch.nn.init._no_grad_trunc_normal_
 
     @functools.wraps(draw)
     def drawn(tensor: Any, mean: float, std: float, a: float, b: float, *more: Any, **named: Any) -> Any:
@@ -44,7 +44,7 @@ def end_redraws() -> None:
         with _Redraws(num_redraws(tensor.numel(), mean, std, a, b)):
             return draw(tensor, mean, std, a, b, *more, **named)
 
-    torch.nn.init._no_grad_trunc_normal_ = drawn  # type: ignore[attr-defined]
+    torch.nn.init._no_grad_trunc_normal_ = drawn
 
 
 def num_redraws(count: int, mean: float, std: float, lowest: float, highest: float) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
-from torch.distributed import ProcessGroup, ReduceOp
+from torch.distributed import ProcessGroup, ReduceOp, distributed_c10d
 from torch.utils._pytree import tree_flatten
 
 MAY_BE_SIZES = (torch.int16, torch.int32, torch.int64, torch.bool)
@@ -60,6 +60,35 @@ def received(name: str, args: Any, value: Value) -> Iterator[Received]:
         yield from (Received(tensor, None, tensor) for tensor in _tensors(args[0]) if root != rank and tensor.dtype in MAY_BE_SIZES)
     else:
         yield from (Received(tensor, None, tensor) for tensor in tree_flatten(args)[0] if isinstance(tensor, torch.Tensor))
+
+
+def received_functionally(name: str, args: Any, result: Any, value: Value) -> Iterator[Received]:
+    """Yield what the collective *name* of `torch.ops._c10d_functional`, as DTensor's are, leaves in each tensor of its *result*."""
+    c10d: Any = distributed_c10d
+
+    texts = [each for each in args if isinstance(each, str)]
+    group = args[-1] if isinstance(args[-1], ProcessGroup) else c10d._resolve_process_group(texts[-1])
+    size, rank = group.size(), group.rank()
+    kind = name.removesuffix("_").removesuffix("_coalesced")
+    for output, sent in zip(_tensors(result), _tensors(args[0]), strict=True):
+        held = value(sent)
+        found = None
+        if held is not None and kind == "all_reduce":
+            found = _by_name(held, texts[0], size)
+        elif held is not None and kind == "all_gather_into_tensor":
+            found = held.flatten().repeat(size)
+        elif held is not None and kind == "reduce_scatter_tensor":
+            found = _by_name(held.flatten().chunk(size)[rank], texts[0], size)
+        elif kind == "broadcast" and (rank in args[1:2] or sent.dtype not in MAY_BE_SIZES):
+            found = held
+        yield Received(output, found, sent)
+
+
+def _by_name(value: torch.Tensor, operation: str, size: int) -> torch.Tensor | None:
+    """Return what *operation*, as functional collectives name it, makes of *value*."""
+    if operation.lower() == "sum":
+        return value * size
+    return value if operation.lower() in ("max", "min", "avg", "band", "bor") else None
 
 
 def _is_group(script: Any) -> bool:

@@ -31,7 +31,7 @@ from memplan.child.assumed_values import ALL_PASS, COMPARISONS, FINITE, SHARES, 
 from memplan.child.awaited_reads import Awaited, AwaitedReads, awaited_by, bytes_of
 from memplan.child.cancelled_sums import CancelledSums
 from memplan.child.device_reads import A_SEED, Reads
-from memplan.child.followed_collectives import received
+from memplan.child.followed_collectives import received, received_functionally
 from memplan.child.host_arithmetic import MOST_COMPUTED, MOST_COPIED, at_places, computed, is_cheap, num_places
 from memplan.child.moved_values import MOVED, learn_what_moved
 from memplan.child.program_frames import frames_from
@@ -69,6 +69,10 @@ _OF_TENSORS = {
     "alltoall_", "alltoall_base_", "recv_", "recv_any_source_",
 }  # fmt: skip
 """Collectives after which other tensors have values, or the same others."""
+
+
+_PASSED_ON = {"wait_tensor", "_wrap_tensor_autograd"}
+"""Of functional collectives: what returns the tensor that it is given."""
 
 
 class HostValues(TorchDispatchMode):
@@ -166,6 +170,8 @@ class HostValues(TorchDispatchMode):
 
         if func.namespace == "c10d":
             return self._collective(func, name, args, kwargs, run)
+        if func.namespace == "_c10d_functional":
+            return run() if name in _PASSED_ON else self._functional_collective(func, name, args, kwargs, run)
         if name in ("_to_copy", "copy_"):
             return self._copied(func, run, name, args, kwargs)
         if name == "_local_scalar_dense":
@@ -271,6 +277,20 @@ class HostValues(TorchDispatchMode):
                 self._shadows.learn(target, value.view(target.shape), assumption)
             else:
                 self._shadows.forget(target)  # the schema does not say that it is written to
+        return result
+
+    def _functional_collective(self, func: Any, name: str, args: Any, kwargs: Any, run: Callable[[], Any]) -> Any:
+        """Follow what a collective returns, rather than changes."""
+        held = {
+            id(tensor): self._value_of(tensor) for tensor in tree_flatten(args)[0] if has_memory(tensor)
+        }  # before it is changed in place
+        result = run()
+        found = list(received_functionally(name, args, result, lambda tensor: held[id(tensor)])) if "out" not in kwargs else []
+        assumptions = [self._shadows.assumption_of([each.source]) for each in found]
+        self._unknown(func, name, args, kwargs, result)
+        for each, assumption in zip(found, assumptions, strict=True):
+            if each.value is not None and each.target.is_cuda:
+                self._shadows.learn(each.target, each.value.view(each.target.shape), assumption)
         return result
 
     def _value_of(self, tensor: Any) -> torch.Tensor | None:

@@ -30,6 +30,7 @@ from memplan.child.device_reads import Reads
 from memplan.child.evaluations import Evaluations
 from memplan.child.habits import habits_asked_for
 from memplan.child.host_values import HostValues
+from memplan.child.not_captured import capture_nothing
 from memplan.child.not_compiled import not_compiled, not_followed
 from memplan.child.one_rank import world
 from memplan.child.program_frames import place_in
@@ -137,6 +138,7 @@ class Recorder:
         os.environ.update(NOT_COMPILED)
         if "torch._dynamo" in sys.modules:
             torch._dynamo.config.disable = True
+        capture_nothing()
         self._values_path = Path(path)
         self._values = HostValues(self.reads, self._values_written, cast("Variant", variant))
         self._values.__enter__()

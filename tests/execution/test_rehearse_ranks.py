@@ -171,6 +171,34 @@ def test_the_data_of_a_program_with_a_sharded_model_is_known(program: Program) -
     assert [read.basis for read in rehearsal.reads] == ["data"]
 
 
+FUNCTIONAL = (
+    BEGIN
+    + """
+import torch.distributed._functional_collectives as funcol
+group = dist.group.WORLD
+number = (torch.arange(100, device="cuda") < 25).sum()
+total = funcol.wait_tensor(funcol.all_reduce(number, "sum", group))
+most = funcol.all_reduce(number, "max", group)
+lengths = funcol.all_gather_tensor(torch.full((2,), 3, device="cuda") + 1, 0, group)
+parts = funcol.reduce_scatter_tensor(torch.arange(2 * size, device="cuda") + 1, "sum", 0, group)
+sizes = [int(total), int(most), int(lengths.sum()), int(parts.sum())]
+assert sizes in ([0] * 4, [25 * size, 25, 8 * size, size * ((2 * rank + 1) + (2 * rank + 2))]), sizes
+kept = torch.empty(sum(sizes), 1 << 18, device="cuda")
+weight = torch.nn.Parameter(torch.ones(1 << 18, device="cuda"))
+(kept * weight).sum().backward()
+"""
+)
+
+
+@pytest.mark.heavy
+def test_what_functional_collectives_return_is_followed(program: Program) -> None:
+    """As DTensor and torchtitan reduce their counts: each rank sends what this one does."""
+    rehearsal = program(FUNCTIONAL, Ranks(4))
+
+    assert (rehearsal.verdict, rehearsal.lower_bound_reasons) == ("fits", ())
+    assert {read.answer for read in rehearsal.reads} == {"100", "25", "32", "12"}
+
+
 VALUES = (
     BEGIN
     + """

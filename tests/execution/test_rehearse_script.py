@@ -404,6 +404,28 @@ graph.replay()
 """
 
 
+COPIES_IN_GRAPH = """
+import os, torch
+model = torch.nn.Linear(1024, 1024, bias=False).cuda()
+update = torch.optim.SGD(model.parameters(), lr=0.1)
+inputs = torch.randn(8, 1024, device="cuda")
+def step():
+    if os.environ.get("TORCHDYNAMO_DISABLE") == "1":
+        torch.cuda.synchronize()
+    model(inputs).sum().backward()
+step()
+graph = torch.cuda.CUDAGraph()
+with torch.cuda.graph(graph):
+    step()
+for _ in range(3):
+    graph.replay()
+    update.step()
+    rows = int((torch.arange(9).cuda() * 2).max())
+    model(torch.randn(rows, 1024, device="cuda")).sum().backward()
+"""
+"""What its eager form does is not allowed while a graph is captured, as of flex_attention."""
+
+
 BY_GROUPS = """
 from common import batch, make, torch
 model = make()
@@ -431,6 +453,15 @@ def test_an_optimizer_that_steps_group_by_group_makes_one_step(
     assert len(rehearsal.steps) == told
     assert capfd.readouterr().out.count("step ") == (told if steps is None else told - 1)  # it is ended as the next would begin
     assert rehearsal.breakdown.optimizer_state_bytes == pytest.approx(8 * MIB, abs=4 * 512)
+
+
+@pytest.mark.heavy
+def test_what_is_captured_only_compiled_is_not_captured_where_values_are_looked_for(script: Script) -> None:
+    """Nothing is compiled there: what runs in the graph runs as it is, and the sizes are known."""
+    rehearsal = seen(script(COPIES_IN_GRAPH))
+
+    assert (rehearsal.verdict, rehearsal.lower_bound_reasons) == ("fits", ())
+    assert [(read.answer, read.count) for read in rehearsal.reads] == [("16", 3)]
 
 
 @pytest.mark.heavy

@@ -46,7 +46,12 @@ class _Output(NamedTuple):
 
 @click.command(epilog=EXAMPLES, cls=WithProgram)
 @click.argument("target", metavar="FILE.py:FUNCTION | -- SCRIPT.py [ARG …] | -m MODULE [ARG …]", required=False)
-@click.option("--gpu", "gpu_name", metavar="NAME", help="The GPU to simulate; `memplan gpus` lists them.")
+@click.option(
+    "--gpu",
+    "gpu_name",
+    metavar="NAME[,NAME]",
+    help="The GPU to simulate; `memplan gpus` lists them. Several names: the unlike GPUs of each machine, as CUDA counts them.",
+)
 @click.option("--gpu-memory", metavar="SIZE", help="Its memory size, if another: 24GiB. Alone, 24 is the smallest GPU sold with 24 GB.")
 @click.option(
     "--set", "assignments", multiple=True, metavar="NAME=VALUE", help="A keyword argument for FUNCTION: batch=8. May be repeated."
@@ -166,16 +171,20 @@ def rehearse(
             "--num-gpus is for a program, not for a function", hint="run the program: `-- torchrun --nproc-per-node 8 train.py`"
         )
     walked = (batches or MOST_WALKED) if worst_batch else 0
-    gpu, output = _gpu_named(gpu_name, gpu_memory), _Output(output_format, is_verbose)
+    gpus, output = _gpus_named(gpu_name, gpu_memory), _Output(output_format, is_verbose)
+    if len(gpus) > 1 and not program:
+        raise UsageError("several GPUs are for a program, not for a function", hint="run the program: `-- torchrun … train.py`")
+    gpu = gpus[0]
     if program:
+        ranks = ranks_for(program, num_gpus, num_nodes, rank or 0, gpus=gpus)
         return _rehearse_script(
             program,
-            gpu,
+            ranks.kinds[ranks.local_rank] if ranks.kinds else gpu,
             steps=steps,
             reads=reads,
             timeout=timeout,
             most_walked_batches=walked,
-            ranks=ranks_for(program, num_gpus, num_nodes, rank or 0),
+            ranks=ranks,
             which="node" if which_ranks else "kinds" if rank is None else "one",
             keep_warm=keep_warm,
             skip_weights=skip_weights,
@@ -196,13 +205,31 @@ def rehearse(
     )
 
 
-def ranks_for(program: Sequence[str], num_gpus: int | None, num_nodes: int | None, rank: int) -> Ranks:
-    """Return the ranks that train together: as the options say, else as the launcher in *program* is told."""
+def ranks_for(program: Sequence[str], num_gpus: int | None, num_nodes: int | None, rank: int, *, gpus: Sequence[GpuSpec] = ()) -> Ranks:
+    """
+    Return the ranks that train together: as the options say, else as the launcher in *program* is told.
+
+    *gpus*: those of each machine, where several are named. Raises UsageError where there are not as many of them as ranks.
+    """
     from memplan.execution.ranks import Ranks, launched_by
 
-    told = launched_by(program)
+    told, has_kinds = launched_by(program), len(gpus) > 1
     nodes = num_nodes or (told.num_nodes if num_gpus is None else 1)
-    return Ranks(num_gpus or told.num_gpus, nodes, rank, is_asked=num_gpus is not None).checked()
+    count = num_gpus or (len(gpus) if has_kinds and told.num_gpus == 1 else told.num_gpus)
+    if has_kinds and count != len(gpus):
+        raise UsageError(
+            f"{len(gpus)} GPUs are named, and {count} train together on each machine", hint="name each of them, or one for all"
+        )
+    is_asked = num_gpus is not None or (has_kinds and told.num_gpus == 1)
+    return Ranks(count, nodes, rank, is_asked=is_asked, kinds=tuple(gpus) if has_kinds else ()).checked()
+
+
+def _gpus_named(names: str | None, memory: str | None) -> list[GpuSpec]:
+    """Return the GPUs of *names*, separated by commas; a size of memory is for one kind alone."""
+    several = [name.strip() for name in (names or "").split(",")]
+    if len(several) > 1 and memory is not None:
+        raise UsageError("--gpu-memory is for one kind of GPU", hint="name the GPUs alone: their own memory counts")
+    return [_gpu_named(name or None, memory) for name in several]
 
 
 def _gpu_named(name: str | None, memory: str | None) -> GpuSpec:
@@ -301,7 +328,8 @@ def _rehearse_script(
             )
             rehearsal = run(gpu=gpu, steps=steps)
             would_fit = None
-            if rehearsal.fits is False and not rehearsal.was_interrupted and not allow_writes:  # what it wrote is there, and stays
+            # What a program wrote is there, and stays; of unlike GPUs only one could be another.
+            if rehearsal.fits is False and not (rehearsal.was_interrupted or allow_writes or ranks.kinds):
                 show_next_run("unlimited memory, to find how much it needs")
                 would_fit = what_program_needs(
                     lambda kind, most: run(gpu=kind, steps=most, is_heard=False, on_next_run=None),
@@ -316,6 +344,7 @@ def _rehearse_script(
 
             click.echo(nothing_seen_as_json(error, gpu))
         raise
+    gpu = ranks.kinds[rehearsal.rank % ranks.num_gpus] if ranks.kinds else gpu
     notes = _kept(answers, rehearsal, folder)
     if any(finding.kind == "batch_shapes" for finding in rehearsal.findings):
         notes.append("--worst-batch finds the largest batches of the program's DataLoaders, and takes them after the first")

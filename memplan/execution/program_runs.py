@@ -323,7 +323,7 @@ class ProgramRuns(Closing):
         assert self._program is not None
         folder.mkdir(exist_ok=True)
         asked = self._asked
-        environment = environment_for(asked.gpu, asked.libraries, num_gpus=asked.ranks.num_gpus, inherited=asked.inherited)
+        environment = environment_for(asked.ranks.gpus_with(asked.gpu), asked.libraries, inherited=asked.inherited)
         environment |= own_caches(folder) | asked.variables
         environment = self._writes_in(folder).held_in(environment)
         return start_warm(
@@ -431,10 +431,9 @@ class ProgramRuns(Closing):
         inherited = asked.inherited
         return {
             **environment_for(
-                card,
+                asked.ranks.gpus_with(card),
                 asked.libraries,
                 context_bytes=asked.context_bytes + asked.nccl_bytes,
-                num_gpus=asked.ranks.num_gpus,
                 inherited=inherited,
             ),
             **asked.ranks.variables(),

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from memplan.errors import UsageError
+from memplan.hardware.gpu import GpuSpec
 
 MOST_GPUS = 64
 """Of one machine: cards that the simulated machine has (csrc/card.c)."""
@@ -28,11 +29,23 @@ class Ranks(NamedTuple):
     rank: int = 0
     is_asked: bool = False
     """Even one process alone finds what torchrun would tell it."""
+    kinds: tuple[GpuSpec, ...] = ()
+    """The GPUs of each machine, where they are not alike, as CUDA counts them."""
 
     @property
     def size(self) -> int:
         """Return how many ranks there are."""
         return self.num_gpus * self.num_nodes
+
+    @property
+    def local_rank(self) -> int:
+        """Return which GPU of its machine the rank has."""
+        return self.rank % self.num_gpus
+
+    def gpus_with(self, own: GpuSpec) -> list[GpuSpec]:
+        """Return the GPUs of the rank's machine, of which it has *own*."""
+        kinds = self.kinds or (own,) * self.num_gpus
+        return [own if number == self.local_rank else kind for number, kind in enumerate(kinds)]
 
     @property
     def are_launched(self) -> bool:

@@ -139,6 +139,9 @@ class RankPeaks(Description):
     rank: NonNegativeInt
     """Its number among all."""
 
+    gpu_name: str = ""
+    """Its GPU."""
+
     verdict: Verdict
     """What can be said of it."""
 

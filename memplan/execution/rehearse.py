@@ -96,11 +96,13 @@ class Rehearser(Closing):
             card = gpu if values_file is None or values_file.variant is None or has_run_out else with_ample_memory(gpu)
             status = self._runner.run(
                 device=lambda: self._writes.held_in(
-                    environment_for(gpu, build(torch), context_bytes=context.expected_bytes) | own_caches(self._runner.folder) | self._more
+                    environment_for([gpu], build(torch), context_bytes=context.expected_bytes)
+                    | own_caches(self._runner.folder)
+                    | self._more
                 ),
                 environment={
                     **(environment or {}),
-                    **on_gpus(card, ranks.num_gpus, context_bytes=beside_bytes),
+                    **on_gpus(ranks.gpus_with(card), context_bytes=beside_bytes),
                     "MEMPLAN_WORLD": "",  # the process may have begun as one of several
                     **ranks.variables(),
                     "MEMPLAN_NCCL": torch.nccl_number,

@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -62,6 +62,7 @@ def rehearse_ranks(words: Sequence[str], *, ranks: Ranks, which: Which, **option
 
         def run(rank: int) -> Rehearsal:
             asked = {**own, "ranks": ranks._replace(rank=rank), "sent": sent, "is_heard": False}
+            asked |= {"gpu": ranks.kinds[rank % ranks.num_gpus]} if ranks.kinds else {}
             return _in_process(_Request(tuple(words), asked, Path(folder, str(rank))))
 
         found = _all_found(
@@ -84,7 +85,7 @@ def _all_found(
     *num_sent* says how many objects a rank has left so far: two ranks may wait for each other in turn, and each time get further.
     """
     node = range(ranks.rank // ranks.num_gpus * ranks.num_gpus, (ranks.rank // ranks.num_gpus + 1) * ranks.num_gpus)
-    wanted = {ranks.rank, *(node if which == "node" else ())}
+    wanted = {ranks.rank, *(node if which == "node" else _first_of_each_kind(ranks) if which == "kinds" else ())}
     waiting = sorted(wanted, key=lambda rank: (rank != ranks.rank, rank))
     waits: dict[int, _Wait] = {}
     found: dict[int, Rehearsal] = {}
@@ -112,15 +113,25 @@ def _all_found(
     return [found[rank] for rank in sorted(wanted & set(found))]
 
 
-def _severity(rehearsal: Rehearsal) -> tuple[int, int, int]:
-    """Order what is to be told: out of memory before no verdict, before what is tight; then by bytes, and of equal ones the first."""
+def _first_of_each_kind(ranks: Ranks) -> Iterator[int]:
+    """Yield the first rank on each kind of GPU, but for that of the rank that is asked for."""
+    seen = {ranks.kinds[ranks.local_rank]} if ranks.kinds else set()
+    for number, kind in enumerate(ranks.kinds):
+        if kind not in seen:
+            seen.add(kind)
+            yield number
+
+
+def _severity(rehearsal: Rehearsal) -> tuple[int, float, int]:
+    """Order what is to be told: out of memory before no verdict, before what is tight; then by the share of the GPU, and the first one."""
     order = ("fits", "tight", "unknown", "does_not_fit")
-    return order.index(rehearsal.verdict), rehearsal.peak_reserved_bytes, -rehearsal.rank
+    return order.index(rehearsal.verdict), rehearsal.peak_reserved_bytes / (rehearsal.gpu_memory_bytes or 1), -rehearsal.rank
 
 
 def _peaks(rehearsal: Rehearsal) -> RankPeaks:
     return RankPeaks(
         rank=rehearsal.rank,
+        gpu_name=rehearsal.gpu_name,
         verdict=rehearsal.verdict,
         peak_allocated_bytes=rehearsal.peak_allocated_bytes,
         peak_reserved_bytes=rehearsal.peak_reserved_bytes,

@@ -98,9 +98,11 @@ def _ranks(rehearsal: Rehearsal) -> Iterator[tuple[str, str]]:
     which = ", which takes most of those that were run" if takes_most else ""
     yield "ranks", f"rank {rehearsal.rank} of {rehearsal.num_ranks}{which}; the others are taken for copies of it"
     by_size: dict[str, list[int]] = {}
+    are_alike = len({each.gpu_name for each in peaks}) <= 1
     for each in peaks:
+        where = "" if are_alike else f" on {each.gpu_name}"
         how = "" if each.verdict == "fits" else f" ({each.verdict.replace('_', ' ')})"
-        by_size.setdefault(f"{format_bytes(each.peak_reserved_bytes)} reserved{how}", []).append(each.rank)
+        by_size.setdefault(f"{format_bytes(each.peak_reserved_bytes)} reserved{where}{how}", []).append(each.rank)
     if peaks:
         yield "ranks that were run", "; ".join(f"{', '.join(map(str, numbers))}: {size}" for size, numbers in by_size.items())
 

@@ -13,16 +13,13 @@ from memplan.standin.build import NVRTC, RUNTIME
 
 
 def environment_for(
-    gpu: GpuSpec, libraries: Path, *, context_bytes: int = 0, num_gpus: int = 1, inherited: Mapping[str, str] = os.environ
+    gpus: Sequence[GpuSpec], libraries: Path, *, context_bytes: int = 0, inherited: Mapping[str, str] = os.environ
 ) -> dict[str, str]:
-    """
-    Return the environment in which a program finds *gpu*, or *num_gpus* of them: its libraries first, and nothing random that changes the
-    order of frees.
-    """
+    """Return the environment in which a program finds *gpus*: its libraries first, and nothing random that changes the order of frees."""
     preload = [*_preloaded(libraries), *inherited.get("LD_PRELOAD", "").split(":")]
     path = [str(libraries), *inherited.get("LD_LIBRARY_PATH", "").split(":")]
     return dict(inherited) | {
-        **on_gpus(gpu, num_gpus, context_bytes=context_bytes),
+        **on_gpus(gpus, context_bytes=context_bytes),
         "LD_PRELOAD": ":".join(filter(None, preload)),
         "LD_LIBRARY_PATH": ":".join(filter(None, path)),
         # autocast's cache of casts is freed in the order of its hashes, which are addresses
@@ -33,11 +30,13 @@ def environment_for(
     }
 
 
-def on_gpus(gpu: GpuSpec, num_gpus: int, *, context_bytes: int) -> dict[str, str]:
-    """Return the variables by which a process finds *num_gpus* GPUs, each *gpu*."""
+def on_gpus(gpus: Sequence[GpuSpec], *, context_bytes: int) -> dict[str, str]:
+    """Return the variables by which a process finds *gpus*, counted in that order whichever is fastest."""
+    are_alike = len(set(gpus)) == 1
     return {
-        "MEMPLAN_CARD": "\n".join([gpu_description(gpu, context_bytes)] * num_gpus),
-        "CUDA_VISIBLE_DEVICES": ",".join(map(str, range(num_gpus))),
+        "MEMPLAN_CARD": "\n".join(gpu_description(gpu, context_bytes) for gpu in gpus),
+        "CUDA_VISIBLE_DEVICES": ",".join(map(str, range(len(gpus)))),
+        **({} if are_alike else {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}),
     }
 
 

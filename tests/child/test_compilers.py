@@ -129,7 +129,7 @@ def test_where_a_configuration_may_decide_memory_all_are_tried(run: Run) -> None
 def test_what_is_left_out_allocates_nothing(torch_build: TorchBuild, tmp_path: Path) -> None:
     """The same program on the simulated GPU alone, with all configurations and their machine code, finds the same peaks."""
     gpu = find_gpu("a100-40")
-    environment = environment_for(gpu, build(torch_build), context_bytes=context_of(gpu).expected_bytes) | own_caches(tmp_path)
+    environment = environment_for([gpu], build(torch_build), context_bytes=context_of(gpu).expected_bytes) | own_caches(tmp_path)
     words = [sys.executable, "-X", "faulthandler", str(TUNED), "3"]
     alone = subprocess.run(command_for(words), env=environment, check=False, capture_output=True, text=True)
 

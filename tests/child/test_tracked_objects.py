@@ -102,7 +102,7 @@ def test_a_thread_can_make_tuples_of_generators_meanwhile():
 
 def test_what_the_simulated_gpu_has_for_it_does_the_same(torch_build: TorchBuild):
     """In a process with the simulated GPU a function in C looks through the objects: it finds those, and keeps to the same rules."""
-    environment = environment_for(find_gpu("t4"), build(torch_build), context_bytes=0, inherited={})
+    environment = environment_for([find_gpu("t4")], build(torch_build), context_bytes=0, inherited={})
 
     done = subprocess.run(
         [sys.executable, "-c", ON_THE_SIMULATED_GPU],

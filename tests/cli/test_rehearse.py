@@ -37,6 +37,24 @@ def test_a_step_that_fits(run_memplan: Run, torch_build: TorchBuild) -> None:
     assert "optimizer state" not in result.stdout
 
 
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (["--gpu", "t4,a100-80", "--num-gpus", "4", "--", "train.py"], "2 GPUs are named, and 4 train together on each machine"),
+        (["--gpu", "t4,a100-80", "--", "torchrun", "--nproc-per-node", "8", "train.py"], "2 GPUs are named, and 8 train together"),
+        (["--gpu", "t4,a100-80", f"{STEPS}:mlp"], "several GPUs are for a program, not for a function"),
+        (["--gpu", "t4,a100-80", "--gpu-memory", "16", "--", "train.py"], "--gpu-memory is for one kind of GPU"),
+        (["--gpu", "t4,", "--", "train.py"], "no GPU to simulate is named"),
+    ],
+)
+def test_unlike_gpus_are_those_of_the_machine(run_memplan: Run, words: list[str], problem: str) -> None:
+    """As many as train together, each by its name."""
+    result = run_memplan("rehearse", *words)
+
+    assert (result.returncode, result.stdout) == (2, "")
+    assert problem in " ".join(result.stderr.split()), result.stderr
+
+
 @pytest.mark.heavy
 def test_a_step_that_does_not_fit(run_memplan: Run, torch_build: TorchBuild) -> None:
     """Exit code 1, where it happened, and the same as JSON."""

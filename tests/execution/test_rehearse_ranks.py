@@ -364,6 +364,33 @@ def test_at_a_prompt_the_launcher_says_how_many(torch_build: TorchBuild, tmp_pat
     assert (told["rank"], told["num_ranks"], told["verdict"]) == (0, 2, "fits")
 
 
+UNLIKE = (
+    BEGIN
+    + """
+import sys
+name, total = torch.cuda.get_device_name(local), torch.cuda.get_device_properties(local).total_memory
+assert ("A100" in name) == (local < 2) and (total > 2**34) == (local < 2), (local, name)
+assert ["A100" in torch.cuda.get_device_name(number) for number in range(3)] == [True, True, False]
+data = torch.empty(torch.cuda.mem_get_info(local)[0] // 2**30 - 2, 2**30, dtype=torch.uint8, device="cuda")
+train(torch.nn.parallel.DistributedDataParallel(make(), device_ids=[local]))
+"""
+)
+
+
+@pytest.mark.heavy
+def test_gpus_of_one_machine_may_be_unlike(program: Program) -> None:
+    """One rank on each kind is run, with its own memory; the one that takes most of it is told."""
+    kinds = tuple(map(find_gpu, ("a100-40", "a100-40", "t4")))
+
+    found = program(UNLIKE, Ranks(3, kinds=kinds), which="kinds")
+
+    assert (found.rank, found.gpu_name) == (0, kinds[0].name)
+    assert [(each.rank, each.gpu_name) for each in found.rank_peaks] == [(0, kinds[0].name), (2, kinds[2].name)]
+    assert found.rank_peaks[0].peak_reserved_bytes > 2 * found.rank_peaks[1].peak_reserved_bytes
+    told = dict(view_rehearsal(found, kinds[0]).facts)["ranks that were run"]
+    assert "reserved on Tesla T4" in told
+
+
 def test_a_rank_alone_is_told_when_it_has_run_whoever_else_still_waits() -> None:
     """Rank 0 needs an object of rank 1, which sends it and then waits for rank 0 in turn: it is not run again for that."""
     runs: list[int] = []

@@ -56,7 +56,7 @@ def reader(to, size):
 
 def on_device(torch_build: TorchBuild, code: str, *, gpu: str = "t4", num_gpus: int = 1, **variables: str) -> str:
     """Run *code* where the functions of `_FIRST` call the device, on that GPU or as many of them; return what it prints."""
-    environment = environment_for(find_gpu(gpu), build(torch_build), num_gpus=num_gpus, inherited=os.environ) | variables
+    environment = environment_for([find_gpu(gpu)] * num_gpus, build(torch_build), inherited=os.environ) | variables
     run = subprocess.run([sys.executable, "-c", _FIRST + code], env=environment, capture_output=True, text=True, check=False, timeout=60)
     assert run.returncode == 0, run.stderr
     return run.stdout

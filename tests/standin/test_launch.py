@@ -15,7 +15,7 @@ from memplan.standin.launch import caches_in, command_for, environment_for
 
 def test_the_device_comes_first_and_what_was_there_stays(a100: GpuSpec) -> None:
     """LD_PRELOAD and LD_LIBRARY_PATH are put in front of the user's own."""
-    environment = environment_for(a100, Path("/device"), context_bytes=5, inherited={"LD_PRELOAD": "mine.so", "HOME": "/home"})
+    environment = environment_for([a100], Path("/device"), context_bytes=5, inherited={"LD_PRELOAD": "mine.so", "HOME": "/home"})
 
     assert environment["LD_PRELOAD"] == "/device/libstandin.so:/device/libnvrtc.so:mine.so"
     assert environment["LD_LIBRARY_PATH"] == "/device"
@@ -26,12 +26,12 @@ def test_the_device_comes_first_and_what_was_there_stays(a100: GpuSpec) -> None:
 @pytest.mark.parametrize(("given", "expected"), [({}, "PASSIVE"), ({"OMP_WAIT_POLICY": "active"}, "active")])
 def test_threads_that_wait_leave_the_processor_to_others(a100: GpuSpec, given: dict[str, str], expected: str) -> None:
     """Unless the user says otherwise: two programs whose threads spin take as long at once as one after the other."""
-    assert environment_for(a100, Path("/device"), inherited=given)["OMP_WAIT_POLICY"] == expected
+    assert environment_for([a100], Path("/device"), inherited=given)["OMP_WAIT_POLICY"] == expected
 
 
 def test_a_library_in_a_folder_with_a_blank_is_preloaded_by_its_name(a100: GpuSpec) -> None:
     """LD_PRELOAD is split at blanks; the name is searched in LD_LIBRARY_PATH, which is not."""
-    environment = environment_for(a100, Path("/my device"), inherited={"LD_LIBRARY_PATH": "/mine"})
+    environment = environment_for([a100], Path("/my device"), inherited={"LD_LIBRARY_PATH": "/mine"})
 
     assert environment["LD_PRELOAD"] == "libstandin.so:libnvrtc.so"
     assert environment["LD_LIBRARY_PATH"] == "/my device:/mine"
@@ -39,7 +39,7 @@ def test_a_library_in_a_folder_with_a_blank_is_preloaded_by_its_name(a100: GpuSp
 
 def test_a_card_of_unknown_kind_is_taken_for_an_a100() -> None:
     """A size alone says nothing of capability and multiprocessors."""
-    environment = environment_for(GpuSpec(name="a GPU", total_memory_bytes=7, origin="test"), Path("/device"), inherited={})
+    environment = environment_for([GpuSpec(name="a GPU", total_memory_bytes=7, origin="test")], Path("/device"), inherited={})
 
     assert environment["MEMPLAN_CARD"] == "8 0 108 2048 7 0 a GPU"
 

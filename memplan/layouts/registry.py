@@ -13,6 +13,7 @@ from memplan.layouts.recognition import candidates
 from memplan.layouts.schema import Layout, LayoutPart, layout_from
 from memplan.layouts.sources import ParsedFiles, file_of
 from memplan.layouts.templates import template_data, template_files, template_folders, templates_folder
+from memplan.workload.parallelism import MODEL_PARALLEL_SIZES
 
 BUILT_IN_WORKLOAD = "hydra-contrastive/workload.yaml"
 LAYOUT_FILE = "layout.yaml"
@@ -23,6 +24,7 @@ VARIABLES = {
     "training.gradient_accumulation_steps": "gradient_accumulation_steps",
     "training.target_effective_batch_size": "effective_batch_size",
     "training.sequence_length": "sequence_length",
+    **{f"parallelism.{name}": name for name in MODEL_PARALLEL_SIZES},
 }
 """Fields of the table that are variables of the program itself."""
 
@@ -97,7 +99,8 @@ class Located(NamedTuple):
         files = ParsedFiles()
         for entry in self.layout.fields:
             variable, file = VARIABLES.get(entry.field), file_of(self.main, entry.file)
-            if variable is not None and _is_number(files.of(file), entry.key):
+            least = 2 if variable in MODEL_PARALLEL_SIZES else None  # one GPU, or none, splits nothing
+            if variable is not None and _is_number(files.of(file), entry.key, least=least):
                 yield f"{variable}={file}:{entry.key}"
         if self.layout.stages is not None and not self.layout.stages.files:
             main = files.of(self.main)
@@ -166,11 +169,12 @@ def _precedence(located: Located) -> tuple[bool, bool, int, int]:
     return is_own, located.can_be_described, len(detect.where), len(detect.keys) + len(detect.without)
 
 
-def _is_number(file: YamlFile, key: str) -> bool:
-    """Say whether a number stands at *key*: "auto" and an empty value are filled in by somebody else."""
+def _is_number(file: YamlFile, key: str, *, least: int | None = None) -> bool:
+    """Say whether a number stands at *key*, from *least* on: "auto" and an empty value are filled in by somebody else."""
     path = tuple(key.split("."))
     found = file.get(path) if file.kind_of(path) == "scalar" else None
-    return found is not None and isinstance(found.value, int) and not isinstance(found.value, bool)
+    value = None if found is None else found.value
+    return isinstance(value, int) and not isinstance(value, bool) and (least is None or value >= least)
 
 
 def _keys_of(path: Path) -> set[str]:

@@ -461,6 +461,26 @@ def test_a_global_batch_alone_is_the_micro_batch_of_one_gpu(tmp_path: Path) -> N
     assert configuration.has_batch
 
 
+@pytest.mark.parametrize(
+    ("text", "num_gpus", "batches"),
+    [
+        ('{"num-layers": 2, "train_micro_batch_size_per_gpu": 4, "model_parallel_size": 2, "pipe_parallel_size": 0}\n', 8, 4),
+        ('{"num-layers": 2, "train_micro_batch_size_per_gpu": 4, "model-parallel-size": 2, "pipe-parallel-size": 2}\n', 8, 2),
+        ("tokens: {micro_batch_size: 4}\nparallelism: {dp: 2, tp: 4, pp: 1}\n", 8, 2),
+        ("step_scheduler: {local_batch_size: 4, global_batch_size: 64}\ndistributed: {tp_size: 1, cp_size: 2}\n", 4, 2),
+    ],
+)
+def test_gpus_that_split_a_model_have_one_batch(tmp_path: Path, text: str, num_gpus: int, batches: int) -> None:
+    """As the recipe says: a size of none or of one splits nothing."""
+    path = tmp_path / "config.yml"
+    path.write_text(text)
+
+    program = command_configuration(["python", "train.py", str(path)], num_gpus=num_gpus).program
+
+    assert program.parallelism.data_parallel_size == batches
+    assert program.training.micro_batch_size == 4
+
+
 def test_gpus_are_those_that_are_given(recipes: Path) -> None:
     """A recipe does not say on how many it is started."""
     configuration = read_configuration(recipes / "sft.yaml").with_gpus(4, 2)

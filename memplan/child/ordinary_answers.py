@@ -31,7 +31,11 @@ _SCALES = {str(Path(TORCH) / name) for name in ("amp/grad_scaler.py", "cuda/amp/
 """The second up to PyTorch 2.2."""
 _BACKWARD = {str(Path(TORCH) / "autograd" / name) for name in ("graph.py", "__init__.py")}
 """Where Python calls autograd's engine: the second up to PyTorch 2.1."""
-_LOOKS_ONLY = {str(Path(TORCH) / name) for name in ("_tensor_str.py", "serialization.py")}
+_CHECKPOINTS = ("_state_dict_utils.py", "checkpoint/_state_dict_stager.py", "checkpoint/filesystem.py")
+_LOOKS_ONLY = {
+    *(str(Path(TORCH) / name) for name in ("_tensor_str.py", "serialization.py")),
+    *(str(Path(TORCH) / "distributed" / name) for name in _CHECKPOINTS),
+}
 """Where a tensor is read to be printed or saved."""
 _SAVES = "/safetensors/torch.py"
 """Where another package does that."""

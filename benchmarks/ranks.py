@@ -15,14 +15,14 @@ import time
 from pathlib import Path
 
 STEP = str(Path(__file__).with_name("ranks_step.py"))
-RANKS = (1, 8, 64, 512)
+RANKS = (8, 64, 512)
 
 
 def commands() -> dict[str, list[str]]:
     """Return the rehearsals by what they are of; the first is of one GPU."""
     found = {"one GPU": rehearsal("alone", 1)}
     for strategy in ("ddp", "fsdp"):
-        found |= {f"{strategy}, {ranks} ranks": rehearsal(strategy, ranks) for ranks in RANKS if ranks > 1}
+        found |= {f"{strategy}, {ranks} ranks": rehearsal(strategy, ranks) for ranks in RANKS}
     return found
 
 

@@ -31,7 +31,7 @@ def received(name: str, args: Any, value: Value) -> Iterator[Received]:
     gathered = name in ("allgather_", "gather_", "allgather_coalesced_")
     if name in ("allreduce_", "allreduce_coalesced_", "reduce_"):
         for tensor in _tensors(args[0]):
-            yield Received(tensor, _reduced(value(tensor), args, size), tensor)
+            yield Received(tensor, _reduced(value(tensor), _operation_in(args), size), tensor)
     elif gathered and name != "allgather_coalesced_":
         for outputs, sent in zip(args[0], args[1], strict=False):
             yield from (Received(output, value(sent), sent) for output in outputs)
@@ -45,11 +45,11 @@ def received(name: str, args: Any, value: Value) -> Iterator[Received]:
     elif name in ("reduce_scatter_", "scatter_"):
         for output, parts in zip(args[0], args[1], strict=False):
             held = value(parts[rank])
-            yield Received(output, _reduced(held, args, size) if name == "reduce_scatter_" else held, parts[rank])
+            yield Received(output, _reduced(held, _operation_in(args), size) if name == "reduce_scatter_" else held, parts[rank])
     elif name in ("_reduce_scatter_base_", "reduce_scatter_tensor_coalesced_"):
         for output, sent in zip(_tensors(args[0]), _tensors(args[1]), strict=True):
             held = value(sent)
-            yield Received(output, None if held is None else _reduced(held.flatten().chunk(size)[rank], args, size), sent)
+            yield Received(output, None if held is None else _reduced(held.flatten().chunk(size)[rank], _operation_in(args), size), sent)
     elif name == "alltoall_":
         held = value(args[1][rank])
         yield from (Received(output, _of_shape(held, output), args[1][rank]) for output in args[0])
@@ -65,7 +65,6 @@ def received(name: str, args: Any, value: Value) -> Iterator[Received]:
 def received_functionally(name: str, args: Any, result: Any, value: Value) -> Iterator[Received]:
     """Yield what the collective *name* of `torch.ops._c10d_functional`, as DTensor's are, leaves in each tensor of its *result*."""
     c10d: Any = distributed_c10d
-
     texts = [each for each in args if isinstance(each, str)]
     group = args[-1] if isinstance(args[-1], ProcessGroup) else c10d._resolve_process_group(texts[-1])
     size, rank = group.size(), group.rank()
@@ -73,22 +72,15 @@ def received_functionally(name: str, args: Any, result: Any, value: Value) -> It
     for output, sent in zip(_tensors(result), _tensors(args[0]), strict=True):
         held = value(sent)
         found = None
-        if held is not None and kind == "all_reduce":
-            found = _by_name(held, texts[0], size)
+        if kind == "all_reduce":
+            found = _reduced(held, _named(texts[0]), size)
         elif held is not None and kind == "all_gather_into_tensor":
             found = held.flatten().repeat(size)
         elif held is not None and kind == "reduce_scatter_tensor":
-            found = _by_name(held.flatten().chunk(size)[rank], texts[0], size)
+            found = _reduced(held.flatten().chunk(size)[rank], _named(texts[0]), size)
         elif kind == "broadcast" and (rank in args[1:2] or sent.dtype not in MAY_BE_SIZES):
             found = held
         yield Received(output, found, sent)
-
-
-def _by_name(value: torch.Tensor, operation: str, size: int) -> torch.Tensor | None:
-    """Return what *operation*, as functional collectives name it, makes of *value*."""
-    if operation.lower() == "sum":
-        return value * size
-    return value if operation.lower() in ("max", "min", "avg", "band", "bor") else None
 
 
 def _is_group(script: Any) -> bool:
@@ -99,9 +91,18 @@ def _tensors(value: Any) -> list[Any]:
     return [value] if isinstance(value, torch.Tensor) else list(value)
 
 
-def _reduced(value: torch.Tensor | None, args: Any, size: int) -> torch.Tensor | None:
+def _operation_in(args: Any) -> Any:
+    """Return by what a collective with *args* reduces."""
     scripts: list[Any] = [each for each in args if isinstance(each, torch.ScriptObject) and not _is_group(each)]
-    operation = scripts[0].op() if scripts else ReduceOp.SUM
+    return scripts[0].op() if scripts else ReduceOp.SUM
+
+
+def _named(operation: str) -> Any:
+    """Return the operation that functional collectives call so; None for one that has no such name."""
+    return getattr(ReduceOp, operation.upper(), None)
+
+
+def _reduced(value: torch.Tensor | None, operation: Any, size: int) -> torch.Tensor | None:
     if value is None or operation in (ReduceOp.MAX, ReduceOp.MIN, ReduceOp.AVG, ReduceOp.BAND, ReduceOp.BOR):
         return value
     return value * size if operation == ReduceOp.SUM else None

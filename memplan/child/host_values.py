@@ -281,9 +281,8 @@ class HostValues(TorchDispatchMode):
 
     def _functional_collective(self, func: Any, name: str, args: Any, kwargs: Any, run: Callable[[], Any]) -> Any:
         """Follow what a collective returns, rather than changes."""
-        held = {
-            id(tensor): self._value_of(tensor) for tensor in tree_flatten(args)[0] if has_memory(tensor)
-        }  # before it is changed in place
+        # Some change in place what they are given.
+        held = {id(tensor): self._value_of(tensor) for tensor in tree_flatten(args)[0] if has_memory(tensor)}
         result = run()
         found = list(received_functionally(name, args, result, lambda tensor: held[id(tensor)])) if "out" not in kwargs else []
         assumptions = [self._shadows.assumption_of([each.source]) for each in found]

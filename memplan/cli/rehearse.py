@@ -176,10 +176,10 @@ def rehearse(
         raise UsageError("several GPUs are for a program, not for a function", hint="run the program: `-- torchrun … train.py`")
     gpu = gpus[0]
     if program:
-        ranks = ranks_for(program, num_gpus, num_nodes, rank or 0, gpus=gpus)
+        ranks = ranks_for(program, gpus, num_gpus, num_nodes, rank or 0)
         return _rehearse_script(
             program,
-            ranks.kinds[ranks.local_rank] if ranks.kinds else gpu,
+            ranks.gpu_of(ranks.rank, gpu),
             steps=steps,
             reads=reads,
             timeout=timeout,
@@ -205,23 +205,22 @@ def rehearse(
     )
 
 
-def ranks_for(program: Sequence[str], num_gpus: int | None, num_nodes: int | None, rank: int, *, gpus: Sequence[GpuSpec] = ()) -> Ranks:
+def ranks_for(program: Sequence[str], gpus: Sequence[GpuSpec], num_gpus: int | None, num_nodes: int | None, rank: int) -> Ranks:
     """
     Return the ranks that train together: as the options say, else as the launcher in *program* is told.
 
-    *gpus*: those of each machine, where several are named. Raises UsageError where there are not as many of them as ranks.
+    *gpus*: those of each machine, or the one that all are. Raises UsageError where several are named, and not as many as ranks.
     """
     from memplan.execution.ranks import Ranks, launched_by
 
-    told, has_kinds = launched_by(program), len(gpus) > 1
+    told, kinds = launched_by(program), tuple(gpus) if len(gpus) > 1 else ()
     nodes = num_nodes or (told.num_nodes if num_gpus is None else 1)
-    count = num_gpus or (len(gpus) if has_kinds and told.num_gpus == 1 else told.num_gpus)
-    if has_kinds and count != len(gpus):
-        raise UsageError(
-            f"{len(gpus)} GPUs are named, and {count} train together on each machine", hint="name each of them, or one for all"
-        )
-    is_asked = num_gpus is not None or (has_kinds and told.num_gpus == 1)
-    return Ranks(count, nodes, rank, is_asked=is_asked, kinds=tuple(gpus) if has_kinds else ()).checked()
+    asked = num_gpus or (len(kinds) if told.num_gpus == 1 else 0)
+    count = asked or told.num_gpus
+    if kinds and count != len(kinds):
+        problem = f"{len(kinds)} GPUs are named, and {count} train together on each machine"
+        raise UsageError(problem, hint="name each of them, or one for all")
+    return Ranks(count, nodes, rank, is_asked=asked > 0, kinds=kinds).checked()
 
 
 def _gpus_named(names: str | None, memory: str | None) -> list[GpuSpec]:
@@ -344,7 +343,7 @@ def _rehearse_script(
 
             click.echo(nothing_seen_as_json(error, gpu))
         raise
-    gpu = ranks.kinds[rehearsal.rank % ranks.num_gpus] if ranks.kinds else gpu
+    gpu = ranks.gpu_of(rehearsal.rank, gpu)
     notes = _kept(answers, rehearsal, folder)
     if any(finding.kind == "batch_shapes" for finding in rehearsal.findings):
         notes.append("--worst-batch finds the largest batches of the program's DataLoaders, and takes them after the first")

@@ -214,7 +214,8 @@ def _check_split(workload: Workload) -> None:
     }
     for name, (value, unit) in units.items():
         if value % unit:
-            raise NotRehearsedError(f"{sizes}: {name} is {value}, which {unit} does not divide", hint=f"try {value + unit - value % unit}")
+            hint = f"take sizes that divide it, or {value + unit - value % unit} for {name}"
+            raise NotRehearsedError(f"{sizes}: {name} is {value}, which {unit} does not divide", hint=hint)
 
 
 def step_of(workload: Workload, gpu: GpuSpec, stage: Stage | None) -> Step:

@@ -42,6 +42,10 @@ class Ranks(NamedTuple):
         """Return which GPU of its machine the rank has."""
         return self.rank % self.num_gpus
 
+    def gpu_of(self, rank: int, alike: GpuSpec) -> GpuSpec:
+        """Return the GPU that *rank* has: *alike*, where all are."""
+        return self.kinds[rank % self.num_gpus] if self.kinds else alike
+
     def gpus_with(self, own: GpuSpec) -> list[GpuSpec]:
         """Return the GPUs of the rank's machine, of which it has *own*."""
         kinds = self.kinds or (own,) * self.num_gpus

@@ -62,7 +62,7 @@ def rehearse_ranks(words: Sequence[str], *, ranks: Ranks, which: Which, **option
 
         def run(rank: int) -> Rehearsal:
             asked = {**own, "ranks": ranks._replace(rank=rank), "sent": sent, "is_heard": False}
-            asked |= {"gpu": ranks.kinds[rank % ranks.num_gpus]} if ranks.kinds else {}
+            asked["gpu"] = ranks.gpu_of(rank, options["gpu"])
             return _in_process(_Request(tuple(words), asked, Path(folder, str(rank))))
 
         found = _all_found(

@@ -70,12 +70,12 @@ class Parallelism(Description):
         for field in ("sharding_degree", "reshard_after_forward"):
             if getattr(self, field) != type(self).model_fields[field].default and self.strategy != "fsdp":
                 raise _field_error(field, f"{field} is for the strategy fsdp, and this one is {self.strategy}")
-        gpus, together = _count(self.num_gpus, "GPU"), self.model_parallel_size
-        if self.num_gpus % together:
-            product = " × ".join(f"{name} {getattr(self, name)}" for name in MODEL_PARALLEL_SIZES if getattr(self, name) > 1)
-            field = max(MODEL_PARALLEL_SIZES, key=lambda name: int(getattr(self, name)))
-            raise _field_error(field, f"{product}{f' = {together}' if ' × ' in product else ''} does not divide {gpus}", kind=NOT_DIVIDED)
-        if self.strategy in ZERO_STAGES and together > 1:
+        if self.num_gpus % self.model_parallel_size:
+            product = " × ".join(f"{name} {getattr(self, name)}" for name in self.split_by)
+            total = f" = {self.model_parallel_size}" if len(self.split_by) > 1 else ""
+            largest = max(self.split_by, key=lambda name: int(getattr(self, name)))
+            raise _field_error(largest, f"{product}{total} does not divide {_count(self.num_gpus, 'GPU')}", kind=NOT_DIVIDED)
+        if self.strategy in ZERO_STAGES and self.split_by:
             raise _field_error(
                 "strategy", f"{self.strategy} is planned for data-parallel GPUs alone, without {' and '.join(self.split_by)}"
             )

@@ -171,6 +171,15 @@ def test_the_data_of_a_program_with_a_sharded_model_is_known(program: Program) -
     assert [read.basis for read in rehearsal.reads] == ["data"]
 
 
+CHECKED = BEGIN + "train(torch.nn.parallel.DistributedDataParallel(make(), device_ids=[local]))\n"
+
+
+@pytest.mark.heavy
+def test_what_each_rank_of_a_large_world_sends_is_known(program: Program) -> None:
+    """DDP reads how many parameters each of 512 ranks has: they have as many as this one, and nothing is looked for."""
+    assert program(CHECKED, Ranks(8, 64)).reads == ()
+
+
 FUNCTIONAL = (
     BEGIN
     + """

@@ -333,7 +333,7 @@ class TransformerWithHead(nn.Module):
         if self.model.head == "language_model":
             assert labels is not None
             following = _following(labels)
-            return self._loss(self.logits(x).float(), following)
+            return self._loss(self.logits(x).float(), following)  # a name for the logits would keep those of two bytes
         if self.model.head == "token_classification":
             return self._loss(self.logits(x), labels)
         if self.model.head == "question_answering":

@@ -82,7 +82,11 @@ class AnalyticEstimator(Estimator):
 
 
 def estimate(workload: Workload, gpu: GpuSpec, stage: Stage | None) -> MemoryEstimate:
-    """Return the analytic estimate of one step of *workload* in *stage* on *gpu*; see the module's first lines."""
+    """
+    Return the analytic estimate of one step of *workload* in *stage* on *gpu*; see the module's first lines.
+
+    Raises NotEstimatedError for a model that there are no formulas for, or one that GPUs split.
+    """
     training, split_by = workload.training, workload.parallelism.split_by
     if split_by:
         raise NotEstimatedError(

@@ -8,6 +8,7 @@
 
 #define MOST_PIECES (1 << 14) /* more than the ranks of a large world, each of which sends a piece */
 #define MOST_BYTES ((size_t)1 << 16) /* of a piece; what is larger is data, and not kept */
+#define MOST_KEPT ((size_t)1 << 26)  /* of all pieces: a model of small weights is thousands of them */
 #define MOST_LAST ((size_t)1 << 27)  /* of the last copy that is larger than that */
 
 /* A piece of memory whose bytes are known. No two overlap: what comes later takes its place from those that were there. */
@@ -21,6 +22,7 @@ typedef struct {
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static Piece pieces[MOST_PIECES];
 static int num_pieces;
+static size_t kept_bytes; /* of their contents */
 
 /* The last copy that is too large for a piece, where a recorder wants it: a list of data. Reads do not see it. */
 static Piece last;
@@ -41,10 +43,13 @@ static void forget_last(void) {
 static void forget_all(void) {
     forget_last();
     while (num_pieces) free(pieces[--num_pieces].content);
+    kept_bytes = 0;
 }
 static void add(Piece piece) { /* its content is copied, and its place is free */
     if (!piece.bytes || (piece.content && piece.bytes > MOST_BYTES)) return;
-    if (num_pieces == MOST_PIECES) forget_all(); /* not known is never wrong */
+    size_t content_bytes = piece.content ? piece.bytes : 0;
+    if (num_pieces == MOST_PIECES || kept_bytes + content_bytes > MOST_KEPT) forget_all(); /* not known is never wrong */
+    kept_bytes += content_bytes;
     if (piece.content) {
         unsigned char *copy = malloc(piece.bytes);
         if (!copy) abort();
@@ -59,6 +64,7 @@ static void forget(uintptr_t address, size_t bytes) {
         Piece whole = pieces[i];
         if (!part_of(&whole, address, bytes).bytes) continue;
         pieces[i] = pieces[--num_pieces];
+        if (whole.content) kept_bytes -= whole.bytes;
         if (whole.address < address) add(part_of(&whole, whole.address, address - whole.address));
         if (whole.address + whole.bytes > address + bytes)
             add(part_of(&whole, address + bytes, whole.address + whole.bytes - address - bytes));

@@ -145,8 +145,9 @@ int cudnnCreate(void **out) { *out = new_handle(); return 0; }
 int cudnnGetStream(void *handle, void **out) { *out = NULL; return 0; }
 
 /* Batch normalization asks for sizes before it runs. Of channels last, the H100 (cuDNN 9.19, CUDA 13.0, tests/accuracy/recordings) wanted
- * sums of 64 channels over tiles of rows, one for each group and tile, and two more: two floats a channel forward and backward, and a word a group; equal in the 9 recorded, of float and half. Of channels first, and
- * as reserve space, it wanted nothing. Double, and numbers of channels that are no multiple of 8, were not recorded. */
+ * sums of 64 channels over tiles of rows, one for each group and tile, and two more: two floats a channel forward and backward, and a word a
+ * group; equal in the 9 recorded, of float and half. Of channels first, and as reserve space, it wanted nothing. Double, and numbers of
+ * channels that are no multiple of 8, were not recorded. */
 enum { CHANNELS_TOGETHER = 64, SUMS_BYTES = CHANNELS_TOGETHER * 2 * sizeof(float) };
 enum { SPATIAL_PERSISTENT = 2 }; /* cudnnBatchNormMode_t: PyTorch's for what it takes for channels last */
 static size_t sums_of_channels(int mode, const Descriptor *x, int tile, int tile_bytes, int rest) {

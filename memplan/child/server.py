@@ -42,6 +42,7 @@ from memplan.child.recorder import Recorder
 from memplan.child.redraws import end_redraws
 from memplan.child.skipped_loading import skipped
 from memplan.child.skipped_weights import lacks_weights, skip_weights
+from memplan.workload.step_function import is_device
 
 Build = Callable[..., Callable[[], object]]
 
@@ -83,7 +84,7 @@ def run(build: Build, request: dict[str, Any], recorder: Recorder) -> dict[str, 
         values = request["values"] | {name: value_from(build, name, text) for name, text in request["texts"].items()}
         recorder.values = values_of(build, values)
         _check_values(build, values, request["function"])
-        step = build("cuda", **values)
+        step = build(*_device_of(build), **values)
         if not callable(step):
             raise MistakeError(f"{request['function']} returned {reprlib.repr(step)}, and not a function that runs one step")
         number = 0
@@ -97,6 +98,16 @@ def run(build: Build, request: dict[str, Any], recorder: Recorder) -> dict[str, 
     if request["checks_tensor_types"]:
         check_tensor_types(step, recorder)
     return None
+
+
+def _device_of(build: Build) -> tuple[str, ...]:
+    """Return what *build* is called with before its values: the device, where its first parameter is one."""
+    first = next(iter(inspect.signature(build).parameters.values()), None)
+    if first is None or first.kind in (first.KEYWORD_ONLY, first.VAR_KEYWORD):
+        return ()
+    default = None if first.default is first.empty else first.default
+    annotation = "" if first.annotation is first.empty else inspect.formatannotation(first.annotation)
+    return ("cuda",) if is_device(first.name, default=default, annotation=annotation.strip("'\"")) else ()
 
 
 def check_tensor_types(step: Callable[[], object], recorder: Recorder) -> None:
@@ -154,9 +165,9 @@ def _literal(text: str) -> Any:
 
 def _check_values(build: Build, values: dict[str, Any], function: str) -> None:
     try:
-        inspect.signature(build).bind("cuda", **values)
+        inspect.signature(build).bind(*(device := _device_of(build)), **values)
     except TypeError as error:
-        takes = ", ".join(list(inspect.signature(build).parameters)[1:]) or "nothing but the device"
+        takes = ", ".join(list(inspect.signature(build).parameters)[len(device) :]) or f"nothing{' but the device' if device else ''}"
         raise MistakeError(f"{function}: {error}; it takes {takes}") from error
 
 

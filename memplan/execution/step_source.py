@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from memplan.errors import MissingError, UsageError
-from memplan.programs.function_program import BATCH_NAMES
+from memplan.workload.step_function import BATCH_NAMES
 
 
 class TypedText(str):

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from memplan.edits.yaml_file import YamlFile
 from memplan.errors import UsageError
-from memplan.programs.function_program import ACCUMULATION_NAMES
+from memplan.workload.step_function import ACCUMULATION_NAMES
 
 BATCH_KEYS = (
     "micro_batch_size",

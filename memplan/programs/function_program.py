@@ -17,51 +17,12 @@ from typing import Literal
 from memplan.errors import UsageError, reason_of
 from memplan.programs.typed_places import read_place
 from memplan.programs.user_program import PLANNED, UserProgram, did_you_mean
+from memplan.workload.step_function import ACCUMULATION_NAMES, BATCH_NAMES, is_device
 from memplan.workload.training import MOST_STEPS
-
-BATCH_NAMES = (
-    "micro_batch_size",
-    "batch_size",
-    "per_device_train_batch_size",
-    "train_batch_size",
-    "batch",
-    "micro_batch",
-    "micro",
-    "bsz",
-    "bs",
-    "mbs",
-    "n_samples",
-    "num_samples",
-    "b",
-    "B",
-    "n",
-    "N",
-)
-"""What people call the number of samples in a step; the first that is there is tried smaller."""
-
-ACCUMULATION_NAMES = (
-    "gradient_accumulation_steps",
-    "accumulate_grad_batches",
-    "grad_accumulation_steps",
-    "accumulation_steps",
-    "grad_accum_steps",
-    "gradient_accumulation",
-    "gradient_accumulate_every",
-    "grad_accum_every",
-    "accumulation_iters",
-    "accum_steps",
-    "accum_iter",
-    "grad_accumulation",
-    "grad_accum",
-    "accumulation",
-    "accumulate",
-    "accum",
-)
-"""What people call the number of micro-batches before an optimizer step."""
 
 
 class FunctionProgram(UserProgram):
-    """A function that is called with the device and its arguments, and returns one training step."""
+    """A function that is called with the device, where it takes one, and its arguments, and returns one training step."""
 
     kind: Literal["function"] = "function"
     """Which kind of program."""
@@ -98,18 +59,18 @@ def function_program(source: str, fields: Iterable[str] = ()) -> FunctionProgram
     """
     place, _, function = source.rpartition(":")
     file = _file_of(place)
-    names = dict(_arguments_of(file, function))
-    variable_of = dict(_named_by(fields, function, list(names)[1:]))
+    names = dict(_variables_of(_definition_of(file, function).args))
+    variable_of = dict(_named_by(fields, function, list(names)))
     for variable, usual in (("micro_batch_size", BATCH_NAMES), ("gradient_accumulation_steps", ACCUMULATION_NAMES)):
         found = next((name for name in usual if name in names and name not in variable_of), None)
         if found is not None and variable not in variable_of.values():
             variable_of[found] = variable
     if "micro_batch_size" not in variable_of.values():
         raise UsageError(
-            f"no argument of {function} is the batch: it has {_listed(list(names)[1:])}",
+            f"no argument of {function} is the batch: it has {_listed(list(names))}",
             hint='call it batch_size, or say which it is: `fields=["micro_batch_size=ARGUMENT"]`',
         )
-    arguments = {variable_of.get(name, name): name for name in list(names)[1:]}
+    arguments = {variable_of.get(name, name): name for name in names}
     present = {variable: names[arguments[variable]] for variable in arguments.keys() & set(PLANNED)}
     known = {variable: value for variable, value in present.items() if isinstance(value, int) and 1 <= value <= MOST_STEPS}
     without_value = tuple(sorted(arguments.keys() & set(PLANNED) - known.keys()))
@@ -135,7 +96,7 @@ def _named_by(fields: Iterable[str], function: str, arguments: Sequence[str]) ->
 
 
 def _listed(arguments: Sequence[str]) -> str:
-    return ", ".join(arguments) or "none but the device"
+    return ", ".join(arguments) or "none"
 
 
 def _file_of(place: str) -> Path:
@@ -160,11 +121,6 @@ def place_of_function(source: str) -> tuple[Path, int]:
     return file, _definition_of(file, function).lineno
 
 
-def _arguments_of(file: Path, function: str) -> Sequence[tuple[str, object]]:
-    """Return the arguments of *function* with their defaults (None where there is none that is a constant)."""
-    return list(_with_defaults(_definition_of(file, function).args))
-
-
 def _definition_of(file: Path, function: str) -> ast.FunctionDef:
     try:
         tree = ast.parse(file.read_bytes())
@@ -179,8 +135,17 @@ def _definition_of(file: Path, function: str) -> ast.FunctionDef:
     return functions[function]
 
 
-def _with_defaults(arguments: ast.arguments) -> Iterator[tuple[str, object]]:
+def _variables_of(arguments: ast.arguments) -> Iterator[tuple[str, object]]:
+    """Yield the arguments but the device, with their defaults (None where there is none that is a constant)."""
     positional = [*arguments.posonlyargs, *arguments.args]
     defaults = [None] * (len(positional) - len(arguments.defaults)) + list(arguments.defaults)
-    for argument, default in [*zip(positional, defaults, strict=True), *zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)]:
-        yield argument.arg, default.value if isinstance(default, ast.Constant) else None
+    for number, (argument, default) in enumerate(zip(positional, defaults, strict=True)):
+        value, annotation = _constant(default), ast.unparse(argument.annotation) if argument.annotation else ""
+        if number or not is_device(argument.arg, default=value, annotation=annotation):
+            yield argument.arg, value
+    for argument, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True):
+        yield argument.arg, _constant(default)
+
+
+def _constant(node: ast.expr | None) -> object:
+    return node.value if isinstance(node, ast.Constant) else None

@@ -20,6 +20,16 @@ def mlp(device, batch=256, width=1024, depth=4, optimizer="AdamW", activations=T
     return step
 
 
+def chooses_its_device(batch: "int" = 256, *, width=1024):
+    """Takes no device: what is called so is on the GPU."""
+    return mlp("cuda", batch, width)
+
+
+def takes_nothing():
+    """Neither a device nor a value."""
+    return mlp("cuda")
+
+
 def grows(device):
     """Keeps a tensor of every step."""
     kept = []

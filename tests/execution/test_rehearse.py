@@ -86,6 +86,17 @@ def test_categories_are_those_of_the_program(rehearser_of: RehearserOf, name: st
     assert breakdown.total_bytes == seen.device_used_bytes
 
 
+def test_a_function_that_takes_no_device_is_called_without_one(rehearser_of: RehearserOf) -> None:
+    """Its first value is a value, and it takes what the one with a device takes; what it does not take is told without a device."""
+    without = rehearse(f"{STEPS}:chooses_its_device", gpu=find_gpu("t4"), values={"batch": 64})
+
+    assert without.peak_allocated_bytes == rehearser_of(f"{STEPS}:mlp").rehearse(gpu="t4", values={"batch": 64}).peak_allocated_bytes
+    with pytest.raises(UsageError, match="it takes batch, width"):
+        rehearse(f"{STEPS}:chooses_its_device", gpu=find_gpu("t4"), values={"size": 64})
+    with pytest.raises(UsageError, match="it takes nothing\n"):
+        rehearse(f"{STEPS}:takes_nothing", gpu=find_gpu("t4"), values={"size": 64})
+
+
 @pytest.mark.heavy
 def test_two_rehearsals_see_the_same(torch_build: TorchBuild) -> None:
     """Nothing random decides an allocation."""

@@ -40,6 +40,19 @@ def test_the_batch_is_found_by_its_name(source: Path) -> None:
     assert pinned.typed == "build(per_device_train_batch_size=3, seq=512, accumulation_steps=2)"
 
 
+@pytest.mark.parametrize(
+    "arguments", ["batch_size=8, seq: int = 64", "batch_size: int = 8, *, seq=64", "seq: int, batch_size=8", "*, seq=64, batch_size=8"]
+)
+def test_a_function_may_take_no_device(tmp_path: Path, arguments: str) -> None:
+    """An argument that is a number, or the batch, is a variable though it is the first."""
+    (tmp_path / "step.py").write_text(f"def build({arguments}): ...\n")
+
+    program = function_program(f"{tmp_path / 'step.py'}:build")
+
+    assert program.variables == {"micro_batch_size", "seq"}
+    assert program.training.micro_batch_size == 8
+
+
 @pytest.mark.parametrize("name", ["gradient_accumulate_every", "accum_iter", "grad_accum"])
 def test_accumulation_has_many_names(tmp_path: Path, name: str) -> None:
     """One that is not known would be taken for something else, and the effective batch be told too small."""

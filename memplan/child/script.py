@@ -37,6 +37,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, 
 
 from memplan.child.collectives import hand_objects_on, seen
 from memplan.child.failures import answered_by, failure_of
+from memplan.child.fewer_workers import use_fewer_workers
 from memplan.child.held_back import hold_back
 from memplan.child.held_memory import wait_for
 from memplan.child.host_optimizers import skip_host_steps
@@ -506,6 +507,7 @@ def begin(given: dict[str, str] | None = None) -> None:
     if not _is_measured():
         skip_host_steps()
         end_redraws()
+        use_fewer_workers()
     if torch.distributed.is_available() and not _is_measured():
         from memplan.child.absent_ranks import be_alone, be_one_rank  # noqa: PLC0415  (a PyTorch without it has no such classes)
 

@@ -34,6 +34,7 @@ from typing import Any
 import torch
 
 from memplan.child.failures import MistakeError, failure_of
+from memplan.child.fewer_workers import use_fewer_workers
 from memplan.child.held_back import hold_back
 from memplan.child.held_memory import wait_for
 from memplan.child.one_rank import World, world
@@ -250,8 +251,9 @@ def serve(build: Build | None, failure: dict[str, Any] | None, request: dict[str
     recorder.use_values(request["values_file"], request["values_variant"])
     recorder.compilers.are_times_inverse = request["times"] == "inverse"
     answer_with_numbers(request["numbers"])
-    if not request["until"]:  # on a GPU of this machine the program draws for itself
+    if not request["until"]:  # on a GPU of this machine the program draws and loads as it does
         end_redraws()
+        use_fewer_workers()
     if build is not None:
         failure = run(build, request, recorder)
     written = Path(request["result"])

@@ -481,6 +481,20 @@ def test_gpus_that_split_a_model_have_one_batch(tmp_path: Path, text: str, num_g
     assert program.training.micro_batch_size == 4
 
 
+def test_a_recipe_of_olmo_is_none_of_llm_foundry(tmp_path: Path) -> None:
+    """Both have a global batch and a micro-batch; what never evaluates in one divides by zero in the other."""
+    olmo, foundry = tmp_path / "olmo.yaml", tmp_path / "mpt.yaml"
+    batches = "global_train_batch_size: 64\ndevice_train_microbatch_size: 4\neval_interval: 1000\n"
+    olmo.write_text(batches + "model: {d_model: 256, max_sequence_length: 2048}\n")
+    foundry.write_text(batches + "max_seq_len: 2048\nmodel: {name: mpt_causal_lm, d_model: 256, max_seq_len: 2048}\n")
+
+    programs = [command_configuration(["torchrun", "train.py", str(path)]).program for path in (olmo, foundry)]
+
+    assert [(program.training.micro_batch_size, program.training.target_effective_batch_size) for program in programs] == [(4, 64)] * 2
+    shortened = [{place.text for place in program.shortened} for program in programs if isinstance(program, CommandProgram)]
+    assert shortened == [{"1000000000"}, {"0"}]
+
+
 def test_gpus_are_those_that_are_given(recipes: Path) -> None:
     """A recipe does not say on how many it is started."""
     configuration = read_configuration(recipes / "sft.yaml").with_gpus(4, 2)

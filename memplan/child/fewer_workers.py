@@ -1,9 +1,9 @@
 """
 DataLoaders with as many workers as this machine has processors, each one batch ahead.
 
-On the simulated GPU a step takes no time and a run ends after a few: a program that asks for 16 workers with four batches each would have 64
-batches made, most of them for nothing, by processes that wait for one another. The batches, their order and what the program reads of its
-DataLoader stay as they are.
+On the simulated GPU a step takes no time and a run ends after a few: a program that asks for 16 workers with four batches each would have
+64 batches made, most of them for nothing, by processes that wait for one another. The batches, their order and what the program reads of
+its DataLoader stay as they are.
 """
 
 from __future__ import annotations

@@ -323,7 +323,7 @@ def _growth(record: RunRecord, ends: Sequence[StepEnd]) -> Iterator[Finding]:
             message=f"memory still grows: the peak rose by {format_bytes(peaks[-1] - max(peaks[1:-1]))} in step {len(ends)}; "
             "the data decide sizes that differ from step to step",
         )
-    elif any(rises):
+    elif any(rises) and kept[-1] > kept[1]:  # what was let go of again is no growth
         settled = len(ends) - rises[::-1].index(True)
         yield Finding(
             kind="growth",

@@ -170,6 +170,14 @@ def test_memory_that_settles_is_told_of_as_settled(run: Run) -> None:
     assert finding.message == "what is kept from earlier steps rose by 8.0 MiB from step 2 to step 4, and then held"
 
 
+def test_what_is_given_back_is_no_growth(run: Run) -> None:
+    """Three steps that keep more are followed; as much as of the first is kept at the end."""
+    seen = run("gives_back")
+
+    assert len(seen.steps) > 3
+    assert [finding.kind for finding in seen.findings] == ["varying_steps"]
+
+
 @pytest.mark.parametrize("name", ["loads_ahead", "second_network_later"])
 def test_what_is_larger_later_and_not_more_is_no_growth(run: Run, name: str) -> None:
     """A batch that is loaded ahead is one batch; an optimizer that steps late makes its state once."""

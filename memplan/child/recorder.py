@@ -453,6 +453,7 @@ class Recorder:
             "num_backwards": self.num_backwards,
             "habits": self._habits and self._habits.seen(),
             "num_walked_batches": self.batches.num_walked if self._most_walked else None,
+            "first_dimensions": self._tensors.first_dimensions,
             "checkpointing_off": sorted(self._tensors.checkpointing_off),
             "without_gradient": sorted(self._tensors.without_gradient),
             "without_gradient_bytes": self._tensors.without_gradient_bytes,

@@ -84,6 +84,8 @@ class TensorNotes:
         self._has_optimizer = False  # of PyTorch
         self._checkpoints = self._flagged = 0
         self._moves = 0
+        self.first_dimensions: list[list[int]] = []
+        """Of what may be a batch, as each backward began that was looked at: how many samples, or rows, its tensors have."""
 
     def attach(self) -> None:
         """Have modules and checkpointed regions tell of themselves."""
@@ -197,7 +199,9 @@ class TensorNotes:
         if self._flagged and not self._checkpoints and not compiled:
             modules_on = f"{self._flagged} module{'s' if self._flagged > 1 else ''}"
             self.checkpointing_off.add(f"the switch is on in {modules_on}, and not one region was checkpointed")
-        self.notes["batch_data"] |= {(address, count) for address in addresses(plain) - saved - weights - gradients - buffers}
+        batch_data = addresses(plain) - saved - weights - gradients - buffers
+        self.notes["batch_data"] |= {(address, count) for address in batch_data}
+        self.first_dimensions.append(sorted({tensor.shape[0] for tensor in plain if tensor.dim() and addresses([tensor]) & batch_data}))
 
     def _check_checkpointing(self, module: Any) -> None:
         names = [name for name in CHECKPOINT_FLAGS if module.__dict__.get(name) is True]

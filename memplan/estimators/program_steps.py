@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from memplan.errors import NothingSeenError, NotRehearsedError, UsageError
+from memplan.estimators.batch_shares import BatchShares
 from memplan.estimators.beside import Job
 from memplan.estimators.known_sizes import KnownSizes, surroundings_of, where_of
 from memplan.estimators.rehearsal_cache import family_of
@@ -70,6 +71,7 @@ class ProgramSteps(StepRunner):
     def __init__(self, cache: Path | None) -> None:
         super().__init__()
         self._sizes = KnownSizes(cache)
+        self._shares = BatchShares()
         self._walked: set[tuple[str, ...]] = set()  # commands whose batches differ in shape
         self._decided_by_data: set[tuple[str, ...]] = set()  # commands whose memory hangs on values that they read from the GPU
         self._settles_late: set[tuple[str, ...]] = set()  # commands whose fourth step reserves more than the third
@@ -132,14 +134,13 @@ class ProgramSteps(StepRunner):
         Return what *step* does.
 
         Raises SizeRefusedError where the program does not run with that size, NotRehearsedError where it does not run at all, or sizes in
-        it were guessed; UsageError where it does not heed its batch.
+        it were guessed; UsageError where it does not heed its batch, or takes it for another one than a micro-batch.
         """
-        program = step.program
-        assert isinstance(program, CommandProgram | FunctionProgram)
         self._begin_ns = time.time_ns()
         try:
-            found = self._rehearsed(program, step)
+            found = self._rehearsed(step)
             self._sizes.check_likeness(step, found)
+            self._shares.check(step, found, run=self._rehearsed, without_accumulation=self._without_accumulation(step))
         finally:
             self._sizes.has_run(step, begin_ns=self._begin_ns)
         if not self._has_run:
@@ -147,7 +148,14 @@ class ProgramSteps(StepRunner):
             self._begin_early(step)
         return found
 
-    def _rehearsed(self, program: CommandProgram | FunctionProgram, step: Step) -> Rehearsal:
+    def _without_accumulation(self, step: Step) -> Step:
+        """Return *step* with one micro-batch in an optimizer step."""
+        stages = step.program.stages
+        return self.step_of(step.program.with_training(gradient_accumulation_steps=1), step.gpu, stages[0] if stages else None)
+
+    def _rehearsed(self, step: Step) -> Rehearsal:
+        program = step.program
+        assert isinstance(program, CommandProgram | FunctionProgram)
         with tempfile.TemporaryDirectory(prefix="memplan-plan-") as folder:
             said = Path(folder, "said")
             try:

@@ -248,6 +248,9 @@ class Rehearsal(MemoryEstimate):
     trained_batch_sizes: tuple[int, ...] = Field(default=(), exclude=True, repr=False)
     """Samples of each batch that a DataLoader gave and that was trained with."""
 
+    first_dimensions: tuple[frozenset[int], ...] = Field(default=(), exclude=True, repr=False)
+    """Of the tensors that may be of the batch, as each backward began that was looked at: the samples that it is of are among them."""
+
     was_cut: bool = Field(default=False, repr=False)
     """The program was ended after the steps that were asked for: an evaluation behind them was not reached."""
 

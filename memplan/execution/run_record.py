@@ -190,6 +190,9 @@ class RunRecord(Description):
     num_walked_batches: NonNegativeInt | None = None
     """Batches that were looked at so that the largest could come first; None where nobody asked for that."""
 
+    first_dimensions: tuple[frozenset[int], ...] = ()
+    """Of the tensors that may be of the batch, as each backward began that was looked at."""
+
     checkpointing_off: tuple[str, ...] = ()
     """Why activation checkpointing that is switched on has no effect."""
 

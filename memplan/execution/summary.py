@@ -119,6 +119,7 @@ def rehearsal_of(
         process=process,
         habits=record.habits,
         trained_batch_sizes=tuple(batch.size for batch in trained_batches(record) if batch.size is not None),
+        first_dimensions=record.first_dimensions,
         was_cut=record.was_cut,
         has_evaluated=any(mark.phase == EVALUATION for mark in record.marks),
         trace=trace,

@@ -109,8 +109,9 @@ def _with_present_values(program: CommandProgram) -> CommandProgram:
     if "effective_batch_size" in found:
         product = _count(program, "effective_batch_size", found["effective_batch_size"])
         present = present.with_training(target_effective_batch_size=product)
-        if "micro_batch_size" not in program.variables:  # the product is all that is written of the batch
-            present = present.with_training(micro_batch_size=max(1, product // program.parallelism.data_parallel_size))
+        if "micro_batch_size" not in program.variables:  # the rest of the product is the micro-batch
+            others = program.parallelism.data_parallel_size * present.training.gradient_accumulation_steps
+            present = present.with_training(micro_batch_size=max(1, product // others))
         elif "gradient_accumulation_steps" not in program.variables:
             present = present.with_training(gradient_accumulation_steps=max(1, product // present.effective_batch_size))
     without_value = tuple(sorted(program.variables & set(PLANNED) - found.keys()))

@@ -128,6 +128,18 @@ def test_what_makes_a_rehearsal_short_is_not_written(config: Path) -> None:
     assert (program.words, program.words_of_rehearsal) == (["train.py"], ["WANDB_MODE=off", "train.py"])
 
 
+def test_a_product_and_accumulation_leave_the_micro_batch(config: Path) -> None:
+    """On each GPU: 512 samples of an optimizer step are 4 accumulated micro-batches of 64 on two GPUs."""
+    config.write_text("batch: 512\naccumulate: 4\n")
+    fields = [f"effective_batch_size={config}:batch", f"gradient_accumulation_steps={config}:accumulate"]
+    program = command_program(["train.py"], fields=fields, parallelism=Parallelism(devices=2))
+
+    assert (program.training.micro_batch_size, program.effective_batch_size) == (64, 512)
+    assert program.varies("micro_batch_size")
+    changed = edits_of(program.with_training(micro_batch_size=8, gradient_accumulation_steps=2))
+    assert {edit.dotted: edit.value for edit in changed} == {"batch": 32, "accumulate": 2}
+
+
 def test_a_global_batch_is_the_target(config: Path) -> None:
     """What holds the product is met: the present one is aimed at, and accumulation can vary."""
     config.write_text("global_batch: 512\n")

@@ -1,0 +1,86 @@
+"""
+Whether a program runs the micro-batch that it is given, or takes it for a batch that it divides itself.
+
+`batch_size` is the micro-batch in most programs. In some it is the batch of an optimizer step, which the program cuts into as many parts as
+it accumulates, or the batch of all GPUs. Planned as a micro-batch it would fit, and train with a fraction of the batch that was asked for.
+How many samples are run at once, the tensors on the GPU show: their first dimension.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from memplan.errors import UsageError
+from memplan.estimators.steps import Step
+from memplan.execution.rehearsal import Rehearsal
+from memplan.programs.command_program import CommandProgram
+from memplan.programs.user_program import UserProgram
+
+LEAST = 2
+"""Samples at once from which they are told: one is the first dimension of many a tensor."""
+
+
+class BatchShares:
+    """What the runs of a plan have shown of the batches that they were given."""
+
+    def __init__(self) -> None:
+        self._whole: set[str] = set()  # families whose program runs what it is given
+        self._divided: dict[str, set[int]] = {}  # by family, the sizes of which a part was run
+
+    def check(self, step: Step, found: Rehearsal, *, run: Callable[[Step], Rehearsal], without_accumulation: Step) -> None:
+        """
+        Raise UsageError where *found*, which *step* did, shows that the program divides its micro-batch.
+
+        Where accumulation may be what divides it, *run* tells what the program does *without_accumulation*.
+        """
+        program = step.program
+        assert isinstance(program, UserProgram)
+        size, parts = step.micro_batch_size, program.training.gradient_accumulation_steps
+        if "micro_batch_size" not in program.variables or "effective_batch_size" in program.variables or step.family in self._whole:
+            return
+        gpus = program.parallelism.data_parallel_size
+        if _runs(found, size):
+            self._whole.add(step.family)
+        elif parts > 1 and "gradient_accumulation_steps" in program.variables and _runs(found, size, parts * gpus):
+            if _runs(run(without_accumulation), size, gpus):
+                raise _is_divided(program, size, parts)
+            self._whole.add(step.family)
+        elif gpus > 1 and _runs(found, size, gpus):
+            self._divided.setdefault(step.family, set()).add(size)
+            if len(self._divided[step.family]) > 1:  # of one size it may be by chance
+                raise _is_divided(program, size, 1)
+
+
+def _runs(found: Rehearsal, size: int, parts: int = 1) -> bool:
+    """Say whether each backward of *found* was of *size* samples divided into *parts*, the largest or the smallest of them."""
+    share = {size // parts, -(-size // parts)}
+    if min(share) < LEAST or not found.first_dimensions:
+        return False
+    return all(dimensions & share and (parts == 1 or size not in dimensions) for dimensions in found.first_dimensions)
+
+
+def _is_divided(program: UserProgram, size: int, parts: int) -> UsageError:
+    gpus = program.parallelism.data_parallel_size
+    by = " and ".join([*([f"{parts} accumulation steps"] if parts > 1 else []), *([f"{gpus} GPUs"] if gpus > 1 else [])])
+    at_once = size // (parts * gpus)
+    message = (
+        f"{_written(program)} is the batch of {'an optimizer step' if parts > 1 else 'all GPUs'}, and not a micro-batch: "
+        f"with {size}, which {by} divide, the program runs {at_once} samples at once"
+    )
+    if not isinstance(program, CommandProgram):
+        return UsageError(message, hint="have the function take the samples of one micro-batch")
+    fields = [f"{_planned_as(place.variable)}={place.file}:{place.key}" for place in program.places if place.file is not None]
+    if any("micro_batch_size" in field or "effective_batch_size" in field for field in fields):
+        named = ", ".join(f'"{field}"' for field in fields)
+        return UsageError(message, hint=f"say so: `fields=[{named}]`")
+    return UsageError(message, hint="write {effective_batch_size} where {micro_batch_size} is")
+
+
+def _planned_as(variable: str) -> str:
+    return "effective_batch_size" if variable == "micro_batch_size" else variable
+
+
+def _written(program: UserProgram) -> str:
+    """Return how a report calls what is given for the micro-batch."""
+    places = program.places if isinstance(program, CommandProgram) else ()
+    return next((f"{place.key} in {place.file}" for place in places if place.variable == "micro_batch_size" and place.file), "its batch")

@@ -164,7 +164,7 @@ def plan(
         grow_negatives: Give each stage as many negatives as fit.
         with_levers: Find also for a plan that fits what changes would do.
         skip_weights: For a program: build pretrained models without reading their weights, which need not be there.
-        on_rehearsal: Is called before each rehearsal.
+        on_rehearsal: Is called before each rehearsal, and again with `where` its program is while that has not trained for long.
 
     Returns:
         The plan; `fits` says whether there is one, and `missing_bytes` how much it is short of where there is none.

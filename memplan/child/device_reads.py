@@ -37,7 +37,7 @@ from memplan.child.ordinary_answers import (
 )
 from memplan.child.program_frames import frames_from, is_file, named, program_frame
 from memplan.child.recorded_values import RecordedValues
-from memplan.child.source_lines import line_at, line_of, statement_of
+from memplan.child.source_lines import is_loop, line_at, line_of, statement_of
 from memplan.traces.read_basis import DRAWN, USERS
 
 DECIDES = 65_536
@@ -67,6 +67,14 @@ MOST_SCOUTED = 256
 
 MOST_WAITED = 10_000
 """The same in a run with values, where nobody knows the answer: a loop that asks for so long is endless."""
+
+_WAITED_FOR = "it was asked for again and again, and a loop may wait for it"
+
+_LARGEST = 2**31 - 1
+"""A number with which a loop ends that waits for a large one."""
+
+_LARGEST_HALF = 2**15
+"""The same of floats, which those of 16 bits have too."""
 
 
 class Reads:
@@ -184,6 +192,8 @@ class Reads:
             if branch is not None and (branch.basis == "ordinary" or not self._is_scout):  # the values may be known in another run
                 answer = branch
             answer = self._ending(where, answer)
+        elif answer.basis in ("zero", "compared", "ordinary") and not reading.is_yes_or_no:
+            answer = self._ending_number(reading, where, answer)
         ctypes.memmove(to, answer.content, size)
         if not self.is_counting:
             return
@@ -237,7 +247,28 @@ class Reads:
         if self._unknown[where] % (MOST_SCOUTED if self._is_scout else MOST_WAITED):
             return answer
         other = answer.text != "true"
-        return Answer(bytes([other]), str(other).lower(), answer.basis, "it was asked for again and again, and a loop may wait for it")
+        return Answer(bytes([other]), str(other).lower(), answer.basis, _WAITED_FOR)
+
+    def _ending_number(self, reading: Reading, where: str, answer: Answer) -> Answer:
+        """
+        Answer the condition of a `while` that asks for a number again and again with one that ends it: none, or as many as there can be.
+
+        A length that is kept on the device and grows until it is enough would never be seen to grow.
+        """
+        if reading.place is None or reading.size not in (1, 2, 4, 8):
+            return answer
+        self._unknown[where] += 1
+        rounds, rest = divmod(self._unknown[where], MOST_SCOUTED if self._is_scout else MOST_WAITED)
+        if rest or not is_loop(reading.place):
+            return answer
+        is_low = answer.text in ("0", "0.0")
+        number = _LARGEST if is_low == (rounds % 2 == 1) else 0  # the other end first, and then by turns
+        format_ = FORMATS.get(reading.dtype)
+        if format_ is not None:
+            content = struct.pack(format_, float(min(number, _LARGEST_HALF)))
+        else:
+            content = min(number, 2 ** (8 * reading.size - 1) - 1).to_bytes(reading.size, sys.byteorder)
+        return Answer(content, str(number), answer.basis, _WAITED_FOR)
 
     def users(self, frames: Sequence[FrameType], size: int) -> Answer | None:
         """

@@ -28,6 +28,8 @@ LOG_LINE_EVERY_SECONDS = 30.0
 
 _HOW_TO_END = "Ctrl-C ends the program and reports what was seen; `--steps 3` ends it by itself"
 
+_HOW_TO_SHORTEN = " (an evaluation before training: `--short 'KEY=VALUE'` leaves it out of rehearsals)"
+
 
 @contextmanager
 def program_progress() -> Iterator[OnProgress | None]:
@@ -41,6 +43,8 @@ def program_progress() -> Iterator[OnProgress | None]:
         nonlocal lines
         seconds = time.monotonic() - begin
         what = f"{count(progress.num_steps, 'step')}, {format_bytes(progress.peak_reserved_bytes)} reserved at the peak so far"
+        if progress.where is not None:
+            what = _waiting(progress.where)
         if progress.num_run == 1:  # the program has the terminal: a whole line, and seldom
             if seconds >= (lines + 1) * LINE_EVERY_SECONDS:
                 advice = "" if lines else f" ({_HOW_TO_END})"
@@ -67,25 +71,28 @@ def rehearsal_progress(clock: Callable[[], float] = time.monotonic, *, told_ever
 
     A rehearsal of a program may take minutes, in which the seconds go on: the line is told again *told_every_seconds*.
     """
-    begin, num_rehearsals, told_at, described = clock(), 0, 0.0, ""
-    is_terminal = sys.stderr.isatty()
+    begin, num_rehearsals, told_at, described, advice = clock(), 0, 0.0, "", ""
+    is_terminal, is_advised = sys.stderr.isatty(), False
     telling = threading.Lock()
 
     def tell() -> None:
-        nonlocal told_at
+        nonlocal told_at, advice
         seconds = clock() - begin
         text = f"rehearsal {num_rehearsals} ({seconds:.0f} s): {described}"
         if is_terminal:
             rewrite(text)
         elif seconds >= told_at + LOG_LINE_EVERY_SECONDS:
             told_at = seconds
-            sys.stderr.write(f"memplan: {text}\n")
+            sys.stderr.write(f"memplan: {text}{advice}\n")
             sys.stderr.flush()
+            advice = ""
 
     def show(step: Step) -> None:
-        nonlocal num_rehearsals, described
+        nonlocal num_rehearsals, described, advice, is_advised
         with telling:
-            num_rehearsals, described = num_rehearsals + 1, _described(step)
+            num_rehearsals, described = num_rehearsals + (step.where is None), _described(step)
+            if step.where is not None and not is_advised:
+                advice, is_advised = _HOW_TO_SHORTEN, True
             tell()
 
     def tell_again() -> None:
@@ -139,5 +146,11 @@ def _described(step: Step) -> str:
     stages = step.program.stages
     negatives = f", {stages[0].n_negatives} negatives" if stages and step.program.contrastive else ""
     name = f"{stages[0].name}, " if stages and not step.program.contrastive else ""
+    if step.where is not None:
+        return f"{name}micro-batch {step.micro_batch_size}{negatives}, {_waiting(step.where)}"
     more = f", {step.num_likely} more likely" if step.num_likely else ""
     return f"{name}micro-batch {step.micro_batch_size}{negatives} on {step.gpu.name}{more}"
+
+
+def _waiting(where: str) -> str:
+    return f"no optimizer step yet, at {where}"

@@ -26,6 +26,7 @@ from memplan.estimators.rehearse_program import last_lines, rehearse_command, re
 from memplan.estimators.steps import Step, StepRunner, with_fewest_micro_batches
 from memplan.execution.findings import MISSING_WEIGHTS
 from memplan.execution.program_process import EndedTwiceError
+from memplan.execution.program_runs import OnProgress, ProgramProgress
 from memplan.execution.recorded_run import WalkedBatches
 from memplan.execution.rehearsal import Rehearsal
 from memplan.execution.rehearse import Rehearser
@@ -221,7 +222,11 @@ class ProgramSteps(StepRunner):
         return found
 
     def _run_command(self, program: CommandProgram, gpu: GpuSpec, said: Path) -> Rehearsal:
-        return self.run_apart(lambda: _run_unless_stopped(program, gpu, self._known_of(program), said=said))
+        return self.run_apart(lambda: _run_unless_stopped(program, gpu, self._known_of(program), said=said, on_progress=self._tell))
+
+    def _tell(self, progress: ProgramProgress) -> None:
+        if progress.where is not None and self.on_where is not None:
+            self.on_where(progress.where)
 
     def learn(self, step: Step, found: Rehearsal) -> None:
         """Take in what its batches and values were like, of a run of this plan or of one that was kept: the next run begins with it."""
@@ -290,8 +295,14 @@ class Known(NamedTuple):
     """Data that its runs have prepared."""
 
 
-def run_command(program: CommandProgram, gpu: GpuSpec, known: Known, *, said: Path | None = None) -> Rehearsal:
-    """Return what the command does with its present values; what it says goes to the file *said*. Raises as `rehearse_script`."""
+def run_command(
+    program: CommandProgram, gpu: GpuSpec, known: Known, *, said: Path | None = None, on_progress: OnProgress | None = None
+) -> Rehearsal:
+    """
+    Return what the command does with its present values; what it says goes to the file *said*. *on_progress* is called from time to time.
+
+    Raises as `rehearse_script`.
+    """
     with tempfile.TemporaryDirectory(prefix="memplan-plan-") as folder:
         return rehearse_command(
             program,
@@ -302,6 +313,7 @@ def run_command(program: CommandProgram, gpu: GpuSpec, known: Known, *, said: Pa
             most_walked_batches=WALKED.most if known.has_several_shapes else 0,
             own_first=WALKED.own_first,
             walks_where_they_differ=WALKED,
+            on_progress=on_progress,
             of_one_rank={
                 "keep_warm": known.warm_file or False,
                 "prepared": known.prepared,
@@ -316,10 +328,10 @@ def _settles_late(found: Rehearsal) -> bool:
     return len(peaks) >= FEW_STEPS and peaks[-1] > peaks[FEW_STEPS - 2]
 
 
-def _run_unless_stopped(program: CommandProgram, gpu: GpuSpec, known: Known, *, said: Path) -> Rehearsal:
+def _run_unless_stopped(program: CommandProgram, gpu: GpuSpec, known: Known, *, said: Path, on_progress: OnProgress) -> Rehearsal:
     """Return what `run_command` does. Raises KeyboardInterrupt where a person ended the program: what it did until then is no answer."""
     try:
-        found = run_command(program, gpu, known, said=said)
+        found = run_command(program, gpu, known, said=said, on_progress=on_progress)
     except NothingSeenError as error:
         if error.program_exit_code in _ENDED_BY_USER:
             raise KeyboardInterrupt from error

@@ -43,7 +43,8 @@ class RehearsedEstimator(ReplayingEstimator):
     """
     Rehearses steps, each once.
 
-    *cache*: where they are kept from one command to the next; None: nowhere. *on_rehearsal* is called before each rehearsal.
+    *cache*: where they are kept from one command to the next; None: nowhere. *on_rehearsal* is called before each rehearsal,
+    and again with where its program is when that has not trained for long.
     *is_slow*: what is rehearsed is the user's own program.
     """
 
@@ -119,9 +120,10 @@ class RehearsedEstimator(ReplayingEstimator):
         runner = self._runner(step.program)
         runner.check(step)
         self._expected.pop((step.family, step.micro_batch_size), None)
-        if self._on_rehearsal is not None:
+        if (told := self._on_rehearsal) is not None:
             likely = [begun for begun in self._expected.values() if begun > self._num_rehearsals - FORGOTTEN_AFTER]
-            self._on_rehearsal(step._replace(num_likely=len(likely)))
+            told(step._replace(num_likely=len(likely)))
+            runner.on_where = lambda where: told(step._replace(where=where))
         self._num_rehearsals += 1
         rehearsal = runner.rehearse(step)
         assert rehearsal.trace is not None

@@ -66,6 +66,9 @@ LACKS_WEIGHTS = "lacks_weights"
 
 _TOLD_EVERY_SECONDS = 1.0
 
+ASKED_EVERY_SECONDS = 30.0
+"""How often a program that has not ended a step is asked where it is."""
+
 # What the device runs in a Python that did not load the hook (csrc/python.c): with as few names of its own as can be.
 _RECORDER = f"""
 import sys
@@ -84,6 +87,8 @@ class ProgramProgress(NamedTuple):
     """1 for the first, which the user hears; the later ones find values, and measure with them."""
     num_steps: int
     peak_reserved_bytes: int
+    where: str | None = None
+    """Which line it is at, where it has not ended a step for long."""
 
 
 OnProgress = Callable[[ProgramProgress], None]
@@ -160,6 +165,7 @@ class _Begun(NamedTuple):
     writes: Writes
     is_fork: bool
     left_waiting: LeftWaiting
+    began_at: float
 
 
 class ProgramRuns(Closing):
@@ -185,7 +191,7 @@ class ProgramRuns(Closing):
         if self._warm is not None and self._is_launched:
             self._program = self._warm.launched()
         self._ended: dict[int, HowEnded] = {}
-        self._num_runs, self._told_at = 0, 0.0
+        self._num_runs, self._told_at, self._where_at = 0, 0.0, 0.0
         self._stopped_by: signal.Signals | None = None
         self._first_seconds = 0.0
 
@@ -370,7 +376,9 @@ class ProgramRuns(Closing):
         if process is None:
             return None
         left_waiting = LeftWaiting(folder, lambda: all_of(str(folder)))
-        return _Begun(self._num_runs, process, folder, file, writes, is_fork=warm is not None, left_waiting=left_waiting)
+        return _Begun(
+            self._num_runs, process, folder, file, writes, is_fork=warm is not None, left_waiting=left_waiting, began_at=time.monotonic()
+        )
 
     def _end_of(self, begun: _Begun, *, is_with_values: bool, is_told: bool) -> Run | None:
         """Wait for the end of a run, and return what was seen; where that is nothing, an error if it *is_told*."""
@@ -419,9 +427,23 @@ class ProgramRuns(Closing):
         if self._asked.on_progress is None or now < self._told_at + _TOLD_EVERY_SECONDS:
             return
         self._told_at = now
-        with suppress(OSError, ValueError):  # no step has ended yet, or the line is being written
+        try:
             steps, peak = map(int, (begun.folder / PROGRESS).read_text(encoding="ascii").split())
+        except FileNotFoundError:  # no step has ended yet
+            self._ask_where(begun, now)
+        except (OSError, ValueError):  # the line is being written
+            pass
+        else:
             self._asked.on_progress(ProgramProgress(begun.number, steps, peak))
+
+    def _ask_where(self, begun: _Begun, now: float) -> None:
+        """Tell which line the program is at, where it has been asked for long enough ago."""
+        if now < max(begun.began_at, self._where_at) + ASKED_EVERY_SECONDS:
+            return
+        self._where_at = now
+        where = where_it_is(begun.folder)
+        if where is not None and self._asked.on_progress is not None:
+            self._asked.on_progress(ProgramProgress(begun.number, 0, 0, where))
 
     def _environment(self, folder: Path, file: ValuesFile) -> dict[str, str]:
         """Return the environment of a run: what the simulated GPU and child/script.py read, and where Python finds the hook."""

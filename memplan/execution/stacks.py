@@ -40,24 +40,29 @@ def where_it_is(results: Path) -> str | None:
     Of several processes, that which was started last. None where none of them answers.
     """
     files = sorted(results.glob(f"*{SUFFIX}"), key=lambda path: (path.stat().st_mtime_ns, path.name))
+    asked = {file: file.stat().st_size for file in files}  # what it wrote when it was asked before is over
     for file in files:
         with suppress(OSError, ValueError):  # it has ended
             os.kill(int(file.stem), STACK_SIGNAL)
     for file in reversed(files):
-        frames = list(_frames_of(_written(file)))
+        frames = list(_frames_of(_written(file, after=asked[file])))
         if frames:
             return _described(frames)
     return None
 
 
-def _written(file: Path) -> str:
-    """Return what is in *file* as soon as it has a frame, and grows no more: a stack is written frame by frame."""
+def _written(file: Path, *, after: int) -> str:
+    """Return what *file* has behind byte *after*, as soon as it has a frame, and grows no more: a stack is written frame by frame."""
     deadline = time.monotonic() + _MOST_SECONDS
-    before, text = "", file.read_text(encoding="utf-8", errors="replace")
+    before, text = "", _text_of(file, after)
     while (text != before or not _FRAME.search(text)) and time.monotonic() < deadline:
         time.sleep(0.05)
-        before, text = text, file.read_text(encoding="utf-8", errors="replace")
+        before, text = text, _text_of(file, after)
     return text
+
+
+def _text_of(file: Path, after: int) -> str:
+    return file.read_bytes()[after:].decode(errors="replace")
 
 
 def _frames_of(text: str) -> Iterator[_Frame]:

@@ -395,6 +395,15 @@ def test_what_is_generated_is_as_long_as_it_may_be(run: Run) -> None:
     assert 300 <= seen.peak_allocated_bytes * 16 / MIB <= 300 + 16 + WORKSPACE * 16 / MIB
 
 
+@pytest.mark.parametrize(("direction", "length"), [("up", 128), ("down", 100), ("half", 128)])
+def test_a_loop_that_waits_for_a_number_ends(run: Run, direction: str, length: int) -> None:
+    """The run that only shows what is asked would wait for ever: what it reads never changes. Then the numbers are those of the data."""
+    seen = run("grows_until_long_enough", direction=direction, steps=1)
+
+    assert seen.verdict == "fits"
+    assert seen.peak_allocated_bytes // MIB == length
+
+
 def test_numbers_that_a_model_computes_are_finite_ones(run: Run) -> None:
     """Which PyTorch asks by comparing them with themselves and with infinity."""
     assert run("drops_what_is_not_finite").verdict == "fits"

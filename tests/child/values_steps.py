@@ -717,6 +717,26 @@ def generates(device, tokens=300, vocabulary=2000):
     return step
 
 
+def grows_until_long_enough(device, length=100, direction="up"):
+    """Waits for a length that is kept on the device, whole or not, and keeps 1 MiB for each of it."""
+    start = {"up": 1, "down": 6400, "half": 0.5}[direction]
+
+    def step():
+        now = torch.tensor(start).to(device)
+        if direction == "down":
+            while now.item() > length:
+                now = now // 2
+        elif direction == "up":
+            while length > now.item():
+                now = now * 2
+        else:
+            while now.item() < length:
+                now = now * 2
+        torch.empty(int(now.item()), MIB_OF_FLOATS, device=device)
+
+    return step
+
+
 def attends(device):
     """Attention that saves for its backward on the host, among it the state of its dropout."""
     model = nn.Linear(64, 64, device=device, dtype=torch.bfloat16)

@@ -87,6 +87,22 @@ def test_a_log_has_lines_while_one_rehearsal_takes_minutes(built_in: Workload, c
     ]
 
 
+def test_a_program_that_does_not_train_yet_is_told_with_its_line(built_in: Workload, capsys: pytest.CaptureFixture[str]) -> None:
+    """It is no rehearsal more; what may help is said once."""
+    step = step_of(built_in.model_copy(update={"stages": ()}), find_gpu("t4"), None)
+    seconds = 0.0
+
+    with rehearsal_progress(lambda: seconds) as show:
+        for seconds in (0.0, 35.0, 65.0):
+            show(step._replace(where="train.py:12, in `generate` of transformers/generation/utils.py:2500" if seconds else None))
+
+    waiting = "micro-batch 4, no optimizer step yet, at train.py:12, in `generate` of transformers/generation/utils.py:2500"
+    assert capsys.readouterr().err.splitlines() == [
+        f"memplan: rehearsal 1 (35 s): {waiting} (an evaluation before training: `--short 'KEY=VALUE'` leaves it out of rehearsals)",
+        f"memplan: rehearsal 1 (65 s): {waiting}",
+    ]
+
+
 MASKED = """
 import time, torch
 model = torch.nn.Linear(64, 64).cuda()

@@ -163,6 +163,34 @@ def test_a_file_is_read_with_the_values_that_are_tried(torch_build: TorchBuild, 
     assert plan.effective_batch_size == 64
 
 
+EVALUATES_FIRST = """
+import time, torch
+def evaluate():
+    time.sleep(4)
+model = torch.nn.Linear(64, 64).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+evaluate()
+for _ in range(8):
+    model(torch.randn({micro_batch_size}, 64, device="cuda")).sum().backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.heavy
+def test_a_program_that_trains_late_is_told_with_the_line_that_it_is_at(
+    torch_build: TorchBuild, gpu: GpuSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While it has not ended a step: a person sees what takes so long."""
+    monkeypatch.setattr("memplan.execution.program_runs.ASKED_EVERY_SECONDS", 1.0)
+    told: list[str | None] = []
+    program = command_program([sys.executable, "-c", EVALUATES_FIRST])
+
+    RehearsedEstimator(on_rehearsal=lambda step: told.append(step.where), is_slow=True)(program, gpu, None)
+
+    assert told[0] is None
+    assert "<string>:7, in `evaluate` of <string>:4" in told[1:]
+
+
 TAKES_A_PORT = """
 import runpy, socket, sys
 taken = socket.create_server(("127.0.0.1", int(sys.argv.pop(1))))

@@ -72,6 +72,32 @@ def test_the_process_that_was_started_last_is_told(tmp_path: Path) -> None:
     assert where == f"{tmp_path}/train.py:5"
 
 
+GOES_ON = """
+import faulthandler, pathlib, signal, sys
+faulthandler.register(signal.SIGUSR2, file=open(sys.argv[1], "w"), all_threads=False)
+print("begun", flush=True)
+while not pathlib.Path("go").exists(): pass
+pathlib.Path("gone").touch()
+while True: pass
+"""
+
+
+def test_a_program_that_is_asked_again_tells_where_it_is_then(tmp_path: Path) -> None:
+    """What it wrote the first time is in the same file."""
+    with started(tmp_path, GOES_ON) as process:
+        before = where_it_is(tmp_path)
+        (tmp_path / "go").touch()
+        while not (tmp_path / "gone").exists():
+            time.sleep(0.01)
+        time.sleep(0.1)
+        after = where_it_is(tmp_path)
+        process.kill()
+
+    assert before is not None
+    assert before.startswith(f"{tmp_path}/train.py:5")
+    assert after == f"{tmp_path}/train.py:7"
+
+
 def test_of_a_process_that_has_ended_nothing_is_told(tmp_path: Path) -> None:
     """Nor of one that never began to record."""
     (tmp_path / f"{2**22 + 1}.stack").touch()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -19,6 +20,10 @@ from memplan.programs.command_program import CommandProgram
 from memplan.programs.function_program import FunctionProgram
 
 _LAST_LINES = 12
+
+# torchrun's, and that of `accelerate launch` and others that start Python by subprocess.
+_LAUNCHER_ERROR = re.compile(r"torch\.distributed\.elastic\..*ChildFailedError|subprocess\.CalledProcessError: Command .* exit status")
+_LAUNCHER_LINE = re.compile(r"[EWI]\d{4} .* torch/distributed/(elastic|run)\b")
 
 
 def rehearse_command(
@@ -70,6 +75,20 @@ def rehearse_function(rehearser: Rehearser, program: FunctionProgram, *, gpu: Gp
 
 
 def last_lines(said: Path) -> str:
-    """Return the last lines of what a program said, each in a line of its own; empty where it said nothing."""
-    lines = said.read_text(encoding="utf-8", errors="replace").splitlines()[-_LAST_LINES:] if said.exists() else []
-    return "".join(f"\n  {line}" for line in lines)
+    """
+    Return the last lines of what a program said, each in a line of its own; empty where it said nothing.
+
+    What a launcher says of a rank that has failed, at more length than the rank itself, is left out.
+    """
+    lines = said.read_text(encoding="utf-8", errors="replace").splitlines() if said.exists() else []
+    return "".join(f"\n  {line}" for line in _without_launcher(lines)[-_LAST_LINES:])
+
+
+def _without_launcher(lines: list[str]) -> list[str]:
+    """Return *lines* up to the traceback of a launcher whose rank has failed; all of them where they have none, or nothing before it."""
+    error = next((at for at, line in enumerate(lines) if _LAUNCHER_ERROR.match(line)), None)
+    if error is None:
+        return lines
+    begin = max((at for at, line in enumerate(lines[:error]) if line.startswith("Traceback (most recent")), default=error)
+    own = [line for line in lines[:begin] if not _LAUNCHER_LINE.match(line)]
+    return own if any(line.strip() for line in own) else lines

@@ -98,6 +98,21 @@ def test_a_program_that_is_asked_again_tells_where_it_is_then(tmp_path: Path) ->
     assert after == f"{tmp_path}/train.py:7"
 
 
+def test_what_inductor_has_written_is_not_the_program_s_own(tmp_path: Path) -> None:
+    """It is called by the line that is told."""
+    made = tmp_path / "inductor" / "bs" / f"c{'ab7' * 17}.py"
+    made.parent.mkdir(parents=True)
+    made.write_text("def call():\n    while True: pass\n")
+    text = f"import sys; sys.path.insert(0, {str(made.parent)!r})\n{WAITS}".replace(
+        "queue.Queue().get()", f"__import__({made.stem!r}).call()"
+    )
+    with started(tmp_path, text) as process:
+        where = where_it_is(tmp_path)
+        process.kill()
+
+    assert where == f"{tmp_path}/train.py:6, in `call` of {made}:2"
+
+
 def test_of_a_process_that_has_ended_nothing_is_told(tmp_path: Path) -> None:
     """Nor of one that never began to record."""
     (tmp_path / f"{2**22 + 1}.stack").touch()

@@ -196,7 +196,6 @@ def test_without_a_number_of_processes_one_gpu_is_planned(recipe: Path) -> None:
         (FSDP, ("TRANSFORMER_BASED_WRAP", "SIZE_BASED_WRAP"), "sharded block by block"),
         (FSDP, ("  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP\n", ""), "`fsdp_config.auto_wrap_policy` is not set"),
         (FSDP, ("fsdp_reshard_after_forward: true", "fsdp_sharding_strategy: HYBRID_SHARD"), "shared by all GPUs"),
-        (FSDP, ("fsdp_reshard_after_forward: true", "fsdp_forward_prefetch: true"), "gathers nothing ahead"),
         (FSDP, ("num_machines: 2", "num_machines: 3"), "which cannot be divided over 3 machines"),
         (FSDP, ("num_processes: 16", "num_processes: many"), "`num_processes` is 'many', which is no whole number"),
         (ZERO, ("offload_param_device: none", "offload_param_device: cpu"), "not kept on the host"),
@@ -211,6 +210,13 @@ def test_what_memplans_own_model_does_not_do_is_refused(recipe: Path, text: str,
 
     assert reason in found.value.message
     assert "-- accelerate launch --config_file" in (found.value.hint or "") or "num_" in reason or "divided" in reason
+
+
+def test_blocks_that_are_gathered_ahead_are_a_note(recipe: Path) -> None:
+    """Where the peak is, they are gathered already."""
+    configuration = launched(recipe, FSDP, ("fsdp_reshard_after_forward: true", "fsdp_forward_prefetch: true"))
+
+    assert any("`forward_prefetch` is not followed" in note for note in configuration.notes)
 
 
 @pytest.mark.parametrize(

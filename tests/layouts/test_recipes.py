@@ -141,6 +141,13 @@ def test_a_recipe_of_axolotl_becomes_a_workload(recipes: Path) -> None:
     assert (model.quantization, model.weights_dtype, workload.training.precision) == (None, "bfloat16", "bf16-mixed")
 
 
+def test_a_recipe_of_axolotl_in_float16_is_of_short_weights(recipes: Path) -> None:
+    """Its Trainer is told of no autocast; without an adapter the optimizer's state is short as well."""
+    short = read_configuration(changed(recipes / "axolotl.yml", ("bf16: auto", "bf16: false\nfloat16: true")))
+
+    assert (model_of(short).weights_dtype, short.workload.training.precision) == ("float16", "fp16")
+
+
 def test_a_recipe_of_axolotl_says_how_gpus_share_the_model(recipes: Path) -> None:
     """By FSDP's second version, block by block; how many GPUs there are, whoever starts it says."""
     sharded = read_configuration(changed(recipes / "axolotl.yml", ("tf32: false", FSDP2))).with_gpus(8, None).workload

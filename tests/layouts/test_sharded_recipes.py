@@ -161,7 +161,6 @@ def test_the_fsdp_of_llama_factory_is_that_of_the_trainer(recipes: Path) -> None
         (("full_shard auto_wrap", "full_shard auto_wrap offload"), "memplan's own model is sharded block by block over all GPUs"),
         (("full_shard auto_wrap", "hybrid_shard auto_wrap"), "memplan's own model is sharded block by block over all GPUs"),
         (("full_shard auto_wrap", "[full_shard, auto_wrap]"), "`fsdp` is a sequence"),
-        (("backward_prefetch: backward_pre", "fsdp_forward_prefetch: true"), "`fsdp_config.fsdp_forward_prefetch` is true"),
         (("backward_prefetch: backward_pre", "xla: true"), "memplan plans training on GPUs"),
         (("bf16: true", "bf16: true\nuse_peft: true"), "memplan's adapters are sharded by FSDP's second version"),
         (("bf16: true", "bf16: true\nload_in_8bit: true"), "memplan's sharded model has no quantized weights"),
@@ -173,6 +172,13 @@ def test_what_the_trainer_would_share_otherwise_is_refused(recipes: Path, change
         read_configuration(with_fsdp(recipes / "sft.yaml", change))
 
     assert reason in refused.value.problem
+
+
+def test_blocks_that_are_gathered_ahead_are_a_note(recipes: Path) -> None:
+    """Where the peak is, they are gathered already."""
+    recipe = with_fsdp(recipes / "sft.yaml", ("backward_prefetch: backward_pre", "fsdp_forward_prefetch: true"))
+
+    assert any("`forward_prefetch` is not followed" in note for note in read_configuration(recipe).notes)
 
 
 def test_a_launcher_that_shares_the_model_too_is_refused(recipes: Path) -> None:

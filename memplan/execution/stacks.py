@@ -25,7 +25,8 @@ _MOST_SECONDS = 2.0
 _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+|\?\?\?) in (?P<function>.*)$', re.MULTILINE)  # as faulthandler writes one
 # Files of packages, and what Inductor has written for a compiled function: cbsh….py in a folder of two letters.
 _INSTALLED = re.compile(r"/(site|dist)-packages/|/lib/python3\.\d+/|/[a-z2-7]{2}/c[a-z2-7]{51}\.py$|^<")
-_OURS = str(Path(__file__).parents[1])
+_OURS = (str(Path(__file__).parents[1]), "<frozen importlib._memplan>")
+"""Where memplan's own frames are: in its folder, or under the name that torch.compile leaves out (`child/not_compiled.py`)."""
 
 
 class _Frame(NamedTuple):

@@ -113,6 +113,20 @@ def test_what_inductor_has_written_is_not_the_program_s_own(tmp_path: Path) -> N
     assert where == f"{tmp_path}/train.py:6, in `call` of {made}:2"
 
 
+NOTES = """
+exec(compile('def note():\\n    while True: pass', '<frozen importlib._memplan>', 'exec'))
+"""
+
+
+def test_frames_of_memplan_are_not_told(tmp_path: Path) -> None:
+    """What records an operation stands between the program's line and what it calls."""
+    with started(tmp_path, NOTES + WAITS.replace("queue.Queue().get()", "note()")) as process:
+        where = where_it_is(tmp_path)
+        process.kill()
+
+    assert where == f"{tmp_path}/train.py:7"
+
+
 def test_of_a_process_that_has_ended_nothing_is_told(tmp_path: Path) -> None:
     """Nor of one that never began to record."""
     (tmp_path / f"{2**22 + 1}.stack").touch()

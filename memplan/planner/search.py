@@ -69,7 +69,11 @@ def largest_accepted(
 
 
 class _RefusedError(Exception):
-    """A size was refused, and nobody knows yet which ones are not."""
+    """A *size* was refused, and nobody knows yet which ones are not."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.size = size
 
 
 class _AcceptedSizes:
@@ -95,8 +99,11 @@ class _AcceptedSizes:
         """Return the largest size from *low* to *high* that fits; what is refused counts as too large."""
         try:
             return self._within_units(low, high, guess)
-        except _RefusedError:
-            return self._within_units(max(low, self._settle()), high, guess)
+        except _RefusedError as refused:
+            unit, least = self.unit, self._settle()
+            if self.unit == unit:
+                least = self._doubled(least, refused.size)
+            return self._within_units(max(low, least), high, guess)
 
     def _within_units(self, low: int, high: int, guess: Fits | None) -> int | None:
         unit = self.unit
@@ -111,7 +118,7 @@ class _AcceptedSizes:
 
     def _fits(self, size: int) -> bool:
         if self.outcome(size) is Outcome.REFUSED and not self._is_settled:
-            raise _RefusedError
+            raise _RefusedError(size)
         return self.outcome(size) is Outcome.FITS
 
     def _settle(self) -> int:
@@ -126,6 +133,26 @@ class _AcceptedSizes:
             self.unit = least
         self.smallest = least
         return least
+
+    def _doubled(self, least: int, refused: int) -> int:
+        """
+        Return *least*, doubled as often as it is below the size that was *refused*, where that fits and is more than any that is known to.
+
+        Programs that take powers of two, or what divides a number, take it. Where they do not take the next size, they take its multiples,
+        or those of its half.
+        """
+        size = least
+        while 2 * size < refused:
+            size *= 2
+        fitting = max((known for known, how in self._known.items() if how is Outcome.FITS), default=0)
+        if size <= fitting or self.outcome(size) is not Outcome.FITS:
+            return least
+        if size < self._high and self._refuses(size + 1):
+            self.unit = size
+            more = size + size // 2
+            if size % 2 == 0 and more < refused and self.outcome(more) is Outcome.FITS:
+                self.unit, size = size // 2, more
+        return size
 
     def _refuses(self, size: int) -> bool:
         return self.outcome(size) is Outcome.REFUSED

@@ -122,6 +122,24 @@ def test_what_a_program_refuses_is_knowledge(kind: str, limit: int, end: int | N
     assert len(program.asked) <= 60  # the guess is wrong, and never learns
 
 
+@pytest.mark.parametrize(("kind", "limit", "num_asked"), [("powers of two", 43, 5), ("powers of two", 100, 6), ("what divides 64", 60, 6)])
+def test_what_takes_powers_of_two_is_found_in_a_few_questions(kind: str, limit: int, num_asked: int) -> None:
+    """The guess, one, the power below the guess, and what is beside and beyond it: a program may compile for minutes at each."""
+    program = Program(KINDS[kind], limit)
+
+    found = largest_accepted(program, high=256, guess=lambda size: size <= limit, leaps=True)
+
+    assert found.size == max(size for size in range(1, limit) if program.takes(size))
+    assert len(program.asked) == num_asked
+
+
+def test_what_divides_96_is_found_beside_the_powers_of_two() -> None:
+    """Half as much again is worth one question."""
+    program = Program(lambda size: 96 % size == 0, 60)
+
+    assert largest_accepted(program, high=256, guess=lambda size: size <= 60, leaps=True)[:2] == (48, 16)
+
+
 def test_a_size_that_is_taken_tells_of_units_that_are_no_powers_of_two() -> None:
     """Multiples of 6, known from the program's own 48."""
     program = Program(lambda size: size % 6 == 0, 100)

@@ -361,12 +361,12 @@ def _named_by(words: Sequence[str]) -> Located | None:
 
 
 def _nowhere_written(name: str, words: Sequence[str]) -> UsageError:
-    from memplan.programs.named_files import variables_in  # noqa: PLC0415
+    from memplan.programs.named_files import unreadable_in, variables_in  # noqa: PLC0415
 
-    placed = variables_in(words)
+    placed, unreadable = variables_in(words), unreadable_in(words)
     command = f"`-- {' '.join(placed)}`" if placed != list(words) else "write `{micro_batch_size}` in its place in the command"
     return UsageError(
-        f"nothing says where the batch size of {name} is written",
+        f"nothing says where the batch size of {name} is written" + (f"; {unreadable.message}" if unreadable else ""),
         hint=f'{command}, or name the place: `fields=["micro_batch_size=conf/config.yaml:data.batch_size"]`',
     )
 

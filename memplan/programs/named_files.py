@@ -42,7 +42,7 @@ def composed_by_words(words: Sequence[str]) -> ComposedConfig | None:
     parts, values = [], dict[str, object]()
     for option in options:
         path = Path(option.value)
-        if path.suffix not in SUFFIXES or not os.path.isfile(path) or path.stat().st_size > MOST_BYTES:
+        if not _may_be_configuration(path):
             continue
         with suppress(ConfigError):  # whatever it is, no configuration that could be written
             content = YamlFile.load(path).to_python()
@@ -54,6 +54,21 @@ def composed_by_words(words: Sequence[str]) -> ComposedConfig | None:
         return None
     name = " and ".join(str(part.file) for part in parts)
     return ComposedConfig(name, values, parts, dict(_overridden(options, values)), in_command="--KEY VALUE")
+
+
+def _may_be_configuration(path: Path) -> bool:
+    return path.suffix in SUFFIXES and os.path.isfile(path) and path.stat().st_size <= MOST_BYTES
+
+
+def unreadable_in(words: Sequence[str]) -> ConfigError | None:
+    """Return why the first of the files that the command *words* names, and that may be configurations, is none; None where all are."""
+    for option in _options(words):
+        try:
+            if _may_be_configuration(path := Path(option.value)):
+                YamlFile.load(path)
+        except ConfigError as error:
+            return error
+    return None
 
 
 def variables_in(words: Sequence[str]) -> list[str]:

@@ -82,6 +82,7 @@ def test_a_programs_file_is_planned_written_and_put_back(run_memplan: Run, torch
     ("arguments", "said"),
     [
         (["--", "train.py", "7"], "nothing says where the batch size of train.py is written"),
+        (["--", "train.py", "commented.json"], "is written; commented.json:1: has a comment: JSON with comments is not edited"),
         (["--", "train.py", "--batch-size", "7"], "`-- train.py --batch-size {micro_batch_size}`, or name the place"),
         (["--", "train.py", "config.yaml", "--batch-size=7"], "which the command sets: `--batch-size=7`"),
         (["--", "train.py", "{micro_batch}"], "did you mean micro_batch_size"),
@@ -99,6 +100,7 @@ def test_a_programs_file_is_planned_written_and_put_back(run_memplan: Run, torch
 )
 def test_what_makes_no_sense_is_one_clear_error(run_memplan: Run, project: Path, arguments: list[str], said: str) -> None:
     """Before anything is run, with what to do; nothing is left behind."""
+    (project / "commented.json").write_text('{"batch_size": 8}  // samples\n')
     before = content(project)
 
     result = run_memplan("--gpu", "t4", *arguments, cwd=project)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from memplan.errors import UsageError
-from memplan.programs.named_files import composed_by_words, variables_in
+from memplan.programs.named_files import composed_by_words, unreadable_in, variables_in
 
 FILES = {
     "base.yaml": "trainer:\n  accumulate_grad_batches: 2\ndata:\n  init_args:\n    batch_size: 32\n    num_workers: 4\n",
@@ -20,6 +20,8 @@ FILES = {
     "broken.yaml": "a: [\n",
     "twice.yaml": "batch_size: 1\nbatch_size: 2\n",
     "words.yaml": "batch_size: auto\n",
+    "commented.json": '{\n  "loader": {"dataloader_batch_size": 8}  // samples\n}\n',
+    "device.yaml": "device_batch_size: 8\n",
 }
 
 
@@ -62,6 +64,7 @@ def found(command: str) -> list[str]:
         ("main.py fit --data data.yaml", ["micro_batch_size=data.yaml:init_args.batch_size"]),
         ("main.py fit --data data.yaml broken.yaml twice.yaml missing.yaml", ["micro_batch_size=data.yaml:init_args.batch_size"]),
         ("train.py words.yaml", []),
+        ("train.py device.yaml", ["micro_batch_size=device.yaml:device_batch_size"]),
         ("train.py", []),
     ],
 )
@@ -103,3 +106,12 @@ def test_what_is_not_certain_is_not_guessed(command: str, problem: str) -> None:
 def test_what_to_type_is_told_for_options_of_such_names(command: str, placed: str) -> None:
     """In place of the numbers."""
     assert variables_in(command.split()) == placed.split()
+
+
+def test_a_file_that_is_no_configuration_is_told_with_why() -> None:
+    """Where nothing was found, it may be what was meant."""
+    problem = unreadable_in(["train.py", "--lr", "1e-3", "--opt", "commented.json", "broken.yaml"])
+
+    assert problem is not None
+    assert problem.message.startswith("commented.json:2: has a comment: JSON with comments is not edited")
+    assert unreadable_in(["train.py", "flat.yml", "missing.json"]) is None

@@ -226,7 +226,8 @@ class ProgramSteps(StepRunner):
 
     def _tell(self, progress: ProgramProgress) -> None:
         if progress.where is not None and self.on_where is not None:
-            self.on_where(progress.where)
+            again = f" (run {progress.num_run}, for the values that decide sizes)" if progress.num_run > 1 else ""
+            self.on_where(f"{progress.where}{again}")
 
     def learn(self, step: Step, found: Rehearsal) -> None:
         """Take in what its batches and values were like, of a run of this plan or of one that was kept: the next run begins with it."""

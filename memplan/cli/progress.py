@@ -91,7 +91,7 @@ def rehearsal_progress(clock: Callable[[], float] = time.monotonic, *, told_ever
         nonlocal num_rehearsals, described, advice, is_advised
         with telling:
             num_rehearsals, described = num_rehearsals + (step.where is None), _described(step)
-            if step.where is not None and not is_advised:
+            if step.where and not is_advised:
                 advice, is_advised = _HOW_TO_SHORTEN, True
             tell()
 
@@ -146,7 +146,7 @@ def _described(step: Step) -> str:
     stages = step.program.stages
     negatives = f", {stages[0].n_negatives} negatives" if stages and step.program.contrastive else ""
     name = f"{stages[0].name}, " if stages and not step.program.contrastive else ""
-    if step.where is not None:
+    if step.where:
         return f"{name}micro-batch {step.micro_batch_size}{negatives}, {_waiting(step.where)}"
     more = f", {step.num_likely} more likely" if step.num_likely else ""
     return f"{name}micro-batch {step.micro_batch_size}{negatives} on {step.gpu.name}{more}"

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from memplan.errors import UsageError
 from memplan.estimators.steps import Step
 from memplan.execution.rehearsal import Rehearsal
-from memplan.programs.command_program import CommandProgram
+from memplan.programs.command_program import STAGE, CommandProgram, Place
 from memplan.programs.user_program import UserProgram
 
 LEAST = 2
@@ -69,18 +69,23 @@ def _is_divided(program: UserProgram, size: int, parts: int) -> UsageError:
     )
     if not isinstance(program, CommandProgram):
         return UsageError(message, hint="have the function take the samples of one micro-batch")
-    fields = [f"{_planned_as(place.variable)}={place.file}:{place.key}" for place in program.places if place.file is not None]
-    if any("micro_batch_size" in field or "effective_batch_size" in field for field in fields):
-        named = ", ".join(f'"{field}"' for field in fields)
+    if any(place.variable == "micro_batch_size" for place in program.places):
+        named = ", ".join(f'"{_as_field(place)}"' for place in program.places)
         return UsageError(message, hint=f"say so: `fields=[{named}]`")
     return UsageError(message, hint="write {effective_batch_size} where {micro_batch_size} is")
 
 
-def _planned_as(variable: str) -> str:
-    return "effective_batch_size" if variable == "micro_batch_size" else variable
+def _as_field(place: Place) -> str:
+    """Return how *place* is typed, with what is taken for the micro-batch as the batch that it is."""
+    variable = "effective_batch_size" if place.variable == "micro_batch_size" else place.variable
+    file = STAGE if place.is_of_stage else place.file
+    return f"{variable}={place.key}" if file is None else f"{variable}={file}:{place.key}"
 
 
 def _written(program: UserProgram) -> str:
     """Return how a report calls what is given for the micro-batch."""
     places = program.places if isinstance(program, CommandProgram) else ()
-    return next((f"{place.key} in {place.file}" for place in places if place.variable == "micro_batch_size" and place.file), "its batch")
+    place = next((place for place in places if place.variable == "micro_batch_size"), None)
+    if place is None:
+        return "its batch"
+    return place.key if place.file is None else f"{place.key} in {place.file}"

@@ -78,6 +78,7 @@ class ProgramSteps(StepRunner):
         self._settles_late: set[tuple[str, ...]] = set()  # commands whose fourth step reserves more than the third
         self._begin_ns = 0  # of the run that is made now
         self._has_run = False
+        self._where = ""  # that was told last
         self._early: list[Step] = []  # what was to be begun before the first run
         self._functions: dict[str, Rehearser] = {}
         self._folder: Path | None = None
@@ -225,9 +226,11 @@ class ProgramSteps(StepRunner):
         return self.run_apart(lambda: _run_unless_stopped(program, gpu, self._known_of(program), said=said, on_progress=self._tell))
 
     def _tell(self, progress: ProgramProgress) -> None:
-        if progress.where is not None and self.on_where is not None:
-            again = f" (run {progress.num_run}, for the values that decide sizes)" if progress.num_run > 1 else ""
-            self.on_where(f"{progress.where}{again}")
+        again = f" (run {progress.num_run}, for the values that decide sizes)" if progress.num_run > 1 else ""
+        where = "" if progress.where is None else f"{progress.where}{again}"
+        if self.on_where is not None and where != self._where:
+            self._where = where
+            self.on_where(where)
 
     def learn(self, step: Step, found: Rehearsal) -> None:
         """Take in what its batches and values were like, of a run of this plan or of one that was kept: the next run begins with it."""

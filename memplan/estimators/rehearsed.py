@@ -122,8 +122,9 @@ class RehearsedEstimator(ReplayingEstimator):
         self._expected.pop((step.family, step.micro_batch_size), None)
         if (told := self._on_rehearsal) is not None:
             likely = [begun for begun in self._expected.values() if begun > self._num_rehearsals - FORGOTTEN_AFTER]
-            told(step._replace(num_likely=len(likely)))
-            runner.on_where = lambda where: told(step._replace(where=where))
+            begun = step._replace(num_likely=len(likely))
+            told(begun)
+            runner.on_where = lambda where: told(begun._replace(where=where))
         self._num_rehearsals += 1
         rehearsal = runner.rehearse(step)
         assert rehearsal.trace is not None

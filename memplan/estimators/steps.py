@@ -35,7 +35,7 @@ class Step(NamedTuple):
     num_likely: int = 0
     """How many others will probably be asked for, as far as that is known when this one begins."""
     where: str | None = None
-    """Which line its program is at, where it has not ended an optimizer step for long; None of a step that begins."""
+    """Which line its program is at, where it has not ended an optimizer step for long; empty when it has; None of a step that begins."""
 
 
 class StepRunner(ABC):
@@ -44,7 +44,7 @@ class StepRunner(ABC):
     def __init__(self) -> None:
         self._beside: Beside | None = None
         self.on_where: Callable[[str], None] | None = None
-        """Called from time to time with the line that a program is at which has not ended an optimizer step for long."""
+        """Called from time to time with the line that a program is at which has not ended an optimizer step for long; empty: it has."""
 
     @abstractmethod
     def step_of(self, program: Program, gpu: GpuSpec, stage: Stage | None) -> Step:

@@ -39,9 +39,9 @@ def where_it_is(results: Path) -> str | None:
     """
     Return the line that a program is at whose processes write into *results*, as `train.py:12, in torch.distributed: barrier`.
 
-    Of several processes, that which was started last. None where none of them answers.
+    Of several processes, that which was started last, by its number. None where none of them answers.
     """
-    files = sorted(results.glob(f"*{SUFFIX}"), key=lambda path: (path.stat().st_mtime_ns, path.name))
+    files = sorted(results.glob(f"*{SUFFIX}"), key=lambda path: int(path.stem))
     asked = {file: file.stat().st_size for file in files}  # what it wrote when it was asked before is over
     for file in files:
         with suppress(OSError, ValueError):  # it has ended

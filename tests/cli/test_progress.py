@@ -93,13 +93,15 @@ def test_a_program_that_does_not_train_yet_is_told_with_its_line(built_in: Workl
     seconds = 0.0
 
     with rehearsal_progress(lambda: seconds) as show:
-        for seconds in (0.0, 35.0, 65.0):
-            show(step._replace(where="train.py:12, in `generate` of transformers/generation/utils.py:2500" if seconds else None))
+        where = "train.py:12, in `generate` of transformers/generation/utils.py:2500"
+        for seconds, told in ((0.0, None), (35.0, where), (65.0, where), (95.0, "")):  # noqa: B007  (the clock reads them)
+            show(step._replace(where=told))
 
     waiting = "micro-batch 4, no optimizer step yet, at train.py:12, in `generate` of transformers/generation/utils.py:2500"
     assert capsys.readouterr().err.splitlines() == [
         f"memplan: rehearsal 1 (35 s): {waiting} (an evaluation before training: `--short 'KEY=VALUE'` leaves it out of rehearsals)",
         f"memplan: rehearsal 1 (65 s): {waiting}",
+        "memplan: rehearsal 1 (95 s): micro-batch 4 on Tesla T4",
     ]
 
 

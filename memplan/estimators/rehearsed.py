@@ -92,7 +92,7 @@ class RehearsedEstimator(ReplayingEstimator):
             found = self._cache.get(*place) if self._cache and place else None
             if found is not None:
                 self._runner(step.program).learn(step, found)
-            self._estimates[key] = found or self._rehearsed(step).model_copy(update={"trace": None})
+            self._estimates[key] = found or self._rehearsed(step).model_copy(update={"trace": None, "first_dimensions": ()})
             self._kinds.setdefault(step.likeness, {})[step.family] = step.gpu
         return self._estimates[key].model_copy(update={"gpu_name": step.gpu.name})
 

@@ -41,7 +41,7 @@ def test_what_is_put_can_be_had(tmp_path: Path, rehearsal: Rehearsal) -> None:
     assert kept.put("family", 1, rehearsal)
     kept.put_answers("family", 1, {"how much?": {"bytes": 1}})
 
-    assert kept.get("family", 1) == rehearsal.model_copy(update={"trace": None, "read_files": ()})
+    assert kept.get("family", 1) == rehearsal.model_copy(update={"trace": None, "read_files": (), "first_dimensions": ()})
     assert kept.get_trace("family", 1) == rehearsal.trace
     assert kept.get_answers("family", 1) == {"how much?": {"bytes": 1}}
     assert [path.name for path in (tmp_path / "rehearsals" / "family").iterdir()] == ["1"]

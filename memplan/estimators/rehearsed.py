@@ -138,12 +138,15 @@ class RehearsedEstimator(ReplayingEstimator):
         return self._trace(self._step(program, gpu, stage))
 
     def _trace(self, step: Step) -> MemoryTrace:
-        key = step.family, step.micro_batch_size
-        found = self._traces.get(key)
+        found = self._kept_trace(step) or self._rehearsed(step).trace
+        assert found is not None
+        return found
+
+    def _kept_trace(self, step: Step) -> MemoryTrace | None:
+        """Return the trace of *step* where it is at hand: what the program reads may have changed since it was run."""
+        found = self._traces.get((step.family, step.micro_batch_size))
         if found is None and self._cache and (place := self._place(step)):
             found = self._cache.get_trace(*place)
-        found = found or self._rehearsed(step).trace
-        assert found is not None
         return found
 
     def requests(self, program: Program, gpu: GpuSpec, stage: Stage | None) -> Requests:
@@ -154,6 +157,17 @@ class RehearsedEstimator(ReplayingEstimator):
         key = step.family, step.micro_batch_size
         if key not in self._requests:
             self._requests[key] = requests_of(self._trace(step), torch=self._rehearsal(step).torch)
+        return self._requests[key]
+
+    def _kept_requests_of(self, step: Step, size: int) -> Requests | None:
+        """Return what *step* asks with another *size*, which was run, as far as that is at hand: nothing is run for a guess."""
+        key = step.family, size
+        if key not in self._requests:
+            other = step._replace(program=step.program.with_training(micro_batch_size=size), micro_batch_size=size)
+            trace = self._kept_trace(other)
+            if trace is None:
+                return None
+            self._requests[key] = requests_of(trace, torch=self._estimates[key].torch)
         return self._requests[key]
 
     # without a rehearsal
@@ -200,10 +214,12 @@ class RehearsedEstimator(ReplayingEstimator):
         if len(runs) < 2:
             return None
         nearest, *others = _by_distance(runs, step.micro_batch_size)
-        requests = {nearest: self._requests_of(step._replace(micro_batch_size=nearest))}
+        own = self._kept_requests_of(step, nearest)
+        if own is None:
+            return None
         for alike in others:
-            requests[alike] = self._requests_of(step._replace(micro_batch_size=alike))
-            if requests[alike].sequence == requests[nearest].sequence:
+            theirs = self._kept_requests_of(step, alike)
+            if theirs is not None and theirs.sequence == own.sequence:
                 break
         else:
             return None
@@ -211,7 +227,7 @@ class RehearsedEstimator(ReplayingEstimator):
         if key not in self._extrapolations:
             share = (step.micro_batch_size - nearest) / (alike - nearest)
             settings = step.program.training.allocator_settings
-            self._extrapolations[key] = extrapolated_peak(requests[nearest], requests[alike], share=share, settings=settings)
+            self._extrapolations[key] = extrapolated_peak(own, theirs, share=share, settings=settings)
         return runs[nearest].device_used.high_bytes + max(0, self._extrapolations[key]) - runs[nearest].peak_reserved_bytes
 
     def _in_proportion(self, step: Step) -> int | None:

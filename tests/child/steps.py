@@ -20,6 +20,12 @@ def mlp(device, batch=256, width=1024, depth=4, optimizer="AdamW", activations=T
     return step
 
 
+def grows(device):
+    """Keeps a tensor of every step."""
+    kept = []
+    return lambda: kept.append(torch.empty(2**22, device=device))
+
+
 def chooses_its_device(batch: "int" = 256, *, width=1024):
     """Takes no device: what is called so is on the GPU."""
     return mlp("cuda", batch, width)
@@ -28,12 +34,6 @@ def chooses_its_device(batch: "int" = 256, *, width=1024):
 def takes_nothing():
     """Neither a device nor a value."""
     return mlp("cuda")
-
-
-def grows(device):
-    """Keeps a tensor of every step."""
-    kept = []
-    return lambda: kept.append(torch.empty(2**22, device=device))
 
 
 def fails(device):

@@ -163,6 +163,24 @@ def test_a_file_is_read_with_the_values_that_are_tried(torch_build: TorchBuild, 
     assert plan.effective_batch_size == 64
 
 
+def test_a_guess_runs_nothing_though_the_program_has_changed_meanwhile(torch_build: TorchBuild, gpu: GpuSpec, tmp_path: Path) -> None:
+    """What was kept of its runs is not at hand any more. It was run again for that, with the size that the guess was for."""
+    script = tmp_path / "train.py"
+    shutil.copy(PROGRAM, script)
+    program = command_program([sys.executable, str(script), "{micro_batch_size}", "1", "100000", "1024"])
+    told: list[int] = []
+    rehearsals = RehearsedEstimator(RehearsalCache(tmp_path / "cache"), lambda step: told.append(step.micro_batch_size), is_slow=True)
+    for size in (64, 128):
+        rehearsals(program.with_training(micro_batch_size=size), gpu, None)
+    script.write_text(script.read_text() + "# changed\n")
+    rehearsals(program.with_training(micro_batch_size=32), gpu, None)
+
+    guessed = rehearsals.quick_estimate(program.with_training(micro_batch_size=256), gpu, None)
+
+    assert told == [64, 128, 32]
+    assert guessed is not None
+
+
 EVALUATES_FIRST = """
 import time, torch
 def evaluate():

@@ -102,7 +102,7 @@ class _AcceptedSizes:
         except _RefusedError as refused:
             unit, least = self.unit, self._settle()
             if self.unit == unit:
-                least = self._doubled(least, refused.size)
+                least = self._largest_double(least, refused.size)
             return self._within_units(max(low, least), high, guess)
 
     def _within_units(self, low: int, high: int, guess: Fits | None) -> int | None:
@@ -134,7 +134,7 @@ class _AcceptedSizes:
         self.smallest = least
         return least
 
-    def _doubled(self, least: int, refused: int) -> int:
+    def _largest_double(self, least: int, refused: int) -> int:
         """
         Return *least*, doubled as often as it is below the size that was *refused*, where that fits and is more than any that is known to.
 

@@ -27,11 +27,11 @@ class BatchShares:
         self._whole: set[str] = set()  # families whose program runs what it is given
         self._divided: dict[str, set[int]] = {}  # by family, the sizes of which a part was run
 
-    def check(self, step: Step, found: Rehearsal, *, run: Callable[[Step], Rehearsal], without_accumulation: Step) -> None:
+    def check(self, step: Step, found: Rehearsal, *, without_accumulation: Callable[[], Rehearsal]) -> None:
         """
         Raise UsageError where *found*, which *step* did, shows that the program divides its micro-batch.
 
-        Where accumulation may be what divides it, *run* tells what the program does *without_accumulation*.
+        Where accumulation may be what divides it, *without_accumulation* tells what the program does then: it is run for that.
         """
         program = step.program
         assert isinstance(program, UserProgram)
@@ -42,7 +42,7 @@ class BatchShares:
         if _runs(found, size):
             self._whole.add(step.family)
         elif parts > 1 and "gradient_accumulation_steps" in program.variables and _runs(found, size, parts * gpus):
-            if _runs(run(without_accumulation), size, gpus):
+            if _runs(without_accumulation(), size, gpus):
                 raise _is_divided(program, size, parts)
             self._whole.add(step.family)
         elif gpus > 1 and _runs(found, size, gpus):

@@ -142,7 +142,7 @@ class ProgramSteps(StepRunner):
         try:
             found = self._rehearsed(step)
             self._sizes.check_likeness(step, found)
-            self._shares.check(step, found, run=self._rehearsed, without_accumulation=self._without_accumulation(step))
+            self._shares.check(step, found, without_accumulation=lambda: self._without_accumulation(step))
         finally:
             self._sizes.has_run(step, begin_ns=self._begin_ns)
         if not self._has_run:
@@ -150,10 +150,11 @@ class ProgramSteps(StepRunner):
             self._begin_early(step)
         return found
 
-    def _without_accumulation(self, step: Step) -> Step:
-        """Return *step* with one micro-batch in an optimizer step."""
+    def _without_accumulation(self, step: Step) -> Rehearsal:
+        """Return what *step* does with one micro-batch in an optimizer step."""
         stages = step.program.stages
-        return self.step_of(step.program.with_training(gradient_accumulation_steps=1), step.gpu, stages[0] if stages else None)
+        program = step.program.with_training(gradient_accumulation_steps=1)
+        return self._rehearsed(self.step_of(program, step.gpu, stages[0] if stages else None))
 
     def _rehearsed(self, step: Step) -> Rehearsal:
         program = step.program

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dis
+import os
+import sysconfig
 import traceback
 from typing import Any
 
@@ -16,6 +18,10 @@ class MistakeError(Exception):
 
 _NO_ENGINE = "was unable to find an engine to execute this computation"
 """What PyTorch says where none of cuDNN's engines runs, also for want of the memory that each asks for (Conv_v8.cpp)."""
+
+
+_STANDARD, _PACKAGES = (f"{sysconfig.get_path(name)}{os.sep}" for name in ("stdlib", "purelib"))
+"""Python's own library, and the packages that are installed in a folder of it."""
 
 
 def failure_of(error: BaseException, *, has_run_out: bool = False) -> dict[str, Any]:
@@ -51,8 +57,17 @@ def is_chosen(error: BaseException) -> bool:
 
 
 def place_of(error: BaseException) -> str | None:
-    """Return the last line of the program's own files that *error* came through; None where it came through none (a wrong argument)."""
+    """
+    Return the last line of the program's own files that *error* came through; None where it came through none (a wrong argument).
+
+    Python's library raises for what it is given (`random.sample`): told is who called it.
+    """
     if isinstance(error, SyntaxError) and error.filename is not None:
         return f"{error.filename}:{error.lineno}"
     found = [frame for frame in traceback.extract_tb(error.__traceback__) if not is_own(frame.filename)]
-    return f"{found[-1].filename}:{found[-1].lineno}" if found else None
+    place = next((frame for frame in reversed(found) if not _is_standard(frame.filename)), found[-1] if found else None)
+    return f"{place.filename}:{place.lineno}" if place else None
+
+
+def _is_standard(filename: str) -> bool:
+    return filename.startswith(_STANDARD) and not filename.startswith(_PACKAGES)

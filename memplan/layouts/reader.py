@@ -368,7 +368,8 @@ class _Reader:
             value = next((each for each in self._elements(path, assumption.path) if each not in assumption.values), "")
             if not value:
                 return
-        if value not in assumption.values and not _is_at_most(value, assumption.at_most):
+        same = assumption.same_as is not None and value == self.places.spelling(path, assumption.same_as)
+        if not same and value not in assumption.values and not _is_at_most(value, assumption.at_most):
             verb = "has" if assumption.is_list else "is"
             place = self.places.of(path, assumption.key)
             said = f"`{'.'.join(place.key)}` {f'{verb} {value}' if value else 'is not set'}"

@@ -196,6 +196,9 @@ class Assumption(Description):
     at_most: float | None = None
     """A number up to this is as good as `values`."""
 
+    same_as: DottedKey | None = None
+    """What another key of the same file says is as good as `values`."""
+
     otherwise: str
     """Why any other value is refused."""
 

@@ -44,6 +44,13 @@ def test_a_failure_is_told_with_its_type_and_place() -> None:
     assert failure_of(torch.OutOfMemoryError("out"))["kind"] == "out_of_memory"
 
 
+def test_what_pythons_library_raises_is_told_where_it_was_called() -> None:
+    """Its own line says nothing of the program."""
+    error = raised_by("import random\nrandom.sample([1, 2], 3)")
+
+    assert failure_of(error)["place"] == "program.py:2"
+
+
 @pytest.mark.parametrize(
     "answer", ["raise SystemError('gave up')", "raise SystemError('gave up') from None", "raise SystemError from error"]
 )

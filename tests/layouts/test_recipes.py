@@ -148,6 +148,18 @@ def test_a_recipe_of_axolotl_in_float16_is_of_short_weights(recipes: Path) -> No
     assert (model_of(short).weights_dtype, short.workload.training.precision) == ("float16", "fp16")
 
 
+def test_a_configuration_that_is_named_twice_is_one(recipes: Path) -> None:
+    """Old recipes of axolotl name it beside the model; another one would have other sizes."""
+    once = read_configuration(recipes / "axolotl.yml").workload.model
+    base = "base_model: tiny-llama"
+    twice = changed(recipes / "axolotl.yml", (base, f"{base}\nbase_model_config: tiny-llama"))
+
+    assert read_configuration(twice).workload.model == once
+    other = changed(twice, ("base_model_config: tiny-llama", "base_model_config: other"))
+    with pytest.raises(ConfigError, match=r"`base_model_config` is other: memplan's own model has the config.json of `base_model`"):
+        read_configuration(other)
+
+
 def test_a_recipe_of_axolotl_says_how_gpus_share_the_model(recipes: Path) -> None:
     """By FSDP's second version, block by block; how many GPUs there are, whoever starts it says."""
     sharded = read_configuration(changed(recipes / "axolotl.yml", ("tf32: false", FSDP2))).with_gpus(8, None).workload

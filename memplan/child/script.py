@@ -36,11 +36,11 @@ import torch
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from memplan.child.collectives import hand_objects_on, seen
+from memplan.child.deepspeed_optimizers import skip_optimizer_kernels
 from memplan.child.failures import answered_by, failure_of
 from memplan.child.fewer_workers import use_fewer_workers
 from memplan.child.held_back import hold_back
 from memplan.child.held_memory import wait_for
-from memplan.child.host_optimizers import skip_host_steps
 from memplan.child.installed_modules import installed_modules
 from memplan.child.live_objects import objects_of
 from memplan.child.not_compiled import not_compiled
@@ -93,6 +93,8 @@ class Script:
         """The optimizer that stepped last."""
         self._updated: WeakKeyDictionary[Optimizer, set[int]] = WeakKeyDictionary()
         """What each has updated since the last backward: parameters, by their identity."""
+        self._prepared: WeakKeyDictionary[Optimizer, set[int]] = WeakKeyDictionary()
+        """What each has updated before any backward: parameters, by their identity."""
         self._num_ended = self._num_backwards = self._num_optimizers = 0
         self._has_optimizer = False
         self._updates = OwnUpdates()
@@ -165,12 +167,23 @@ class Script:
         """Say whether *optimizer* goes on with its last step, with other parameters: DeepSpeed has it step group by group."""
         return optimizer in self._updated and self._updated[optimizer].isdisjoint(_parameters(optimizer))
 
+    def _prepares(self, optimizer: Optimizer) -> bool:
+        """Say whether *optimizer* has only made its state, by a first step with parameters before any backward, as DeepSpeed has it do."""
+        if self._trained_in is not None:
+            return False
+        own, prepared = _parameters(optimizer), self._prepared.setdefault(optimizer, set())
+        is_first = prepared.isdisjoint(own)
+        prepared |= own
+        return is_first
+
     def _trains_alone(self, optimizer: Optimizer) -> bool:
         """Say whether no other optimizer has stepped since the last step of *optimizer*; before its first, whether no other is there."""
         return self._last is not None and self._last() is optimizer if optimizer in self._counts else not self._counts
 
     def _stepped(self, optimizer: Any, arguments: Any, keywords: Any) -> None:
         del arguments, keywords
+        if self._prepares(optimizer):
+            return
         if self._steps_on(optimizer):
             self._updated[optimizer] |= _parameters(optimizer)
             return
@@ -505,7 +518,7 @@ def begin(given: dict[str, str] | None = None) -> None:
     hold_back()
     skip_weights()
     if not _is_measured():
-        skip_host_steps()
+        skip_optimizer_kernels()
         end_redraws()
         use_fewer_workers()
     if torch.distributed.is_available() and not _is_measured():

@@ -28,7 +28,7 @@ LOG_LINE_EVERY_SECONDS = 30.0
 
 _HOW_TO_END = "Ctrl-C ends the program and reports what was seen; `--steps 3` ends it by itself"
 
-_HOW_TO_SHORTEN = " (an evaluation before training: `--short 'KEY=VALUE'` leaves it out of rehearsals)"
+_HOW_TO_SHORTEN = " (what comes before training, as an evaluation, `--short 'KEY=VALUE'` may leave out of rehearsals)"
 
 
 @contextmanager

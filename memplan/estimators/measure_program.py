@@ -38,7 +38,7 @@ def measure_program(program: UserProgram, gpu: GpuSpec) -> Measurement:
         failure = found.failure
         if failure is not None:
             where = f" at {failure.place}" if failure.place else ""
-            message = f"the program failed in its {failure.phase}{where}: {failure.message}"
+            message = f"the program failed in its {failure.phase}{where}: {failure.first_line}"
             raise SizeRefusedError(message, hint=f"its last output:{last_lines(said)}")
     if found.fits and not found.steps:
         raise NotRehearsedError("the program ended without an optimizer step", hint="give a command that trains, for three optimizer steps")

@@ -269,7 +269,8 @@ class ProgramSteps(StepRunner):
         """Raise an error where a plan cannot rest on what was *found*."""
         if found.failure is not None:
             where = f" at {found.failure.place}" if found.failure.place else ""
-            message = f"the program failed in its {found.failure.phase}{where}: {found.failure.message}"
+            text = found.failure.first_line if said.exists() else found.failure.message  # where it told the rest itself
+            message = f"the program failed in its {found.failure.phase}{where}: {text}"
             lacks_weights = any(finding.kind == "missing_weights" for finding in found.findings)
             output = f"its last output:{last_lines(said)}" if said.exists() else None
             raise self._refusal(step, message, hint=MISSING_WEIGHTS if lacks_weights else output)

@@ -10,7 +10,7 @@ from typing import Any
 
 from memplan.execution.ranks import Ranks
 from memplan.execution.read_answers import read_answers
-from memplan.execution.rehearsal import Rehearsal
+from memplan.execution.rehearsal import LONGEST_LINE, Rehearsal
 from memplan.execution.rehearse import Rehearser
 from memplan.execution.rehearse_ranks import rehearse_ranks
 from memplan.execution.rehearse_script import rehearse_script
@@ -81,7 +81,7 @@ def last_lines(said: Path) -> str:
     What a launcher says of a rank that has failed, at more length than the rank itself, is left out.
     """
     lines = said.read_text(encoding="utf-8", errors="replace").splitlines() if said.exists() else []
-    return "".join(f"\n  {line}" for line in _without_launcher(lines)[-_LAST_LINES:])
+    return "".join(f"\n  {line[:LONGEST_LINE]}" for line in _without_launcher(lines)[-_LAST_LINES:])
 
 
 def _without_launcher(lines: list[str]) -> list[str]:

@@ -64,6 +64,10 @@ class OutOfMemory(Description):
     """What was allocated at most from that step on: the peak of the whole program has the attempt that failed in it."""
 
 
+LONGEST_LINE = 300
+"""Characters of a program's own words that are shown in one line: a compiler's command has thousands."""
+
+
 class ProgramFailure(Description):
     """Why a program ended before its time, where that was not for want of memory."""
 
@@ -75,6 +79,12 @@ class ProgramFailure(Description):
 
     phase: str
     """build, or which step."""
+
+    @property
+    def first_line(self) -> str:
+        """Return the first line of the message, with dots at its end where there is more."""
+        line, *more = self.message.strip().splitlines() or [""]
+        return f"{line[:LONGEST_LINE]} …" if more or len(line) > LONGEST_LINE else line
 
 
 Verdict = Literal["fits", "tight", "does_not_fit", "unknown"]

@@ -166,7 +166,7 @@ def _rehearsal_headline(rehearsal: Rehearsal, gpu: GpuSpec) -> str:
         when = "before its first step" if failure.phase == BUILD else f"in {'the ' * failure.phase.startswith(EVALUATION)}{failure.phase}"
         guessed = guessed_places(rehearsal.reads)
         cause = f"; a guessed value may be the cause: reads answered with zero at {guessed}" if guessed else ""
-        return f"No verdict for {gpu.name}: the program failed {when}{where}: {_first_line(failure.message)}{cause}"
+        return f"No verdict for {gpu.name}: the program failed {when}{where}: {failure.first_line}{cause}"
     if missing is not None and missing.is_caught:
         size = f" with batches of {missing.batch_size_after} instead of {missing.batch_size}" if missing.batch_size_after else ""
         told = f"Does not fit as it is on {gpu.name}: out of memory {_when(missing)}, caught; the program went on{size}"
@@ -200,11 +200,6 @@ def _when(missing: OutOfMemory) -> str:
     else:
         when = f"in step {missing.step}, {missing.phase}" if missing.phase != BUILD else "before the first step"
     return f"{when}, at {missing.place}" if missing.place else when
-
-
-def _first_line(text: str) -> str:
-    lines = text.strip().splitlines() or [""]
-    return lines[0] if len(lines) == 1 else f"{lines[0]} …"
 
 
 def _rehearsal_warnings(rehearsal: Rehearsal, gpu: GpuSpec) -> list[str]:

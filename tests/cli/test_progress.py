@@ -97,9 +97,10 @@ def test_a_program_that_does_not_train_yet_is_told_with_its_line(built_in: Workl
         for seconds, told in ((0.0, None), (35.0, where), (65.0, where), (95.0, "")):  # noqa: B007  (the clock reads them)
             show(step._replace(where=told))
 
+    advice = "(what comes before training, as an evaluation, `--short 'KEY=VALUE'` may leave out of rehearsals)"
     waiting = "micro-batch 4, no optimizer step yet, at train.py:12, in `generate` of transformers/generation/utils.py:2500"
     assert capsys.readouterr().err.splitlines() == [
-        f"memplan: rehearsal 1 (35 s): {waiting} (an evaluation before training: `--short 'KEY=VALUE'` leaves it out of rehearsals)",
+        f"memplan: rehearsal 1 (35 s): {waiting} {advice}",
         f"memplan: rehearsal 1 (65 s): {waiting}",
         "memplan: rehearsal 1 (95 s): micro-batch 4 on Tesla T4",
     ]

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import memplan
+from memplan.errors import NotRehearsedError
 from memplan.estimators import beside
 from memplan.estimators.rehearsal_cache import RehearsalCache
 from memplan.estimators.rehearsed import RehearsedEstimator
@@ -114,6 +115,19 @@ for step in range(100):
     optimizer.step()
     optimizer.zero_grad()
 """
+
+
+@pytest.mark.heavy
+def test_an_error_of_many_lines_is_told_by_its_first(torch_build: TorchBuild, gpu: GpuSpec, tmp_path: Path) -> None:
+    """The program's own words, behind the hint, have the others, and of a long one as much."""
+    text = "import torch\ntorch.zeros(1).cuda()\nraise OSError('no compiler: ' + 'x' * 5000 + '\\ncompilation terminated')\n"
+    (tmp_path / "train.py").write_text(text)
+
+    with pytest.raises(NotRehearsedError, match=r"train.py:3: OSError: no compiler: x+ …") as raised:
+        planned(command_program([sys.executable, str(tmp_path / "train.py"), "{micro_batch_size}"]), gpu)
+
+    assert "compilation terminated" in str(raised.value.hint)
+    assert max(map(len, f"{raised.value.message}\n{raised.value.hint}".splitlines())) < 500
 
 
 @pytest.mark.heavy

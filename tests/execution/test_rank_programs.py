@@ -263,6 +263,26 @@ for _ in range(3):
 
 
 @pytest.mark.heavy
+def test_deepspeed_s_own_adam_needs_no_compiler(program: Program) -> None:
+    """Its kernel is compiled by CUDA's toolkit, and allocates nothing: beside 4 million parameters are their two moments, in fp32."""
+    pytest.importorskip("deepspeed", reason="deepspeed is not installed")
+    found = program("""
+import deepspeed
+model = torch.nn.Sequential(*[torch.nn.Linear(1024, 1024, bias=False) for _ in range(4)])
+config = {"train_micro_batch_size_per_gpu": 4, "zero_optimization": {"stage": 0},
+          "optimizer": {"type": "AdamW", "params": {"lr": 1e-4}}}
+engine, *_ = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=config)
+assert type(engine.optimizer).__name__ == "FusedAdam"
+for _ in range(3):
+    engine.backward(engine(torch.randn(4, 1024, device=engine.device)).square().mean())
+    engine.step()
+""")
+
+    assert (found.verdict, len(found.steps)) == ("fits", 3)
+    assert (found.breakdown.parameters_bytes, found.breakdown.optimizer_state_bytes) == (16 * 2**20, 32 * 2**20)
+
+
+@pytest.mark.heavy
 def test_ray_train_starts_the_ranks(torch_build: TorchBuild, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its workers answer Ray, each as a rank of its own; the one that is asked for is told. DDP has gradients, and buckets as large."""
     pytest.importorskip("ray.train", exc_type=ImportError, reason="the extra ray is not installed, or Ray's own for training is not")

@@ -455,6 +455,41 @@ def test_an_optimizer_that_steps_group_by_group_makes_one_step(
     assert rehearsal.breakdown.optimizer_state_bytes == pytest.approx(8 * MIB, abs=4 * 512)
 
 
+STEPS_FIRST = """
+from common import batch, make, torch
+model = make()
+update = torch.optim.AdamW([{"params": [layer.weight]} for layer in model])
+groups = update.param_groups
+for weight in model.parameters():
+    weight.grad = torch.zeros_like(weight)
+for group in groups:
+    update.param_groups = [group]
+    update.step()  # as DeepSpeed has it make its state
+update.param_groups = groups
+update.zero_grad()
+for number in range(4):
+    if HAS_BACKWARD:
+        model(batch()).mean().backward()
+    else:  # an evolution strategy
+        for weight in model.parameters():
+            weight.grad = torch.randn_like(weight)
+    update.step()
+    update.zero_grad()
+    print("trained", number, flush=True)
+"""
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("has_backward", [True, False])
+def test_a_step_that_only_makes_the_optimizers_state_is_none(script: Script, capfd: pytest.CaptureFixture[str], has_backward: bool) -> None:
+    """It comes before any backward; of a program that has none at all the first step is not told."""
+    rehearsal = script(STEPS_FIRST.replace("HAS_BACKWARD", str(has_backward)), steps=2)
+
+    assert len(rehearsal.steps) == 2
+    assert capfd.readouterr().out.count("trained ") == 1
+    assert rehearsal.steps[0].allocated_bytes >= 12 * MIB
+
+
 @pytest.mark.heavy
 def test_what_is_captured_only_compiled_is_not_captured_where_values_are_looked_for(script: Script) -> None:
     """Nothing is compiled there: what runs in the graph runs as it is, and the sizes are known."""

@@ -41,15 +41,17 @@ _PROGRAM_OPTIONS = (
         "fields",
         multiple=True,
         metavar="NAME=PLACE",
-        help="Where a program's variable is written: micro_batch_size=conf/config.yaml:data.batch_size, or micro_batch_size=BATCH_SIZE for "
-        "a variable of the environment; of a function, micro_batch_size=ARGUMENT. May be repeated.",
+        help="Where a program's variable is written: micro_batch_size=conf/config.yaml:data.batch_size, without the file where the "
+        "command names it, or micro_batch_size=BATCH_SIZE for a variable of the environment; of a function, micro_batch_size=ARGUMENT. May be "
+        "repeated.",
     ),
     click.option(
         "--short",
         "short",
         multiple=True,
         metavar="PLACE=VALUE",
-        help="Make a program's rehearsal short: conf/config.yaml:trainer.limit_val_batches=0. May be repeated.",
+        help="Make a program's rehearsal short: conf/config.yaml:trainer.limit_val_batches=0, or without the file where the command "
+        "names it. May be repeated.",
     ),
     click.option(
         "--stages",

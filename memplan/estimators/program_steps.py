@@ -25,6 +25,7 @@ from memplan.estimators.rehearsal_cache import family_of
 from memplan.estimators.rehearse_program import last_lines, rehearse_command, rehearse_function
 from memplan.estimators.steps import Step, StepRunner, with_fewest_micro_batches
 from memplan.execution.findings import MISSING_WEIGHTS
+from memplan.execution.guessed_values import NEVER_STEPPED
 from memplan.execution.program_process import EndedTwiceError
 from memplan.execution.program_runs import OnProgress, ProgramProgress
 from memplan.execution.recorded_run import WalkedBatches
@@ -279,11 +280,12 @@ class ProgramSteps(StepRunner):
             raise self._refusal(step, "the program ended without an optimizer step", hint=hint)
         if found.lower_bound_reasons:
             reasons = "; ".join(found.lower_bound_reasons)
-            raise self._refusal(
-                step,
-                f"the memory is not known: {reasons}",
-                hint='rehearse the program by itself, and say what it reads: `answers={"FILE.py:LINE": "1"}`',
-            )
+            is_late = all(reason.endswith(NEVER_STEPPED) for reason in found.lower_bound_reasons)
+            raise self._refusal(step, f"the memory is not known: {reasons}", hint=_SOONER if is_late else _ANSWERS)
+
+
+_ANSWERS = 'rehearse the program by itself, and say what it reads: `answers={"FILE.py:LINE": "1"}`'
+_SOONER = 'where a setting says when that begins to train, have it begin at once in rehearsals: `short=["KEY=0"]`'
 
 
 class Known(NamedTuple):

@@ -170,6 +170,10 @@ def _places(reads: Sequence[DeviceRead]) -> str:
     return listed([f"{place} ({count}×)" for place, count in counts.most_common()])
 
 
+NEVER_STEPPED = "never stepped, so its state is not counted, nor what leads to its step"
+"""The end of the reason where a program trains something later than its rehearsal goes."""
+
+
 def lower_bound_reasons(
     record: RunRecord, log: DeviceLog, *, others: Mapping[Cause, RunRecord], values_failure: str | None = None
 ) -> Iterator[str]:
@@ -187,9 +191,9 @@ def lower_bound_reasons(
     if record.failed_beside:
         yield f"another process of the program failed while it trained: {record.failed_beside}"
     if record.never_stepped:
-        yield f"{listed(record.never_stepped)} never stepped, so its state is not counted, nor what leads to its step"
+        yield f"{listed(record.never_stepped)} {NEVER_STEPPED}"
     elif record.num_optimizers and not record.steps:
-        yield "an optimizer was made and never stepped, so its state is not counted, nor what leads to its step"
+        yield f"an optimizer was made and {NEVER_STEPPED}"
     elif record.lacks_update:
         passes = f"{record.num_backwards} backward passes"
         yield f"it has no optimizer of PyTorch's, and updated nothing in {passes}: what its own optimizer would hold is not counted"

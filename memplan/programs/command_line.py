@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import os
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import pairwise
@@ -23,6 +24,7 @@ from memplan.programs.command_program import (
     CommandStage,
     Place,
 )
+from memplan.programs.named_files import composed_by_words
 from memplan.programs.typed_places import read_place, read_short
 from memplan.programs.user_program import PLANNED, did_you_mean
 from memplan.workload.parallelism import MODEL_PARALLEL_SIZES, Parallelism
@@ -46,12 +48,15 @@ def command_program(
     """
     Return the program of the command *words*, the present values of its variables read from its files.
 
-    *fields*: "NAME=FILE:KEY" or "NAME=VARIABLE". *short*: "FILE:KEY=VALUE" or "VARIABLE=VALUE", for rehearsals alone. *stages*: files, or
-    patterns of files, with which the command is run one after the other; in *fields* and *short* STAGE stands for each of them. *pinned*:
-    names of other variables, which get a value besides. Raises UsageError for a placeholder, a field or stages that make no sense,
-    ConfigError for a key that is not in its file, EditRefusedError for one whose value cannot be changed without guessing.
+    *fields*: "NAME=FILE:KEY", "NAME=KEY" or "NAME=VARIABLE". *short*: "FILE:KEY=VALUE", "KEY=VALUE" or "VARIABLE=VALUE", for rehearsals
+    alone. *stages*: files, or patterns of files, with which the command is run one after the other; in *fields* and *short* STAGE stands
+    for each of them. *pinned*: names of other variables, which get a value besides. Raises UsageError for a placeholder, a field or stages
+    that make no sense, ConfigError for a key that is not in its file, EditRefusedError for one whose value cannot be changed without
+    guessing.
     """
-    places, shortened, files = tuple(map(read_place, fields)), tuple(map(read_short, short)), stage_files(stages)
+    places = tuple(_in_named_file(read_place(field), words) for field in fields)
+    shortened = tuple(_in_named_file(read_short(text), words) for text in short)
+    files = stage_files(stages)
     named = {*pinned, *(place.variable for place in places), *(STAGE_WORDS if files else ())}
     _check_stages_are_named(words, (*places, *shortened), named, has_stages=bool(files))
     known = KNOWN | named
@@ -67,6 +72,24 @@ def command_program(
     others = {name: getattr(training, name) + 1 for name in ("micro_batch_size", "gradient_accumulation_steps")}
     changed_files(program.with_training(**others))  # what cannot be changed is refused before anything is run
     return program
+
+
+def _in_named_file(place: Place, words: Sequence[str]) -> Place:
+    """
+    Return *place*, a name alone taken for the key of a file that the command *words* names, where one has it.
+
+    Raises UsageError for a name of several keys, and for one with dots, which no variable of the environment has, that no file has.
+    """
+    if not place.is_of_environment or place.key in os.environ:
+        return place
+    composed = composed_by_words(words)
+    held = composed.held(place.key) if composed is not None else None
+    if held is not None and held.file is not None:
+        return place.model_copy(update={"file": held.file, "key": held.key_in_file})
+    if held is not None or "." in place.key:
+        problem = f"nothing is written at `{place.key}`, {held.problem if held is not None else 'which no file that the command names has'}"
+        raise UsageError(problem, hint=f"name its file: `FILE:{place.key}`")
+    return place
 
 
 def stage_files(patterns: Iterable[str]) -> list[Path]:

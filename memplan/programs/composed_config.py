@@ -98,6 +98,14 @@ class ComposedConfig(NamedTuple):
                 )
         return [f"{name}={one.file}:{one.key_in_file}" for name, one in held.items()]
 
+    def held(self, name: str) -> Held | None:
+        """Return what holds the key *name*, which may leave out what it stands below; None where there is none, or no file of several."""
+        keys = [key for key, _ in _leaves(self.values)]
+        found = [name] if name in keys else [key for key in keys if key.endswith(f".{name}")]
+        if len(found) > 1:
+            return Held(name, None, problem=f"which is several keys: {', '.join(found)}")
+        return self._holder_of(found[0]) if found else None
+
     def has(self, file: Path) -> bool:
         """Say whether *file* is a part of it."""
         return any(part.file is not None and part.file.resolve() == file for part in self.parts)

@@ -9,7 +9,8 @@ from memplan.errors import UsageError
 from memplan.programs.command_program import KNOWN, STAGE, STAGE_VARIABLES, Place
 from memplan.programs.user_program import PLANNED, did_you_mean
 
-_ENVIRONMENT_VARIABLE = re.compile(r"[A-Za-z_]\w*")
+_NAME = re.compile(r"[A-Za-z_]\w*(\.\w+)*")
+"""Of a variable of the environment, or of a key, dotted where it stands below others."""
 _FIELD = "micro_batch_size=conf/config.yaml:data.batch_size, or micro_batch_size=BATCH_SIZE for a variable of the environment"
 _SHORT = "conf/config.yaml:trainer.limit_val_batches=0, or WANDB_MODE=offline for a variable of the environment"
 
@@ -51,10 +52,14 @@ def read_short(text: str) -> Place:
 
 
 def _written_at(where: str) -> Place | None:
-    """Return the place that *where*, FILE:KEY or the name of a variable of the environment, says; None where it is neither."""
+    """
+    Return the place that *where* says, FILE:KEY or a name; None where it is neither.
+
+    A name is a variable of the environment, or a key of a file that the command names (`command_line.py` looks).
+    """
     file, colon, key = where.rpartition(":")
     if not colon:
-        return Place(key=where) if _ENVIRONMENT_VARIABLE.fullmatch(where) else None
+        return Place(key=where) if _NAME.fullmatch(where) else None
     if not file or not all(key.split(".")):
         return None
     return Place(is_of_stage=True, key=key) if file == STAGE else Place(file=Path(file), key=key)

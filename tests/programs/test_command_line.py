@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -126,6 +127,38 @@ def test_what_makes_a_rehearsal_short_is_not_written(config: Path) -> None:
     assert b"limit_val_batches: 0\n" in change.after
     assert [edit.dotted for edit in edits_of(program)] == ["data.batch_size"]
     assert (program.words, program.words_of_rehearsal) == (["train.py"], ["WANDB_MODE=off", "train.py"])
+
+
+def test_a_key_alone_is_one_of_the_files_that_the_command_names(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With what it stands below or without; a variable that the environment has goes first, and other names are variables."""
+    words = ["train.py", "--config", str(config)]
+    program = command_program(words, fields=["micro_batch_size=batch_size"], short=["trainer.limit_val_batches=0", "WANDB_MODE=off"])
+
+    assert [(place.file, place.key) for place in program.places] == [(Path(os.path.relpath(config)), "data.batch_size")]
+    assert [place.key for place in program.shortened if place.is_of_environment] == ["WANDB_MODE"]
+    assert b"limit_val_batches: 0\n" in changed_files(program)[0].after
+    monkeypatch.setenv("batch_size", "8")
+    assert command_program(words, fields=["micro_batch_size=batch_size"]).places[0].is_of_environment
+
+
+@pytest.mark.parametrize(
+    ("words", "short", "problem"),
+    [
+        (["--config", "{config}"], "trainer.limit_val_batch=0", "nothing is written at `trainer.limit_val_batch`, which no file that the"),
+        (["--config", "{config}"], "batch=0", "nothing is written at `batch`, which is several keys: a.batch, b.batch"),
+        (["--config", "{config}", "--data.batch_size", "4"], "data.batch_size=2", "which the command sets: `--data.batch_size 4`"),
+        ([], "data.batch_size=2", "nothing is written at `data.batch_size`, which no file that the command names has"),
+    ],
+)
+def test_a_key_alone_that_nothing_can_be_written_at_is_told(config: Path, words: list[str], short: str, problem: str) -> None:
+    """With how to name its file."""
+    config.write_text(f"{config.read_text()}a: {{batch: 1}}\nb: {{batch: 2}}\n")
+
+    with pytest.raises(UsageError) as raised:
+        command_program(["train.py", *(word.format(config=config) for word in words)], short=[short])
+
+    assert problem in raised.value.message
+    assert raised.value.hint == f"name its file: `FILE:{short.partition('=')[0]}`"
 
 
 def test_a_product_and_accumulation_leave_the_micro_batch(config: Path) -> None:

@@ -42,8 +42,8 @@ _PROGRAM_OPTIONS = (
         multiple=True,
         metavar="NAME=PLACE",
         help="Where a program's variable is written: micro_batch_size=conf/config.yaml:data.batch_size, without the file where the "
-        "command names it, or micro_batch_size=BATCH_SIZE for a variable of the environment; of a function, micro_batch_size=ARGUMENT. May be "
-        "repeated.",
+        "command names it, or micro_batch_size=BATCH_SIZE for a variable of the environment; of a function, micro_batch_size=ARGUMENT. May "
+        "be repeated.",
     ),
     click.option(
         "--short",

@@ -24,6 +24,8 @@ class DeviceLog(NamedTuple):
 
     communicators: tuple[Communicator, ...] = ()
     """Those of NCCL."""
+    managed_bytes: int = 0
+    """The most that there was of CUDA's managed memory, which is in no allocator's count."""
 
     @property
     def largest_workspace_bytes(self) -> int:
@@ -46,7 +48,7 @@ def read_device_log(path: Path) -> DeviceLog:
     workspaces: dict[str, int] = {}
     sizes: set[int] = set()
     communicators: list[Communicator] = []
-    has_unknown_attention = False
+    has_unknown_attention, managed_bytes = False, 0
     for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
         kind, _, rest = line.partition(" ")
         if line.startswith("not served "):
@@ -60,6 +62,8 @@ def read_device_log(path: Path) -> DeviceLog:
         elif kind == "peers":
             at, _, num_peers = rest.partition(" ")
             communicators[int(at)] = communicators[int(at)]._replace(num_peers=int(num_peers))
+        elif kind == "managed":
+            managed_bytes = max(managed_bytes, int(rest.rpartition(" ")[2]))
         elif line == "unknown attention":
             has_unknown_attention = True
-    return DeviceLog(tuple(sorted(not_served)), workspaces, frozenset(sizes), has_unknown_attention, tuple(communicators))
+    return DeviceLog(tuple(sorted(not_served)), workspaces, frozenset(sizes), has_unknown_attention, tuple(communicators), managed_bytes)

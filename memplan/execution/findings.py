@@ -366,6 +366,12 @@ def _workspaces(log: DeviceLog, *, tries_convolutions: bool) -> Iterator[Finding
             message="cuDNN computes attention here: what PyTorch allocates for it is counted, what its kernels may ask for on top is not "
             "known (`torch.backends.cuda.enable_cudnn_sdp(False)` takes another kernel, which is counted whole)",
         )
+    if log.managed_bytes:
+        yield Finding(
+            kind="managed_memory",
+            message=f"{format_bytes(log.managed_bytes)} of CUDA's managed memory, as paged optimizers have it, are not counted: they lie "
+            "on the GPU while it has room, and move to the host, which slows the steps down, where it has none",
+        )
     if log.workspaces:
         kinds = ", ".join(f"{kind} up to {format_bytes(size)}" for kind, size in sorted(log.workspaces.items()))
         yield Finding(

@@ -15,6 +15,7 @@ chooses (`child/compilers.py`).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -26,7 +27,12 @@ from memplan.execution.run_record import RunRecord
 from memplan.execution.summary import Run
 from memplan.hardware.gpu import GpuSpec
 from memplan.traces.read_basis import Basis
-from memplan.traces.trace import Phase
+from memplan.traces.trace import BUILD, Phase
+
+_OF_NO_VALUE = re.compile(
+    r"AttributeError: (?!'(NoneType|bool|int|float|list|tuple|dict)' object)|(NameError|ImportError|\w+NotFoundError): "
+)
+"""Errors that no value read from the GPU brings about; what is empty, or was never found, may be None or a plain number instead."""
 
 
 class ValuesFile(NamedTuple):
@@ -156,7 +162,7 @@ class StoppedError(Exception):
 
 def _with_data(run: _Runs, first: Run, *, folder: Path, answers: Mapping[str, Any] | None, has_padding: bool) -> Settled:
     is_refused = _has_failed(first.record) and any(read.basis == "ordinary" for read in first.record.reads)  # a number was not that good
-    if not (needs_values(first.record, has_padding=has_padding) or _has_sizes(answers) or is_refused):
+    if not (needs_values(first.record, has_padding=has_padding) or _has_sizes(answers) or is_refused) or _lacks_something(first.record):
         return Settled(first)
     found = _with_values(run, _file_of_all(folder), first)
     if _has_failed(found.run.record) and not _has_failed(first.record):
@@ -343,6 +349,11 @@ def needs_values(record: RunRecord, *, has_padding: bool = False) -> bool:
 def _has_sizes(answers: Mapping[str, Any] | None) -> bool:
     given = [value[0] if isinstance(value, (list, tuple)) else value for value in (answers or {}).values()]
     return any(str(value) not in ("true", "false") for value in given)
+
+
+def _lacks_something(record: RunRecord) -> bool:
+    """Say whether the program failed in its build for want of what no value would bring: a file, a package, an attribute of a class."""
+    return record.failure is not None and record.failure.phase == BUILD and _OF_NO_VALUE.match(record.failure.message) is not None
 
 
 def _has_failed(record: RunRecord) -> bool:

@@ -121,6 +121,33 @@ def test_a_check_that_ended_the_program_is_met_with_falling_numbers(
     assert (found.run.record.failure is None) == (passes and is_chosen)
 
 
+@pytest.mark.parametrize(
+    ("message", "phase", "num_runs"),
+    [
+        ("AttributeError: LlamaTokenizer has no attribute _pad_token", "build", 1),
+        ("ModuleNotFoundError: No module named 'flash_attn'", "build", 1),
+        ("AttributeError: 'NoneType' object has no attribute 'shape'", "build", 3),  # nothing passed a threshold
+        ("AttributeError: 'Model' object has no attribute 'best'", "step 1", 3),
+        ("ValueError: no boxes", "build", 3),
+    ],
+)
+def test_what_no_value_would_bring_is_not_run_again(tmp_path: Path, message: str, phase: str, num_runs: int) -> None:
+    """A program that lacks a package or an attribute fails whatever is read from the GPU."""
+    failure = Failure(kind="error", message=message, place=None, phase=phase)
+    ended = record("zero", [512], []).model_copy(update={"failure": failure})
+    runs: list[ValuesFile | None] = []
+
+    def run(file: ValuesFile | None) -> Run:
+        runs.append(file)
+        if file is not None and file.variant is not None and file.path is not None:
+            file.path.write_text("{}")
+        return Run(ended)
+
+    settle(run, folder=tmp_path, answers=None)
+
+    assert len(runs) == num_runs
+
+
 def test_what_was_seen_before_a_signal_is_told_of_values_that_are_expected_too(tmp_path: Path) -> None:
     """The run that found them is all there is."""
 

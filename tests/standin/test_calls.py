@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+from memplan.execution.device_log import read_device_log
 from memplan.hardware.torch_install import TorchBuild
 from tests.standin.calls import on_device
 from tests.standin.conftest import torch_build
@@ -26,6 +29,34 @@ assert cuda.cudaStreamAddCallback(stream, callback, c_void_p(77), c_uint(0)) == 
 assert len(called) == 1
 """,
     )
+
+
+def test_managed_memory_is_the_hosts_and_told(torch_build: TorchBuild, tmp_path: Path) -> None:
+    """Both sides may use it at one address, and its pages leave a GPU that is full: no allocation fails for them."""
+    log = tmp_path / "log"
+    on_device(
+        torch_build,
+        """
+taken, attributes = [], (c_ulonglong * 8)()
+for size in (2**20, 20 * 2**30):  # more than the GPU has
+    pointer = c_void_p()
+    assert cuda.cudaMallocManaged(byref(pointer), c_size_t(size), c_uint(1)) == 0
+    taken.append(pointer)
+ctypes.memset(taken[0], 7, 16)
+device = malloc(16)
+copy(device, taken[0].value, 16)
+assert read(device, 16) == bytes([7]) * 16
+assert cuda.cudaPointerGetAttributes(attributes, c_void_p(taken[0].value + 8)) == 0
+assert attributes[0] & 0xFFFFFFFF == 3  # cudaMemoryTypeManaged
+assert cuda.cudaMemPrefetchAsync(taken[0], c_size_t(2**20), c_int(0), None) == 0
+free(malloc(14 * 2**30))
+free(taken[0].value)
+""",
+        MEMPLAN_LOG=str(log),
+    )
+
+    assert read_device_log(log).managed_bytes == 20 * 2**30 + 2**20
+    assert not read_device_log(log).not_served
 
 
 def test_a_threads_capture_mode_is_exchanged(torch_build: TorchBuild) -> None:

@@ -22,7 +22,8 @@ typedef struct {
 } Table;
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static Table device, pinned;
+static Table device, pinned, managed;
+static size_t managed_bytes, most_managed;
 static __thread int last_error; /* CUDA keeps it for each host thread */
 
 static void add(Table *table, uintptr_t address, size_t bytes) {
@@ -73,6 +74,9 @@ int cudaFree(void *pointer) {
     if (bytes) {
         card_give(device_of(pointer), bytes);
         addresses_give(device_of(pointer), (uintptr_t)pointer, bytes);
+    } else if ((bytes = take_out(&managed, (uintptr_t)pointer))) {
+        __atomic_sub_fetch(&managed_bytes, bytes, __ATOMIC_SEQ_CST);
+        free(pointer);
     }
     return 0;
 }
@@ -83,6 +87,20 @@ int cudaMemGetInfo(size_t *free_bytes, size_t *total_bytes) {
     *total_bytes = card()->total_bytes;
     return 0;
 }
+
+/* Managed memory: pages that move between host and card as either asks for them, and leave a card that is full. They are the host's here,
+   and the parent is told how many there were: no cudaMalloc fails for them. */
+int cudaMallocManaged(void **out, size_t bytes, unsigned flags) {
+    *out = calloc(1, bytes ? bytes : 1);
+    if (!*out) return last_error = OUT_OF_MEMORY;
+    add(&managed, (uintptr_t)*out, bytes ? bytes : 1);
+    size_t now = __atomic_add_fetch(&managed_bytes, bytes ? bytes : 1, __ATOMIC_SEQ_CST);
+    if (now > most_managed) tell_parent("managed", "memory", most_managed = now);
+    return 0;
+}
+/* The arguments behind the size are those of CUDA 12 or of 13. */
+int cudaMemPrefetchAsync(const void *pointer, size_t bytes) { return 0; }
+int cudaMemAdvise(const void *pointer, size_t bytes) { return 0; }
 
 /* Page-locked memory: PyTorch asks whether a pointer is pinned, so where it lies must be known. */
 int cudaHostAlloc(void **out, size_t bytes, unsigned flags) {
@@ -108,16 +126,16 @@ int cudaHostUnregister(void *pointer) {
 
 /* struct cudaPointerAttributes of CUDA 12; CUDA 13 appends reserved words, which the caller has zeroed or does not read. */
 struct pointer_attributes {
-    int type; /* 0 unregistered, 1 host, 2 device */
+    int type; /* 0 unregistered, 1 host, 2 device, 3 managed */
     int device;
     void *device_pointer, *host_pointer;
 };
 int cudaPointerGetAttributes(struct pointer_attributes *out, const void *pointer) {
-    int device = device_of(pointer), type = device >= 0 ? 2 : holds(&pinned, pointer) ? 1 : 0;
+    int device = device_of(pointer), type = device >= 0 ? 2 : holds(&pinned, pointer) ? 1 : holds(&managed, pointer) ? 3 : 0;
     out->type = type;
     out->device = device >= 0 ? device : current_device();
     out->device_pointer = type ? (void *)pointer : NULL;
-    out->host_pointer = type == 1 ? (void *)pointer : NULL;
+    out->host_pointer = type & 1 ? (void *)pointer : NULL;
     return 0;
 }
 int cudaGetSymbolAddress(void **out, const void *symbol) {

@@ -25,7 +25,7 @@ from memplan.estimators.steps import Step, StepRunner
 from memplan.execution.rehearsal import Rehearsal
 from memplan.hardware.gpu import UNLIMITED_BYTES, GpuSpec
 from memplan.memory.cuda_context import with_context
-from memplan.memory.estimate import MemoryEstimate, MemoryRange
+from memplan.memory.estimate import SET_UP, MemoryEstimate, MemoryRange
 from memplan.traces.parametric import Sweep
 from memplan.traces.requests import Replayed, Requests, requests_of
 from memplan.traces.trace import MemoryTrace
@@ -60,6 +60,8 @@ class RehearsedEstimator(ReplayingEstimator):
         self._kinds: dict[str, dict[str, GpuSpec]] = {}
         self._requests: dict[tuple[str, int], Requests] = {}
         self._extrapolations: dict[tuple[str, int, int, int], int] = {}  # by family and size, and the two sizes that it is worked out from
+        self._of_steps: dict[tuple[str, int], int] = {}
+        """What steps use where the peak comes before them, by family and size."""
         self._traces: dict[tuple[str, int], MemoryTrace] = {}
         self._answers: dict[tuple[str, int], dict[str, dict[str, Any]]] = {}
         self._runners: dict[type[Program], StepRunner] = {}
@@ -188,10 +190,26 @@ class RehearsedEstimator(ReplayingEstimator):
         known = known or self._of_likest_card(step)
         guessed = self._extrapolated(step) if self.is_slow else None
         if guessed is None:
-            guessed = PeakLine({other: rehearsal.device_used.high_bytes for other, rehearsal in known.items()}).at(size)
+            guessed = PeakLine({other: self._used_in_steps(step, other, rehearsal) for other, rehearsal in known.items()}).at(size)
         if guessed is None:
             guessed = self._in_proportion(step) if self.is_slow else self._by_formula(program, gpu, stage, known)
         return None if guessed is None else MemoryRange(low_bytes=guessed, expected_bytes=guessed, high_bytes=guessed)
+
+    def _used_in_steps(self, step: Step, size: int, known: Rehearsal) -> int:
+        """
+        Return the bytes that the GPU uses at most in the steps of *step* with *size*, *known* of it.
+
+        Where the peak comes before them, as of weights that are loaded and quantized, it does not grow with the batch, though they do.
+        """
+        key = step.family, size
+        if known.peak_phase != SET_UP or self._estimates.get(key) is not known:
+            return known.device_used.high_bytes
+        if key not in self._of_steps:
+            trace = self._kept_trace(step._replace(program=step.program.with_training(micro_batch_size=size), micro_batch_size=size))
+            begin = trace.first_step if trace is not None else None
+            of_steps = trace.allocated_from(begin.position) if trace is not None and begin is not None else known.peak_allocated_bytes
+            self._of_steps[key] = known.device_used.high_bytes - known.peak_allocated_bytes + of_steps
+        return self._of_steps[key]
 
     def _by_formula(self, program: Program, gpu: GpuSpec, stage: Stage | None, known: Mapping[int, Rehearsal]) -> int | None:
         """Return the bytes that formulas say, corrected by how far they are off at the nearest of *known*; None where there are none."""

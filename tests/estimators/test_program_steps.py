@@ -117,6 +117,35 @@ for step in range(100):
 """
 
 
+LOADS_WEIGHTS = """
+import sys, torch
+batch = int(sys.argv[1])
+loaded = torch.empty(200 * 2**20, dtype=torch.uint8, device="cuda")
+del loaded
+torch.cuda.empty_cache()
+model = torch.nn.Linear(1024, 1024).cuda()
+optimizer = torch.optim.SGD(model.parameters())
+for step in range(100):
+    texts = [torch.randn(1, 64, 1024, device="cuda") for _ in range(batch)]  # other calls for another batch: no size is worked out
+    model(torch.cat(texts)).square().sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+"""At the peak of small batches weights are loaded; each sample takes some times 256 KiB."""
+
+
+@pytest.mark.heavy
+def test_a_peak_while_weights_are_loaded_says_nothing_of_the_steps(torch_build: TorchBuild, gpu: GpuSpec, tmp_path: Path) -> None:
+    """It is the same for small batches, and a line through them would say that every batch fits."""
+    (tmp_path / "train.py").write_text(LOADS_WEIGHTS)
+
+    plan, told = planned(command_program([sys.executable, str(tmp_path / "train.py"), "{micro_batch_size}"]), gpu)
+
+    assert plan.fits
+    assert max(size for size, _ in told) < 4 * plan.after.training.micro_batch_size
+    assert len(told) <= 12
+
+
 @pytest.mark.heavy
 def test_an_error_of_many_lines_is_told_by_its_first(torch_build: TorchBuild, gpu: GpuSpec, tmp_path: Path) -> None:
     """The program's own words, behind the hint, have the others, and of a long one as much."""

@@ -370,6 +370,8 @@ class Script:
         return self._error or getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
 
     def _write(self) -> None:
+        if self._trained_in is None and not self._counts:  # there is no backward in this program: that was its step
+            self._counts.update(dict.fromkeys(self._prepared, 1))
         never_stepped = [f"{type(one).__name__} with {_number_of(_parameters(one))}" for one in self._waiting()]
         if max(self._counts.values(), default=self._num_backwards) > self._num_ended:
             self._recorder.end_step()

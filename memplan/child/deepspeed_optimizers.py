@@ -14,8 +14,7 @@ from typing import Any
 from memplan.child.after_import import change_when_imported
 
 # As its builders call them. Those for the GPU allocate nothing (0.19.8, csrc/adam and csrc/lion); that of LAMB does, and is compiled.
-HOST_KERNELS = ("cpu_adam", "cpu_adagrad", "cpu_lion")
-GPU_KERNELS = ("fused_adam", "fused_lion")
+KERNELS = ("cpu_adam", "cpu_adagrad", "cpu_lion", "fused_adam", "fused_lion")
 
 
 class _NothingDone:
@@ -37,6 +36,6 @@ def _change_builder(module: Any) -> None:
 
     @functools.wraps(load)
     def load_or_skip(builder: Any, *arguments: Any, **keywords: Any) -> Any:
-        return _NothingDone() if builder.name in (*HOST_KERNELS, *GPU_KERNELS) else load(builder, *arguments, **keywords)
+        return _NothingDone() if builder.name in KERNELS else load(builder, *arguments, **keywords)
 
     module.OpBuilder.load = load_or_skip

@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from memplan.child.copied_masks import is_all_set
 from memplan.child.not_compiled import not_compiled, not_followed
 from memplan.child.ordinary_answers import (
     FORMATS,
@@ -173,7 +174,7 @@ class Reads:
         known = self._from_data(where, size)  # asked in any case: its turns are counted
         dtype = known if isinstance(known, torch.dtype) else getattr(_reading, "dtype", None)
         reading = Reading(frames, place, size, dtype, getattr(_reading, "name", ""))
-        answer = self.users(frames, size) or (known if isinstance(known, Answer) else None)
+        answer = self.users(frames, size) or (known if isinstance(known, Answer) else self._of_mask(reading))
         if answer is None and size > DECIDES and not _reads_integers():
             return
         if answer is not None and answer.basis == "assumed" and reading.has_several_floats:
@@ -181,7 +182,7 @@ class Reads:
         elif answer is not None and answer.basis == "assumed":
             ordinary = ordinary_answer(reading)  # a check that passes, or a number that is logged, is no choice of the model
             answer = ordinary if ordinary is not None and ordinary.basis in ("rule", "ordinary") else answer
-        elif answer is not None and answer.basis in ("data", "drawn") and reading.is_yes_or_no:
+        elif answer is not None and answer.basis in ("data", "copied", "drawn") and reading.is_yes_or_no:
             check = check_that_passes(reading)  # decides nothing, known or not
             answer = check if check is not None and check.content == answer.content else answer
         if answer is not None and answer.basis == "drawn" and reading.is_only_told:
@@ -240,6 +241,15 @@ class Reads:
         if assumption is not None:
             return Answer(content, shown, "ordinary" if assumption == A_SEED else "assumed", assumption)
         return Answer(content, shown, "data", "computed on the host from the program's data")
+
+    def _of_mask(self, reading: Reading) -> Answer | None:
+        """Return what is read of a mask that was copied from the host, where it is that."""
+        is_set = is_all_set(reading.place) if reading.is_yes_or_no and reading.place is not None and self.on_answer is None else None
+        return (
+            None
+            if is_set is None
+            else Answer(bytes([is_set]), str(is_set).lower(), "copied", "known of the mask as it was copied to the GPU")
+        )
 
     def _ending(self, where: str, answer: Answer) -> Answer:
         """Answer a line that asks for a yes or no again and again with the other one at last: texts are generated until all have ended."""

@@ -26,7 +26,8 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 from memplan.child.assumed_values import Variant
 from memplan.child.batches import Batches
 from memplan.child.compilers import Compilers
-from memplan.child.device_reads import Reads
+from memplan.child.copied_masks import note_masks
+from memplan.child.device_reads import Reads, is_simulated
 from memplan.child.evaluations import Evaluations
 from memplan.child.habits import habits_asked_for
 from memplan.child.host_values import HostValues
@@ -108,6 +109,8 @@ class Recorder:
         self._watch_workspaces()
         self.batches.attach()
         self.compilers.attach()
+        if is_simulated():
+            note_masks(lambda: self._values is None)
         if self._habits is not None:
             self._habits.attach()
         self._most_walked = int(os.environ.get("MEMPLAN_WORST_BATCH") or 0)

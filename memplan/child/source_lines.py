@@ -94,6 +94,34 @@ def is_only_told(frame: FrameType) -> bool:
     return node is not None and _ends_well(node, parsed, _around(parsed, frame), set()) and not is_made_whole(frame)
 
 
+class AskedMask(NamedTuple):
+    """What a line asks of a mask: whether all of its elements are set, or are one."""
+
+    name: str
+    """Of the variable that has it."""
+    is_for_ones: bool
+
+
+def mask_asked_for(frame: FrameType) -> AskedMask | None:
+    """Return what *frame* asks of a mask, by `mask.all()` or `torch.all(mask == 1)`; None where it is something else, or not sure."""
+    parsed, lines = _parsed(frame.f_code.co_filename), statement_of(frame)
+    executed = _executed(parsed, frame, back=1) or _executed(parsed, frame)  # a condition is read behind the call that gives it
+    within = ast.walk(_around(parsed, frame) if executed is None else executed)
+    calls = [node for node in within if isinstance(node, ast.Call) and _name(node) == "all" and node.lineno in lines]
+    is_it = executed is None or (isinstance(executed, ast.Call) and _name(executed) in ("all", "bool", "item"))
+    return _asked_by(calls[0]) if len(calls) == 1 and is_it else None
+
+
+def _asked_by(call: ast.Call) -> AskedMask | None:
+    of_module = _owner(call) in _ARE_MATHEMATICS
+    if call.keywords or len(call.args) != of_module or not isinstance(call.func, ast.Attribute):
+        return None
+    asked = call.args[0] if of_module else call.func.value
+    is_for_ones = isinstance(asked, ast.Compare) and ast.unparse(asked).endswith(" == 1") and len(asked.ops) == 1
+    mask = asked.left if isinstance(asked, ast.Compare) and is_for_ones else asked
+    return AskedMask(mask.id, is_for_ones) if isinstance(mask, ast.Name) else None
+
+
 def decides_branch(frames: Sequence[FrameType]) -> bool:
     """
     Say whether the float that the program reads at the innermost of *frames* is compared, there or where it is returned to, and something
@@ -290,12 +318,16 @@ def _has(node: ast.AST, given: set[str]) -> bool:
     return any(ast.unparse(part) in given for part in parts)
 
 
-def _executed(parsed: _Parsed, frame: FrameType) -> ast.AST | None:
-    """Return the call or the f-string that *frame* is at; None where Python does not say it (before 3.11), or where it is neither."""
+def _executed(parsed: _Parsed, frame: FrameType, *, back: int = 0) -> ast.AST | None:
+    """
+    Return the call or the f-string that *frame* is at; None where Python does not say it (before 3.11), or where it is neither.
+
+    *back*: so many units of its code before.
+    """
     if not hasattr(frame.f_code, "co_positions"):
         return None
     positions = list(frame.f_code.co_positions())
-    line, end_line, column, end_column = positions[frame.f_lasti // 2]
+    line, end_line, column, end_column = positions[frame.f_lasti // 2 - back]
     at = (line, end_line, column, end_column)
     found = (node for node in ast.walk(_around(parsed, frame)) if isinstance(node, (ast.Call, *_TEXTS)))
     return next((node for node in found if (node.lineno, node.end_lineno, node.col_offset, node.end_col_offset) == at), None)

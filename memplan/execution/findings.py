@@ -355,7 +355,7 @@ def _keeps_more(before: StepEnd, after: StepEnd) -> bool:
 
 def _is_decided_by_data(record: RunRecord) -> bool:
     """Say whether a line of the program reads one size after another."""
-    places = [read.place for read in record.reads if read.basis in ("data", "drawn")]
+    places = [read.place for read in record.reads if read.basis in ("data", "copied", "drawn")]
     return len(places) > len(set(places))
 
 

@@ -80,7 +80,7 @@ def _read_values(rehearsal: Rehearsal, *, shows_all: bool) -> Iterator[str]:
     shown = [
         read
         for read in rehearsal.reads
-        if shows_all or (read.following_bytes >= least and read.basis in ("data", "answer", "assumed", "drawn"))
+        if shows_all or (read.following_bytes >= least and read.basis in ("data", "copied", "answer", "assumed", "drawn"))
     ]
     for read in shown if shows_all else shown[:_MOST_READS]:
         behind = f"{format_bytes(read.following_bytes)} behind it; " if read.following_bytes else ""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Literal
 
-Basis = Literal["data", "answer", "assumed", "drawn", "rule", "padding", "rounded", "compared", "ordinary", "zero"]
+Basis = Literal["data", "copied", "answer", "assumed", "drawn", "rule", "padding", "rounded", "compared", "ordinary", "zero"]
 """
-The program's own data; the user; an assumption about what a model computes; what is drawn at random on the
-device; what holds in an ordinary training; the worse of two cases (a
-mask has padding); all of what a float may be a share of; one of two numbers, with which the program may branch otherwise; a number that a
-program only looks at; or nothing.
+The program's own data, computed on the host; the same, as the host copied them to the device; the user; an assumption about what a model
+computes; what is drawn at random on the device; what holds in an ordinary training; the worse of two cases (a mask has padding); all of
+what a float may be a share of; one of two numbers, with which the program may branch otherwise; a number that a program only looks at; or
+nothing.
 """
 
 DRAWN = "drawn at random on the GPU"

@@ -7,8 +7,9 @@ import sys
 from types import FrameType
 
 import pytest
+import torch
 
-from memplan.child.source_lines import decides_branch, is_made_whole, is_only_told, statement_text
+from memplan.child.source_lines import AskedMask, decides_branch, is_made_whole, is_only_told, mask_asked_for, statement_text
 
 FRAMES: list[bool] = []
 
@@ -221,3 +222,66 @@ def test_what_is_kept_or_told_by_a_comparison_decides_no_memory(program) -> None
     program()
 
     assert FRAMES == [False]
+
+
+ones, pair = torch.ones(2, 3, dtype=torch.bool), {"mask": torch.ones(2)}
+
+
+def _by_its_method() -> None:
+    if ones.all():
+        return
+
+
+def _of_ones() -> None:
+    assert (
+        torch.all(ones == 1)
+    )  # fmt: skip
+
+
+def _as_a_number() -> None:
+    sum([ones.all().item(), 3])
+
+
+def _of_two() -> None:
+    torch.empty(1 if ones.all() else 2) if ones is not None or ones[:, :2].all() else None
+
+
+def _of_a_row() -> None:
+    if not ones[0].all():
+        return
+
+
+def _of_a_dimension() -> None:
+    if ones.all(dim=1).all():
+        return
+
+
+def _otherwise_compared() -> None:
+    if (ones == 2).all() or torch.all(pair["mask"] == 1):
+        return
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="Python says which call is running from 3.11 on")
+@pytest.mark.parametrize(
+    ("program", "asked"),
+    [
+        (_by_its_method, AskedMask("ones", is_for_ones=False)),
+        (_of_ones, AskedMask("ones", is_for_ones=True)),
+        (_as_a_number, AskedMask("ones", is_for_ones=False)),
+        (_of_two, AskedMask("ones", is_for_ones=False)),
+        (_of_a_row, None),
+        (_of_a_dimension, None),
+        (_otherwise_compared, None),
+    ],
+)
+def test_what_is_asked_of_a_mask_is_known_by_its_name(monkeypatch: pytest.MonkeyPatch, program, asked: AskedMask | None) -> None:
+    """Whether all of it is set, or one; of a part of it, or of what is worked out from it, nobody can say by the name."""
+    found = []
+    for name in ("__bool__", "item"):
+        method = getattr(torch.Tensor, name)
+        monkeypatch.setattr(
+            torch.Tensor, name, lambda self, method=method: (found.append(mask_asked_for(sys._getframe(1))), method(self))[1]
+        )
+    program()
+
+    assert set(found) == {asked}

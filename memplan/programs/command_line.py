@@ -78,7 +78,8 @@ def _in_named_file(place: Place, words: Sequence[str]) -> Place:
     """
     Return *place*, a name alone taken for the key of a file that the command *words* names, where one has it.
 
-    Raises UsageError for a name of several keys, and for one with dots, which no variable of the environment has, that no file has.
+    Raises UsageError for a name of several keys, and for one that no file has and that is no usual name of a variable of the environment:
+    with lower-case letters, and not set here.
     """
     if not place.is_of_environment or place.key in os.environ:
         return place
@@ -86,10 +87,14 @@ def _in_named_file(place: Place, words: Sequence[str]) -> Place:
     held = composed.held(place.key) if composed is not None else None
     if held is not None and held.file is not None:
         return place.model_copy(update={"file": held.file, "key": held.key_in_file})
-    if held is not None or "." in place.key:
-        problem = f"nothing is written at `{place.key}`, {held.problem if held is not None else 'which no file that the command names has'}"
-        raise UsageError(problem, hint=f"name its file: `FILE:{place.key}`")
-    return place
+    if held is None and place.key.isupper():
+        return place
+    is_key = held is not None or "." in place.key
+    keys = () if composed is None else composed.keys
+    near = did_you_mean(place.key, frozenset(keys if is_key else (key.rpartition(".")[2] for key in keys)))
+    problem = held.problem if held is not None else f"which no file that the command names has{near}"
+    or_variable = "" if is_key else f"; a variable of the environment with such a name has to be set: `{place.key}=… memplan …`"
+    raise UsageError(f"nothing is written at `{place.key}`, {problem}", hint=f"name its file: `FILE:{place.key}`{or_variable}")
 
 
 def stage_files(patterns: Iterable[str]) -> list[Path]:

@@ -98,9 +98,14 @@ class ComposedConfig(NamedTuple):
                 )
         return [f"{name}={one.file}:{one.key_in_file}" for name, one in held.items()]
 
+    @property
+    def keys(self) -> list[str]:
+        """Return the keys of all values, with dots between their parts."""
+        return [key for key, _ in _leaves(self.values)]
+
     def held(self, name: str) -> Held | None:
         """Return what holds the key *name*, which may leave out what it stands below; None where there is none, or no file of several."""
-        keys = [key for key, _ in _leaves(self.values)]
+        keys = self.keys
         found = [name] if name in keys else [key for key in keys if key.endswith(f".{name}")]
         if len(found) > 1:
             return Held(name, None, problem=f"which is several keys: {', '.join(found)}")

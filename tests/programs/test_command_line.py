@@ -161,6 +161,34 @@ def test_a_key_alone_that_nothing_can_be_written_at_is_told(config: Path, words:
     assert raised.value.hint == f"name its file: `FILE:{short.partition('=')[0]}`"
 
 
+@pytest.mark.parametrize(
+    ("words", "short", "problem"),
+    [
+        (
+            ["--config", "{config}"],
+            "limit_val_batch=0",
+            ", which no file that the command names has: did you mean limit_val_batches?",
+        ),
+        ([], "eval_steps=0", ", which no file that the command names has"),
+    ],
+)
+def test_a_name_in_small_letters_that_is_set_nowhere_is_no_variable_of_the_environment(
+    config: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], short: str, problem: str
+) -> None:
+    """It would have no effect, and nobody would know."""
+    name = short.partition("=")[0]
+    command = ["train.py", *(word.format(config=config) for word in words)]
+    with pytest.raises(UsageError) as raised:
+        command_program(command, short=[short])
+    monkeypatch.setenv(name, "8")
+
+    assert raised.value.message == f"nothing is written at `{name}`{problem}"
+    assert raised.value.hint == (
+        f"name its file: `FILE:{name}`; a variable of the environment with such a name has to be set: `{name}=… memplan …`"
+    )
+    assert command_program(command, short=[short]).shortened[0].is_of_environment
+
+
 def test_a_product_and_accumulation_leave_the_micro_batch(config: Path) -> None:
     """On each GPU: 512 samples of an optimizer step are 4 accumulated micro-batches of 64 on two GPUs."""
     config.write_text("batch: 512\naccumulate: 4\n")

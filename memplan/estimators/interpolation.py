@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from typing import NamedTuple, TypeVar
 
 from memplan.hardware.gpu import UNLIMITED_BYTES
 from memplan.traces.requests import Requests
+
+_Phase = TypeVar("_Phase")
 
 LEAST_DISTANCE = 1 / 8
 """Share of a size by which another has to be apart for the line through both: peaks rise in steps of segments, and neighbours share one."""
@@ -38,15 +41,48 @@ class PeakLine:
         """
         if size in self._known:
             return self._known[size]
-        by_distance = sorted(self._known, key=lambda known: (abs(known - size), known))
-        if len(by_distance) < 2:
-            return None
-        nearest, *others = by_distance
-        apart = [other for other in others if abs(other - nearest) >= LEAST_DISTANCE * nearest]
-        other = apart[0] if apart else max(others, key=lambda known: abs(known - nearest))
-        low, high = sorted((nearest, other))
-        rise = self._known[high] - self._known[low]
-        return None if rise < 0 else max(0, self._known[low] + rise * (size - low) // (high - low))
+        pair = line_through(self._known, size)
+        return None if pair is None else pair.at(size, self._known[pair.low], self._known[pair.high])
+
+
+class Line(NamedTuple):
+    """The two sizes that a straight line goes through."""
+
+    low: int
+    high: int
+
+    def at(self, size: int, low_bytes: int, high_bytes: int) -> int | None:
+        """Return the bytes at *size*, *low_bytes* and *high_bytes* those of the two; None where the larger one takes less."""
+        rise = high_bytes - low_bytes
+        return None if rise < 0 else max(0, low_bytes + rise * (size - self.low) // (self.high - self.low))
+
+
+def line_through(known: Collection[int], size: int) -> Line | None:
+    """
+    Return the two of the *known* sizes whose line says most of *size*; None where there are fewer.
+
+    The two nearest that are apart; where these are further from *size* than from each other, and it is between others, the two around it.
+    """
+    by_distance = sorted(known, key=lambda other: (abs(other - size), other))
+    if len(by_distance) < 2:
+        return None
+    nearest, *others = by_distance
+    apart = [other for other in others if abs(other - nearest) >= LEAST_DISTANCE * nearest]
+    other = apart[0] if apart else max(others, key=lambda known: abs(known - nearest))
+    below, above = [each for each in known if each < size], [each for each in known if each > size]
+    if below and above and abs(size - nearest) > abs(nearest - other):
+        return Line(max(below), min(above))
+    return Line(*sorted((nearest, other)))
+
+
+def peak_of_phases(line: Line, low: Mapping[_Phase, int], high: Mapping[_Phase, int], *, size: int) -> int | None:
+    """
+    Return the bytes of the highest phase at *size*, each on its own *line* from what it has in *low* to what it has in *high*.
+
+    The phase that is highest in small steps, as the optimizer's, is seldom that of a large one. None where no phase is in both.
+    """
+    peaks = (line.at(size, low[phase], high[phase]) for phase in low.keys() & high.keys())
+    return max((peak for peak in peaks if peak is not None), default=None)
 
 
 def extrapolated_peak(nearest: Requests, other: Requests, *, share: float, settings: str) -> int:

@@ -19,7 +19,7 @@ from typing import Any
 
 from memplan.errors import NotRehearsedError
 from memplan.estimators.base import Estimator, Interpolated, ReplayingEstimator, StepOfValue
-from memplan.estimators.interpolation import PeakLine, extrapolated_peak
+from memplan.estimators.interpolation import PeakLine, extrapolated_peak, line_through, peak_of_phases
 from memplan.estimators.rehearsal_cache import RehearsalCache
 from memplan.estimators.steps import Step, StepRunner
 from memplan.execution.rehearsal import Rehearsal
@@ -60,8 +60,8 @@ class RehearsedEstimator(ReplayingEstimator):
         self._kinds: dict[str, dict[str, GpuSpec]] = {}
         self._requests: dict[tuple[str, int], Requests] = {}
         self._extrapolations: dict[tuple[str, int, int, int], int] = {}  # by family and size, and the two sizes that it is worked out from
-        self._of_steps: dict[tuple[str, int], int] = {}
-        """What steps use where the peak comes before them, by family and size."""
+        self._of_phases: dict[tuple[str, int], dict[tuple[int, str], int]] = {}
+        """The peaks of the phases of steps, by family and size."""
         self._traces: dict[tuple[str, int], MemoryTrace] = {}
         self._answers: dict[tuple[str, int], dict[str, dict[str, Any]]] = {}
         self._runners: dict[type[Program], StepRunner] = {}
@@ -190,26 +190,42 @@ class RehearsedEstimator(ReplayingEstimator):
         known = known or self._of_likest_card(step)
         guessed = self._extrapolated(step) if self.is_slow else None
         if guessed is None:
-            guessed = PeakLine({other: self._used_in_steps(step, other, rehearsal) for other, rehearsal in known.items()}).at(size)
+            guessed = self._by_lines(step, known)
         if guessed is None:
             guessed = self._in_proportion(step) if self.is_slow else self._by_formula(program, gpu, stage, known)
         return None if guessed is None else MemoryRange(low_bytes=guessed, expected_bytes=guessed, high_bytes=guessed)
 
-    def _used_in_steps(self, step: Step, size: int, known: Rehearsal) -> int:
+    def _by_lines(self, step: Step, known: Mapping[int, Rehearsal]) -> int | None:
         """
-        Return the bytes that the GPU uses at most in the steps of *step* with *size*, *known* of it.
+        Return the bytes that *step* takes by the straight lines through the sizes that are *known*; None where they tell nothing.
 
-        Where the peak comes before them, as of weights that are loaded and quantized, it does not grow with the batch, though they do.
+        The peak is on one line, and the peak of each phase of the steps on one of its own: that which is highest in small steps, as the
+        optimizer's, is seldom that of a large one. What comes before the steps does not grow with the batch, as weights that are loaded and
+        quantized: where the peak is there, the phases alone count.
         """
+        size = step.micro_batch_size
+        line = line_through(known, size)
+        if line is None:
+            return None
+        ends = [known[end] for end in line]
+        of_all = PeakLine({each: known[each].device_used.high_bytes for each in known}).at(size)
+        if any(self._estimates.get((step.family, each)) is not known[each] for each in line):
+            return of_all
+        peak = peak_of_phases(line, *(self._phase_peaks(step, each) for each in line), size=size)
+        if peak is None:
+            return of_all
+        nearest = min(ends, key=lambda end: abs(end.peak_allocated_bytes - peak))
+        of_phases = nearest.device_used.high_bytes - nearest.peak_allocated_bytes + peak
+        is_before_steps = any(end.peak_phase == SET_UP for end in ends)
+        return of_phases if is_before_steps or of_all is None else max(of_all, of_phases)
+
+    def _phase_peaks(self, step: Step, size: int) -> dict[tuple[int, str], int]:
+        """Return the peak of each phase of *step* with another *size*, which was run; none where its trace is not at hand."""
         key = step.family, size
-        if known.peak_phase != SET_UP or self._estimates.get(key) is not known:
-            return known.device_used.high_bytes
-        if key not in self._of_steps:
+        if key not in self._of_phases:
             trace = self._kept_trace(step._replace(program=step.program.with_training(micro_batch_size=size), micro_batch_size=size))
-            begin = trace.first_step if trace is not None else None
-            of_steps = trace.allocated_from(begin.position) if trace is not None and begin is not None else known.peak_allocated_bytes
-            self._of_steps[key] = known.device_used.high_bytes - known.peak_allocated_bytes + of_steps
-        return self._of_steps[key]
+            self._of_phases[key] = {} if trace is None else trace.peaks_of_phases()
+        return self._of_phases[key]
 
     def _by_formula(self, program: Program, gpu: GpuSpec, stage: Stage | None, known: Mapping[int, Rehearsal]) -> int | None:
         """Return the bytes that formulas say, corrected by how far they are off at the nearest of *known*; None where there are none."""

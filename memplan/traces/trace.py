@@ -208,6 +208,25 @@ class MemoryTrace:
             most = max(most, current)
         return most
 
+    def peaks_of_phases(self) -> dict[tuple[int, str], int]:
+        """Return the most bytes that were alive in each phase of each step; what comes before the first step is none."""
+        found: dict[tuple[int, str], int] = {}
+        live: dict[int, int] = {}
+        current = 0
+        ends = [*(mark.position for mark in self.marks), len(self.actions)]
+        for (begin, end), mark in zip(pairwise([0, *ends]), [None, *self.marks], strict=True):
+            most = current
+            for event in range(begin, end):
+                if self.actions[event] == ALLOC:
+                    live[self.addresses[event]] = rounded(self.sizes[event])
+                    current += live[self.addresses[event]]
+                elif self.actions[event] == FREE:
+                    current -= live.pop(self.addresses[event], 0)
+                most = max(most, current)
+            if mark is not None and mark.step and mark.phase != BUILD:
+                found[mark.step, mark.phase] = max(most, found.get((mark.step, mark.phase), 0))
+        return found
+
     def _highest(self, first_allocation: int) -> int:
         """Return the event after which most bytes are alive."""
         live: dict[int, int] = {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from memplan.estimators.interpolation import PeakLine
+from memplan.estimators.interpolation import Line, PeakLine, line_through, peak_of_phases
 
 
 @pytest.mark.parametrize(("size", "bytes_"), [(1, 1100), (8, 1800), (4, 1400), (16, 2600), (0, 1000)])
@@ -34,3 +34,19 @@ def test_what_is_learnt_counts() -> None:
     line.learn(4, 1000)
 
     assert line.at(5) == 1400
+
+
+def test_between_sizes_that_are_far_apart_it_is_the_line_through_both() -> None:
+    """2 and 3 say little of 400 where 3000 is known; 100 and 200 say of 300 what is near, and 1000 of what is beyond."""
+    assert [line_through([2, 3, 3000], 400), line_through([100, 200, 1000], 300)] == [Line(3, 3000), Line(100, 200)]
+    assert line_through([100, 200, 1000], 2000) == Line(200, 1000)
+    assert line_through([7], 8) is None
+
+
+def test_the_phase_that_is_highest_in_small_steps_is_not_that_of_a_large_one() -> None:
+    """The optimizer's takes 1000 whatever the batch, the backward 10 a sample; one that only the larger size has says nothing."""
+    low = {(1, "backward"): 20, (1, "optimizer"): 1000}
+    high = {(1, "backward"): 30, (1, "optimizer"): 1000, (2, "backward"): 5}
+
+    assert [peak_of_phases(Line(2, 3), low, high, size=size) for size in (4, 500)] == [1000, 5000]
+    assert peak_of_phases(Line(2, 3), low, {}, size=4) is None

@@ -66,6 +66,21 @@ def test_what_is_alive_from_an_event_on_counts_what_was_there_before() -> None:
     assert [trace(EVENTS).allocated_from(position) // UNIT for position in (0, 5, 7)] == [50, 50, 40]
 
 
+def test_each_phase_of_each_step_has_a_peak_of_its_own() -> None:
+    """What is held when it begins counts; what the build holds is in it, and has none itself."""
+    sizes = [("a", 1, 10), ("a", 2, 20), ("f", 2, 20), ("a", 3, 5), ("f", 3, 5), ("a", 4, 1)]
+    events = [(action, address, size * UNIT) for action, address, size in sizes]
+    marks = [(0, 0, 0, "build"), (1, 0, 1, "forward"), (2, 1, 1, "backward"), (3, 2, 1, "optimizer"), (4, 2, 2, "forward")]
+
+    found = trace(events, marks=tuple(marks)).peaks_of_phases()
+
+    assert {phase: peak // UNIT for phase, peak in found.items()} == {
+        (1, "forward"): 30,
+        (1, "backward"): 15,
+        (1, "optimizer"): 11,
+    }
+
+
 def test_only_moments_behind_the_first_allocation_count() -> None:
     """As for the step that is looked at closely: what it found alive counts, what was before does not."""
     assert trace(EVENTS).peak(first_allocation=4)[1].keys() == {1, 4}

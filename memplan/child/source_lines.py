@@ -11,6 +11,7 @@ import ast
 import functools
 import linecache
 from collections.abc import Iterator, Sequence
+from dis import opname
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -103,18 +104,30 @@ class AskedMask(NamedTuple):
 
 
 def mask_asked_for(frame: FrameType) -> AskedMask | None:
-    """Return what *frame* asks of a mask, by `mask.all()` or `torch.all(mask == 1)`; None where it is something else, or not sure."""
-    parsed, lines = _parsed(frame.f_code.co_filename), statement_of(frame)
-    executed = _executed(parsed, frame, back=1) or _executed(parsed, frame)  # a condition is read behind the call that gives it
-    within = ast.walk(_around(parsed, frame) if executed is None else executed)
-    calls = [node for node in within if isinstance(node, ast.Call) and _name(node) == "all" and node.lineno in lines]
-    is_it = executed is None or (isinstance(executed, ast.Call) and _name(executed) in ("all", "bool", "item"))
-    return _asked_by(calls[0]) if len(calls) == 1 and is_it else None
+    """
+    Return what *frame* asks of a mask, by `mask.all()` or `torch.all(mask == 1)`; None where it is something else, or not sure.
+
+    It is read by the call that runs, `bool(…)` or `….item()`, or by a condition, right behind the call that gave it. Where a condition has
+    several parts, Python before 3.12 may place one of them at another: only the call before it says which is read.
+    """
+    parsed, code, back = _parsed(frame.f_code.co_filename), frame.f_code.co_code, 0
+    while opname[code[frame.f_lasti - 2 * back]] == "CACHE":  # which some instructions have behind them
+        back += 1
+    if "CALL" not in opname[code[frame.f_lasti - 2 * back]]:
+        return _asked_by(_executed(parsed, frame, back=back + 1))
+    reader = _executed(parsed, frame)
+    if not isinstance(reader, ast.Call):
+        return None
+    if _name(reader) == "bool" and len(reader.args) == 1:
+        return _asked_by(reader.args[0])
+    return _asked_by(reader.func.value) if _name(reader) == "item" and isinstance(reader.func, ast.Attribute) else None
 
 
-def _asked_by(call: ast.Call) -> AskedMask | None:
-    of_module = _owner(call) in _ARE_MATHEMATICS
-    if call.keywords or len(call.args) != of_module or not isinstance(call.func, ast.Attribute):
+def _asked_by(call: ast.AST | None) -> AskedMask | None:
+    if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute) or call.func.attr != "all" or call.keywords:
+        return None
+    of_module = _owner(call) == "torch"
+    if len(call.args) != of_module:
         return None
     asked = call.args[0] if of_module else call.func.value
     is_for_ones = isinstance(asked, ast.Compare) and ast.unparse(asked).endswith(" == 1") and len(asked.ops) == 1

@@ -17,6 +17,9 @@ MIB = 2**20
 Run = Callable[..., Rehearsal]
 
 
+pytestmark = pytest.mark.skipif(sys.version_info < (3, 11), reason="Python says which call is running from 3.11 on")
+
+
 @pytest.fixture
 def run(rehearser_of: RehearserOf) -> Run:
     """Rehearse two steps of a program by its name."""
@@ -27,8 +30,6 @@ def run(rehearser_of: RehearserOf) -> Run:
 @pytest.mark.parametrize("program", ["copied", "called for", "compared"])
 def test_a_mask_that_was_copied_says_whether_it_has_padding(run: Run, program: str, num_padded: int, answer: str, mib: int) -> None:
     """By whichever method it came to the GPU, as numbers or as booleans, and in a condition of several lines."""
-    if program == "called for" and sys.version_info < (3, 11):
-        pytest.skip("which of two calls in a condition is running, Python says from 3.11 on")
     seen = run(program, num_padded=num_padded)
 
     assert {(read.basis, read.answer) for read in seen.reads} == {("copied", answer)}

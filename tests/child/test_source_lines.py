@@ -233,9 +233,8 @@ def _by_its_method() -> None:
 
 
 def _of_ones() -> None:
-    assert (
-        torch.all(ones == 1)
-    )  # fmt: skip
+    if not torch.all(ones == 1):
+        return
 
 
 def _as_a_number() -> None:
@@ -261,6 +260,28 @@ def _otherwise_compared() -> None:
         return
 
 
+flag = torch.ones(())
+
+
+def _of_a_flag_first() -> None:
+    if flag and ones.all(dim=0) is None:
+        return
+
+
+def _of_a_flag_beside() -> None:
+    whole = torch.ones(1)
+    if (whole and flag) or ones.all():
+        return
+
+
+def _of_a_flag_in_a_call() -> None:
+    bool(flag and ones.all)
+
+
+def _of_both() -> None:
+    bool(ones.all() and flag)
+
+
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="Python says which call is running from 3.11 on")
 @pytest.mark.parametrize(
     ("program", "asked"),
@@ -272,6 +293,9 @@ def _otherwise_compared() -> None:
         (_of_a_row, None),
         (_of_a_dimension, None),
         (_otherwise_compared, None),
+        (_of_a_flag_first, None),
+        (_of_a_flag_beside, None),
+        (_of_a_flag_in_a_call, None),
     ],
 )
 def test_what_is_asked_of_a_mask_is_known_by_its_name(monkeypatch: pytest.MonkeyPatch, program, asked: AskedMask | None) -> None:
@@ -285,3 +309,14 @@ def test_what_is_asked_of_a_mask_is_known_by_its_name(monkeypatch: pytest.Monkey
     program()
 
     assert set(found) == {asked}
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="Python says which call is running from 3.11 on")
+def test_what_is_read_beside_a_mask_is_not_taken_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The mask first, and then a flag, in one call: the mask's answer is not that of the flag."""
+    found, read = [], torch.Tensor.__bool__
+    monkeypatch.setattr(torch.Tensor, "__bool__", lambda self: (found.append(mask_asked_for(sys._getframe(1))), read(self))[1])
+
+    _of_both()
+
+    assert found == [AskedMask("ones", is_for_ones=False), None]

@@ -244,12 +244,12 @@ class Reads:
 
     def _of_mask(self, reading: Reading) -> Answer | None:
         """Return what is read of a mask that was copied from the host, where it is that."""
-        is_set = is_all_set(reading.place) if reading.is_yes_or_no and reading.place is not None and self.on_answer is None else None
-        return (
-            None
-            if is_set is None
-            else Answer(bytes([is_set]), str(is_set).lower(), "copied", "known of the mask as it was copied to the GPU")
-        )
+        if self.on_answer is not None or reading.place is None or not reading.is_yes_or_no:
+            return None
+        is_set = is_all_set(reading.place)
+        if is_set is None:
+            return None
+        return Answer(bytes([is_set]), str(is_set).lower(), "copied", "known of the mask as it was copied to the GPU")
 
     def _ending(self, where: str, answer: Answer) -> Answer:
         """Answer a line that asks for a yes or no again and again with the other one at last: texts are generated until all have ended."""

@@ -110,6 +110,8 @@ class Phase(NamedTuple):
     """Of the allocations, as asked for."""
     held_bytes: int
     """At its end."""
+    peak_bytes: int
+    """The most that was alive in it, rounded as the allocator does."""
 
 
 @dataclass(frozen=True)
@@ -159,16 +161,20 @@ class MemoryTrace:
         """Return what was asked for from each mark to the next, and what was held then."""
         found: list[Phase] = []
         live: dict[int, int] = {}
+        current = 0
         ends = [*(mark.position for mark in self.marks), len(self.actions)][1:]
         for mark, end in zip(self.marks, ends, strict=True):
             asked: list[int] = []
+            most = current
             for event in range(mark.position, end):
                 if self.actions[event] == ALLOC:
                     asked.append(self.sizes[event])
                     live[self.addresses[event]] = self.sizes[event]
-                elif self.actions[event] == FREE:
-                    live.pop(self.addresses[event], None)
-            found.append(Phase(mark.step, mark.phase, asked, sum(live.values())))
+                    current += rounded(self.sizes[event])
+                    most = max(most, current)
+                elif self.actions[event] == FREE and self.addresses[event] in live:
+                    current -= rounded(live.pop(self.addresses[event]))
+            found.append(Phase(mark.step, mark.phase, asked, sum(live.values()), most))
         return found
 
     def peak(self, *, first_allocation: int = 0) -> tuple[int, dict[int, Block]]:
@@ -211,20 +217,10 @@ class MemoryTrace:
     def peaks_of_phases(self) -> dict[tuple[int, str], int]:
         """Return the most bytes that were alive in each phase of each step; what comes before the first step is none."""
         found: dict[tuple[int, str], int] = {}
-        live: dict[int, int] = {}
-        current = 0
-        ends = [*(mark.position for mark in self.marks), len(self.actions)]
-        for (begin, end), mark in zip(pairwise([0, *ends]), [None, *self.marks], strict=True):
-            most = current
-            for event in range(begin, end):
-                if self.actions[event] == ALLOC:
-                    live[self.addresses[event]] = rounded(self.sizes[event])
-                    current += live[self.addresses[event]]
-                elif self.actions[event] == FREE:
-                    current -= live.pop(self.addresses[event], 0)
-                most = max(most, current)
-            if mark is not None and mark.step and mark.phase != BUILD:
-                found[mark.step, mark.phase] = max(most, found.get((mark.step, mark.phase), 0))
+        for phase in self.phases():
+            key = phase.step, phase.phase
+            if phase.step and phase.phase != BUILD:
+                found[key] = max(phase.peak_bytes, found.get(key, 0))
         return found
 
     def _highest(self, first_allocation: int) -> int:

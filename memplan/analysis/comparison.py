@@ -180,8 +180,8 @@ class _Work:
 
     def _as_another(self, gpu: GpuSpec, reference: _Reference, estimator: ReplayingEstimator) -> _Found | None:
         """Return what the kind of *reference* makes of the size of *gpu*; None where what is planned asks other memory on its own kind."""
-        kind, own = of_some_kind(reference.found.searched), of_some_kind(gpu)
-        twin = own.model_copy(update={name: getattr(kind, name) for name in ("compute_capability", "multiprocessors")})
+        own = of_some_kind(gpu)
+        twin = own.model_copy(update={"kernels_of": of_some_kind(reference.found.searched).kind})
         is_new = capability_of(gpu) not in reference.capabilities
         searched = reference.found.planned
         if is_new and not estimator.asks_alike(searched, own, twin, stages_of(searched)[0]):  # before anything is searched in vain

@@ -12,6 +12,9 @@ import torch
 from memplan.child.tensor_types import has_memory
 from memplan.child.tracked_objects import objects_of_classes
 
+PLAIN = (torch.Tensor, torch.nn.Parameter)
+"""The classes of most tensors: a model has thousands, which are looked at in each step."""
+
 
 def objects_of(*kinds: type) -> list[list[Any]]:
     """Return the objects of this process that are of each kind. Their classes are looked up first: a million objects take no second."""
@@ -58,13 +61,22 @@ def addresses(tensors: Iterable[Any]) -> set[int]:
     found = set()
     with torch._C.DisableTorchFunctionSubclass():
         for tensor in itertools.chain.from_iterable(map(_inner, tensors)):
-            if has_memory(tensor) and tensor.is_cuda and tensor.layout is torch.strided and not _is_wrapped(tensor):
+            if (
+                (type(tensor) in PLAIN or has_memory(tensor))
+                and tensor.is_cuda
+                and tensor.layout is torch.strided
+                and not _is_wrapped(tensor)
+            ):
                 found.add(tensor.untyped_storage().data_ptr())
     return found
 
 
-def _inner(tensor: Any) -> Iterator[Any]:
-    """Yield what *tensor* consists of: of a DTensor what lies here, of a quantised one its codes and scales; itself, where it is plain."""
+def _inner(tensor: Any) -> Iterable[Any]:
+    """Return what *tensor* consists of: of a DTensor what lies here, of a quantised one its codes and scales; itself, where it is plain."""
+    return (tensor,) if type(tensor) in PLAIN else _flattened(tensor)
+
+
+def _flattened(tensor: Any) -> Iterator[Any]:
     flatten = getattr(tensor, "__tensor_flatten__", None)
     if flatten is None:
         yield tensor

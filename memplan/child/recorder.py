@@ -38,7 +38,8 @@ from memplan.child.program_frames import place_in
 from memplan.child.recorded_values import RecordedValues, ValueWriter
 from memplan.child.tensor_notes import TensorNotes, is_compiled
 from memplan.child.tensor_types import TypeRecorder
-from memplan.traces.trace import ACTIONS, BUILD, EVALUATION, evaluation_before
+from memplan.child.tracked_objects import without_collections
+from memplan.traces.trace import ACTIONS, BUILD, EVALUATION, evaluation_before, events_of
 
 MOST_EVENTS = 10_000_000
 MOST_RECORDED = 600_000
@@ -413,6 +414,7 @@ class Recorder:
 
     # the result
 
+    @without_collections()
     def result(self, failure: dict[str, Any] | None = None) -> dict[str, Any]:
         """Return what was seen; *failure* says why the program ended early, where it did."""
         self._end_values()
@@ -429,7 +431,8 @@ class Recorder:
             torch.cuda.memory._record_memory_history(context=None, max_entries=MOST_EVENTS)
             _, given_back, _ = self._stop_history(clear=True, frees=0)
             workspaces = {(address, self._ends_at[0]) for address, _ in given_back}
-        workspaces |= self._buckets_in(self._events) | self._given_back
+        events, self._events = self._events, []
+        workspaces |= self._buckets_in(events) | self._given_back
         free, reserved = torch.cuda.mem_get_info(self._device)[0], torch.cuda.memory_reserved(self._device)
         return {
             "gpu_name": torch.cuda.get_device_properties(self._device).name,
@@ -442,7 +445,7 @@ class Recorder:
             "reserved_bytes": reserved,
             "outside_bytes": max(0, self._free_at_first - free - reserved),  # what libraries took besides, and kernels as they were loaded
             "num_alloc_retries": self._num_retries() if self._retries is None else self._retries,
-            "events": columns(self._events),
+            "events": columns(events),
             "end": self._ends_at if was_stopped else self._types_from or self._ends_at,
             "was_stopped": was_stopped,
             "marks": self.marks,
@@ -490,7 +493,8 @@ class Recorder:
         frees = all_frees if frees is None else frees
         if clear:
             self._clear_workspaces()
-        events = torch.cuda.memory._snapshot()["device_traces"][self._device]
+        with without_collections():
+            events = torch.cuda.memory._snapshot()["device_traces"][self._device]
         torch.cuda.memory._record_memory_history(enabled=None)
         return events, {(address, count) for address in freed_after(events, frees)}, (count, all_frees)
 
@@ -502,7 +506,7 @@ def freed_after(events: list[dict[str, Any]], count: int) -> list[int]:
 
 def columns(events: list[dict[str, Any]]) -> dict[str, Any]:
     """Return the allocator's events as columns: one letter each, addresses, bytes, streams."""
-    kept = [event for event in events if event["action"] in ACTIONS]
+    kept = events_of(events)
     return {
         "actions": "".join(ACTIONS[event["action"]] for event in kept),
         "addresses": [event.get("addr", 0) for event in kept],

@@ -182,8 +182,8 @@ def _told(error: Exception, recorder: Recorder) -> dict[str, Any]:
 
 def _steps_to_run(request: dict[str, Any], recorder: Recorder) -> int:
     """
-    Return the steps asked for; more when the memory of the third is still above the second's, until it has settled, or when steps are of
-    several sizes.
+    Return the steps asked for; more when the memory of the third is still above the second's, allocated or reserved, until it has settled,
+    or when steps are of several sizes.
 
     One that differs may be the last of a beginning (DistributedDataParallel makes its buckets anew in the second): one more is run to see.
     """
@@ -191,7 +191,7 @@ def _steps_to_run(request: dict[str, Any], recorder: Recorder) -> int:
     if number < few:
         return int(request["steps"])
     before, last = recorder.steps[few - 2 : few]
-    if last["peak_allocated_bytes"] > before["peak_allocated_bytes"]:
+    if any(last[peak] > before[peak] for peak in ("peak_allocated_bytes", "peak_reserved_bytes")):
         return number if number >= few + 2 and recorder.has_settled() else most
     if number > few + 1:
         return most

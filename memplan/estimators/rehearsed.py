@@ -23,8 +23,9 @@ from memplan.estimators.interpolation import PeakLine, extrapolated_peak, line_t
 from memplan.estimators.rehearsal_cache import RehearsalCache
 from memplan.estimators.steps import Step, StepRunner
 from memplan.execution.rehearsal import Rehearsal
+from memplan.hardware.catalog import of_some_kind
 from memplan.hardware.gpu import UNLIMITED_BYTES, GpuSpec
-from memplan.memory.cuda_context import with_context
+from memplan.memory.cuda_context import usual_context, with_context
 from memplan.memory.estimate import SET_UP, MemoryEstimate, MemoryRange
 from memplan.traces.parametric import Sweep
 from memplan.traces.requests import Replayed, Requests, requests_of
@@ -85,7 +86,8 @@ class RehearsedEstimator(ReplayingEstimator):
 
         Raises NotRehearsedError where the step cannot be built or run, MissingError where this machine cannot rehearse.
         """
-        return with_context(self._rehearsal(self._step(program, gpu, stage)), gpu)
+        step = self._step(program, gpu, stage)
+        return with_context(self._rehearsal(step), of_some_kind(gpu), made_on=step.gpu)
 
     def _rehearsal(self, step: Step) -> Rehearsal:
         key = step.family, step.micro_batch_size
@@ -381,14 +383,15 @@ class RehearsedEstimator(ReplayingEstimator):
     def _begins_alike(self, step: Step, theirs: Step, whole: Rehearsal) -> bool:
         runner = self._runner(step.program)
         is_known = (step.family, step.micro_batch_size) in self._estimates
-        if not is_known and self._on_rehearsal is not None:
+        begin = None if is_known else runner.beginning_of(step)
+        if begin is not None and self._on_rehearsal is not None:
             self._on_rehearsal(step)
-        beginning = None if is_known else runner.rehearse_beginning(step)
+        beginning = None if begin is None else begin()
         own = self._rehearsal(step) if beginning is None else beginning
         asked = self._requests_of(step) if own.trace is None else requests_of(own.trace, torch=own.torch)
         known = self._requests_of(theirs)
         is_alike = known.begins_with(asked) and (beginning is not None or asked.begins_with(known))
-        return is_alike and _beside(own) == _beside(whole)
+        return is_alike and _beside(own, step.gpu) == _beside(whole, theirs.gpu)
 
     def with_allocator_settings(self, settings: str) -> Estimator:
         """Return the estimator of the same steps under other allocator *settings*."""
@@ -400,10 +403,13 @@ def _by_distance(sizes: Iterable[int], size: int) -> list[int]:
     return sorted(sizes, key=lambda other: (abs(other - size), other))
 
 
-def _beside(rehearsal: Rehearsal) -> tuple[int, int]:
-    """Return what a step takes beside PyTorch's allocator: as expected, and at most."""
-    used = rehearsal.device_used
-    return used.expected_bytes - rehearsal.peak_reserved_bytes, used.high_bytes - rehearsal.peak_reserved_bytes
+def _beside(rehearsal: Rehearsal, gpu: GpuSpec) -> tuple[int, int]:
+    """Return what a step takes beside PyTorch's allocator and the CUDA context of *gpu*, which it ran on: as expected, and at most."""
+    used, context = rehearsal.device_used, usual_context(gpu)
+    return (
+        used.expected_bytes - context.expected_bytes - rehearsal.peak_reserved_bytes,
+        used.high_bytes - context.high_bytes - rehearsal.peak_reserved_bytes,
+    )
 
 
 def _runner_of(program: Program, cache: Path | None) -> StepRunner:

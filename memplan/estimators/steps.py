@@ -106,8 +106,8 @@ class StepRunner(ABC):
         del step
         return None
 
-    def rehearse_beginning(self, step: Step) -> Rehearsal | None:
-        """Return what the first two optimizer steps of *step* do; None where all of it is run as soon. Raises as `rehearse`."""
+    def beginning_of(self, step: Step) -> Callable[[], Rehearsal] | None:
+        """Return what runs the first optimizer steps of *step* alone, and raises as `rehearse`; None where all of it is run as soon."""
         del step
         return None
 

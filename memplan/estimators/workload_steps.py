@@ -5,7 +5,8 @@ from __future__ import annotations
 import atexit
 import json
 import threading
-from functools import lru_cache
+from collections.abc import Callable
+from functools import lru_cache, partial
 from importlib.machinery import PathFinder
 from typing import TYPE_CHECKING
 
@@ -61,9 +62,13 @@ class WorkloadSteps(StepRunner):
 
         return Job(run_step, (step, None))
 
-    def rehearse_beginning(self, step: Step) -> Rehearsal:
-        """Return what its first two optimizer steps do: each that follows is like the second."""
-        return run_step(step, 2)
+    def beginning_of(self, step: Step) -> Callable[[], Rehearsal]:
+        """
+        Return what runs its first optimizer step: each that follows runs the same kernels with the same sizes.
+
+        Of several GPUs its first two: DistributedDataParallel makes its buckets anew in the second.
+        """
+        return partial(run_step, step, 1 if step.program.parallelism.num_gpus == 1 else 2)
 
     def kept_as(self, step: Step) -> str:
         """Return the step's own family: all that decides it is in that."""

@@ -1,6 +1,6 @@
 """A GPU as memplan plans for it: how much memory its programs can have, and what decides how much they need."""
 
-from pydantic import NonNegativeInt, PositiveInt
+from pydantic import Field, NonNegativeInt, PositiveInt
 
 from memplan.description import Description
 
@@ -54,6 +54,9 @@ class GpuSpec(Description):
     context_bytes: NonNegativeInt | None = None
     """What CUDA and its libraries take of the GPU beside PyTorch's allocator, where a profile on this machine has measured it."""
 
+    kernels_of: tuple[tuple[int, int], int] | None = Field(default=None, exclude=True, repr=False)
+    """The `kind` whose kernels it is taken to run, where a program asks the same of memory on both; None: its own."""
+
     @property
     def free_memory_bytes(self) -> int:
         """Return what is left for this program, its CUDA context included."""
@@ -78,5 +81,7 @@ class GpuSpec(Description):
         return self.kind[1] * self.threads_per_multiprocessor
 
     def endless(self) -> "GpuSpec":
-        """Return this kind of GPU with unlimited memory, all of it free."""
-        return self.model_copy(update={"total_memory_bytes": UNLIMITED_BYTES, "others_used_bytes": 0})
+        """Return the kind of GPU whose kernels it runs with unlimited memory, all of it free."""
+        capability, multiprocessors = self.kernels_of or self.kind
+        kind = {"compute_capability": capability, "multiprocessors": multiprocessors, "kernels_of": None}
+        return self.model_copy(update={"total_memory_bytes": UNLIMITED_BYTES, "others_used_bytes": 0, **kind})

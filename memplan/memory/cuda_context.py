@@ -44,11 +44,11 @@ def usual_context(gpu: GpuSpec, context_bytes: int | None = None) -> MemoryRange
     return MemoryRange(low_bytes=min(expected, CONTEXT_LOW_BYTES), expected_bytes=expected, high_bytes=high)
 
 
-def with_context(estimate: Estimate, gpu: GpuSpec) -> Estimate:
-    """Return *estimate*, made for a GPU of which nothing was measured, with the context of *gpu*."""
-    if gpu.context_bytes is None:
+def with_context(estimate: Estimate, gpu: GpuSpec, *, made_on: GpuSpec) -> Estimate:
+    """Return *estimate*, made on a kind of GPU of which nothing was measured, with the context of *gpu*."""
+    if gpu.context_bytes is None and gpu.kind == made_on.kind:
         return estimate
-    usual, context, used = usual_context(gpu), context_of(gpu), estimate.device_used
+    usual, context, used = usual_context(made_on), context_of(gpu), estimate.device_used
     device_used = MemoryRange(
         low_bytes=max(0, used.low_bytes - usual.low_bytes + context.low_bytes),
         expected_bytes=used.expected_bytes - usual.expected_bytes + context.expected_bytes,

@@ -3,37 +3,68 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import re
 import shutil
 import subprocess
 import sysconfig
 import tempfile
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from pathlib import Path
 
 from memplan.errors import MissingError
 from memplan.hardware.cache_dir import private_cache, temporary_folder
 
+LONGEST_WAIT_SECONDS = 30.0
+"""For another process that compiles the same: that takes a second."""
+
 
 def made_once(name: str, cache: Path, fill: Callable[[Path], None]) -> Path:
     """
     Return the folder *name* of *cache*, made by *fill* where it is not there yet.
 
-    Two processes may make it at once: each fills a folder of its own and the first to finish gives it its name. Where *cache* cannot be
-    written, it is made for this process alone.
+    Of two processes that need it at once the second waits for the first. Where it cannot, each fills a folder of its own and the first to
+    finish gives it its name. Where *cache* cannot be written, it is made for this process alone.
     """
     if _is_folder(cache / name):
         return cache / name
     try:
         cache.mkdir(parents=True, exist_ok=True)
-        working = Path(tempfile.mkdtemp(prefix="building-", dir=cache))
+        return _made_alone(name, cache, fill)
     except OSError:
-        cache = private_cache()
-        if _is_folder(cache / name):
-            return cache / name
-        working = Path(tempfile.mkdtemp(prefix="building-", dir=cache))
+        return _made_alone(name, private_cache(), fill)
+
+
+def _made_alone(name: str, cache: Path, fill: Callable[[Path], None]) -> Path:
+    with _held(cache):
+        return cache / name if _is_folder(cache / name) else _made(name, cache, fill)
+
+
+@contextlib.contextmanager
+def _held(folder: Path) -> Iterator[None]:
+    """Hold *folder* when no other process does; where it cannot be locked, or one that was stopped holds it, go on all the same."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    until = time.monotonic() + LONGEST_WAIT_SECONDS
+    try:
+        while time.monotonic() < until:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                time.sleep(0.01)
+            except OSError:  # no such locks there
+                break
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _made(name: str, cache: Path, fill: Callable[[Path], None]) -> Path:
+    working = Path(tempfile.mkdtemp(prefix="building-", dir=cache))
     try:
         fill(working)
     except BaseException:  # Ctrl-C too: half a folder is of no use to anybody
@@ -65,13 +96,21 @@ def find_compiler() -> str:
 
 
 def compile_library(compiler: str, output: Path, sources: Sequence[Path], *options: str) -> None:
-    """Compile *sources* into the shared library *output*. Raises MissingError when the compiler fails."""
-    command = [compiler, "-shared", "-fPIC", "-w", *options, *map(str, sources), "-o", str(output), "-ldl", "-lpthread"]
+    """Compile *sources* into the shared library *output*, several at once. Raises MissingError when the compiler fails."""
+    common = [compiler, "-fPIC", "-w", *options]
+    with tempfile.TemporaryDirectory(prefix="objects-", dir=output.parent) as folder, ThreadPoolExecutor() as pool:
+        objects = [Path(folder, f"{number}.o") for number in range(len(sources))]
+        commands = ([*common, "-c", str(source), "-o", str(each)] for source, each in zip(sources, objects, strict=True))
+        list(pool.map(_run_compiler, commands))
+        _run_compiler([*common, "-shared", *map(str, objects), "-o", str(output), "-ldl", "-lpthread"])
+
+
+def _run_compiler(command: Sequence[str]) -> None:
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     if result.returncode:
         said = "\n".join(result.stderr.splitlines()[:5])
         raise MissingError(
-            f"{compiler} could not build the simulated GPU: {said}", hint="try another compiler: CC=clang memplan rehearse …"
+            f"{command[0]} could not build the simulated GPU: {said}", hint="try another compiler: CC=clang memplan rehearse …"
         )
 
 

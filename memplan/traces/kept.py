@@ -38,14 +38,14 @@ def _ends(trace: MemoryTrace, bounds: Sequence[int]) -> Iterator[StepEnd]:
     number = current = 0
     for step, (first, end) in enumerate(pairwise(bounds)):
         most = current
-        for event in range(first, end):
-            if trace.actions[event] == ALLOC:
-                size = 0 if lasting[trace.purposes[number]] else rounded(trace.sizes[event])
-                live[trace.addresses[event]] = size, step
+        for action, address, size in trace.columns(first, end):
+            if action == ALLOC:
+                counted = 0 if lasting[trace.purposes[number]] else rounded(size)
+                live[address] = counted, step
                 number += 1
-                current += size
-                most = max(most, current)
-            elif trace.actions[event] == FREE:
-                current -= live.pop(trace.addresses[event], (0, 0))[0]
+                current += counted
+                most = current if current > most else most
+            elif action == FREE:
+                current -= live.pop(address, (0, 0))[0]
         kept = [size for size, made in live.values() if size and 1 <= made < step]
         yield StepEnd(sum(kept), len(kept), most)

@@ -17,7 +17,20 @@ from typing import Any, NamedTuple
 
 from memplan.errors import UsageError, reason_of
 from memplan.traces.block_sizes import SMALL_SEGMENT_BYTES
-from memplan.traces.trace import ACTIONS, ALLOC, CATEGORIES, FREE, OOM, SEGMENT_ALLOC, SEGMENT_FREE, SEGMENT_MAP, SEGMENT_UNMAP, MemoryTrace
+from memplan.traces.trace import (
+    ACTIONS,
+    ALLOC,
+    CATEGORIES,
+    FREE,
+    FREE_REQUESTED,
+    OOM,
+    SEGMENT_ALLOC,
+    SEGMENT_FREE,
+    SEGMENT_MAP,
+    SEGMENT_UNMAP,
+    MemoryTrace,
+    events_of,
+)
 from memplan.traces.trace import rounded as round_up
 
 
@@ -96,7 +109,7 @@ def _device_with_events(traces: Sequence[Sequence[Any]], device: int | None, pat
 
 def snapshot_of(entries: Iterable[Mapping[str, Any]], segments: Iterable[Mapping[str, Any]], *, settings: str = "") -> Snapshot:
     """Return the snapshot of PyTorch's trace *entries*, which led to *segments*."""
-    known = [entry for entry in entries if entry["action"] in ACTIONS]
+    known = events_of(entries)
     trace = MemoryTrace(
         "".join(ACTIONS[entry["action"]] for entry in known),
         array("Q", [entry["device_free"] if entry["action"] == "oom" else entry["addr"] for entry in known]),
@@ -174,7 +187,7 @@ _NAMES = {letter: name for name, letter in ACTIONS.items()}
 
 
 def _entries(trace: MemoryTrace) -> Iterator[dict[str, Any]]:
-    number, of_address = 0, dict[int, int]()
+    number, of_address, requested = 0, dict[int, int](), set[int]()
     events = zip(trace.actions, trace.addresses, trace.sizes, trace.streams, strict=True)
     for position, (action, address, size, stream) in enumerate(events):
         if action == ALLOC:
@@ -182,7 +195,13 @@ def _entries(trace: MemoryTrace) -> Iterator[dict[str, Any]]:
             of_address[address] = number
         frames = _frames(trace, of_address.get(address), position)
         where = {"device_free": address} if action == OOM else {"addr": address}
-        yield {"action": _NAMES[action], "size": size, "stream": stream, "time_us": position, "frames": frames, **where}
+        entry = {"action": _NAMES[action], "size": size, "stream": stream, "time_us": position, "frames": frames, **where}
+        if action == FREE and address not in requested:  # PyTorch always tells of both
+            yield entry | {"action": _NAMES[FREE_REQUESTED]}
+        requested.discard(address)
+        if action == FREE_REQUESTED:
+            requested.add(address)
+        yield entry
 
 
 def _frames(trace: MemoryTrace, number: int | None, position: int) -> list[dict[str, Any]]:

@@ -12,8 +12,9 @@ import zlib
 from array import array
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import compress, count, pairwise
-from typing import NamedTuple
+from functools import lru_cache
+from itertools import compress, count, pairwise, zip_longest
+from typing import Any, NamedTuple
 
 from memplan.traces.block_sizes import MIN_BLOCK_BYTES
 
@@ -32,6 +33,21 @@ ACTIONS = {
     "oom": OOM,
 }
 """PyTorch's names of the events to the letters of a trace."""
+
+
+def events_of(entries: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """
+    Return those of PyTorch's trace *entries* that are events of a trace.
+
+    A block is freed at once when that is requested, unless another stream still uses it: only then is the request an event of its own.
+    """
+    known = [entry for entry in entries if entry["action"] in ACTIONS]
+    return [
+        entry
+        for entry, after in zip_longest(known, known[1:])
+        if entry["action"] != "free_requested" or after is None or after["action"] != "free_completed" or after["addr"] != entry["addr"]
+    ]
+
 
 BUILD = "build"
 """The phase before the first step: the model is made, and its weights are loaded."""
@@ -166,14 +182,14 @@ class MemoryTrace:
         for mark, end in zip(self.marks, ends, strict=True):
             asked: list[int] = []
             most = current
-            for event in range(mark.position, end):
-                if self.actions[event] == ALLOC:
-                    asked.append(self.sizes[event])
-                    live[self.addresses[event]] = self.sizes[event]
-                    current += rounded(self.sizes[event])
-                    most = max(most, current)
-                elif self.actions[event] == FREE and self.addresses[event] in live:
-                    current -= rounded(live.pop(self.addresses[event]))
+            for action, address, size in self.columns(mark.position, end):
+                if action == ALLOC:
+                    asked.append(size)
+                    live[address] = size
+                    current += rounded(size)
+                    most = current if current > most else most
+                elif action == FREE and address in live:
+                    current -= rounded(live.pop(address))
             found.append(Phase(mark.step, mark.phase, asked, sum(live.values()), most))
         return found
 
@@ -184,15 +200,19 @@ class MemoryTrace:
         With *first_allocation* only moments behind that many allocations count.
         """
         position = self._highest(first_allocation)
-        live: dict[int, Block] = {}
+        live: dict[int, tuple[int, int]] = {}
         number = 0
-        for event, action in enumerate(self.actions[: position + 1]):
+        for action, address, size in self.columns(0, position + 1):
             if action == ALLOC:
                 number += 1
-                live[self.addresses[event]] = Block(number, self.sizes[event], self._category(number))
+                live[address] = number, size
             elif action == FREE:
-                live.pop(self.addresses[event], None)
-        return position, live
+                live.pop(address, None)
+        return position, {address: Block(number, size, self._category(number)) for address, (number, size) in live.items()}
+
+    def columns(self, begin: int, end: int) -> Iterator[tuple[str, int, int]]:
+        """Return the action, the address and the size of each event from *begin* up to *end*."""
+        return zip(self.actions[begin:end], self.addresses[begin:end], self.sizes[begin:end], strict=True)
 
     @property
     def first_step(self) -> Mark | None:
@@ -227,16 +247,15 @@ class MemoryTrace:
         """Return the event after which most bytes are alive."""
         live: dict[int, int] = {}
         current = most = number = position = 0
-        for event, action in enumerate(self.actions):
+        for event, (action, address, size) in enumerate(self.columns(0, len(self.actions))):
             if action == ALLOC:
                 number += 1
-                size = rounded(self.sizes[event])
-                live[self.addresses[event]] = size
-                current += size
+                live[address] = rounded(size)
+                current += live[address]
                 if current > most and number > first_allocation:
                     most, position = current, event
             elif action == FREE:
-                current -= live.pop(self.addresses[event], 0)
+                current -= live.pop(address, 0)
         return position
 
     def state_missing_at(self, position: int) -> int:
@@ -259,6 +278,7 @@ class MemoryTrace:
         return CATEGORIES[self.purposes[number - 1]]
 
 
+@lru_cache(maxsize=2**16)
 def rounded(size: int) -> int:
     """Return the bytes that the allocator counts for *size*: at least one smallest block."""
     return max(MIN_BLOCK_BYTES, -(-size // MIN_BLOCK_BYTES) * MIN_BLOCK_BYTES)

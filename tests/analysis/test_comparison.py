@@ -14,6 +14,7 @@ from memplan.estimators.steps import Step
 from memplan.hardware.catalog import catalog_gpus, find_gpu
 from memplan.hardware.gpu import GpuSpec
 from memplan.hardware.torch_install import TorchBuild
+from memplan.memory.cuda_context import usual_context
 from memplan.programs.function_program import function_program
 from memplan.units import GIB
 from tests.estimators.test_rehearsed import workload
@@ -22,6 +23,7 @@ from tests.standin.conftest import torch_build
 __all__ = ["torch_build"]
 
 SIZED = Path(__file__).with_name("sized_by_multiprocessors.py")
+STEPS = Path(__file__).parents[1] / "child" / "steps.py"
 
 
 def sized(name: str, gib: int) -> GpuSpec:
@@ -44,6 +46,20 @@ def test_what_is_shared_is_what_each_shows_by_itself(torch_build: TorchBuild, tm
     if most_at_once == 1:  # two at once may come to be compared in another order
         assert compare(program, gpus, RehearsedEstimator(RehearsalCache(tmp_path), told.append)) == together
         assert told == []
+
+
+def test_kinds_with_other_contexts_share_what_was_searched(torch_build: TorchBuild, tmp_path: Path) -> None:
+    """The second, which holds fewer threads, is run once, to see that it asks the same; the context is its own."""
+    program, gpus = function_program(f"{STEPS}:mlp"), [sized(name, 3) for name in ("rtx3090", "a5000")]
+    told: list[Step] = []
+
+    first, second = compare(program, gpus, RehearsedEstimator(RehearsalCache(tmp_path), told.append, is_slow=True), fills_gpu=True)
+
+    assert [step.gpu.kind for step in told].count(gpus[1].kind) == 1
+    planned = program.with_training(micro_batch_size=second.stages[0].planned.micro_batch_size)
+    assert second.device_used_bytes == RehearsedEstimator(is_slow=True)(planned, gpus[1], None).device_used.expected_bytes
+    assert usual_context(gpus[0]).expected_bytes > usual_context(gpus[1]).expected_bytes
+    assert first.stages[0].planned == second.stages[0].planned
 
 
 @pytest.mark.heavy

@@ -46,6 +46,24 @@ def grows_until(device, batch, width=64, last=3):
     return grow
 
 
+def reserves_more(device, batch, at=3):
+    """From the step *at* on, what is alive is less than before and in smaller pieces, between which a larger one finds no place."""
+    del batch
+    numbers = itertools.count(1)
+
+    def step():
+        if next(numbers) < at:
+            torch.empty(100 * 2**20, dtype=torch.uint8, device=device)
+            return
+        first = torch.empty(30 * 2**20, dtype=torch.uint8, device=device)
+        second = torch.empty(20 * 2**20, dtype=torch.uint8, device=device)
+        del first
+        torch.empty(60 * 2**20, dtype=torch.uint8, device=device)
+        del second
+
+    return step
+
+
 # what an optimizer does
 
 

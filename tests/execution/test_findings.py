@@ -70,6 +70,15 @@ def test_a_function_that_takes_more_is_run_until_two_steps_change_nothing(run: R
     assert len(run("grows_until", last=last).steps) == expected
 
 
+def test_memory_that_is_reserved_in_the_third_step_is_looked_at_until_it_settles(run: Run) -> None:
+    """Its peak is that of smaller pieces, between which a larger one finds no place: no more is allocated, and 60 MiB more are reserved."""
+    steps = run("reserves_more").steps
+
+    assert len(steps) == 5
+    assert len({step.peak_allocated_bytes for step in steps}) == 1
+    assert [step.peak_reserved_bytes // 2**20 for step in steps] == [100, 100, 160, 160, 160]
+
+
 @pytest.mark.parametrize("how", ["first", "named"])
 def test_what_an_optimizer_has_computed_is_no_work_of_its_own(run: Run, how: str) -> None:
     """Activations are activations, whoever calls for them, and the peak is in the backward."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pickle
+from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memplan.errors import UsageError
-from memplan.traces.snapshot import Segment, Snapshot, read_snapshot, snapshot_of, write_snapshot
-from memplan.traces.trace import FREE_REQUESTED, MemoryTrace
+from memplan.traces.snapshot import Segment, Snapshot, _entries, read_snapshot, snapshot_of, write_snapshot
+from memplan.traces.trace import FREE, MemoryTrace
 from memplan.units import MIB
 from tests.conftest import RehearserOf
 
@@ -124,7 +126,22 @@ def test_a_rehearsal_is_written_as_pytorch_would_dump_it(rehearser_of: Rehearser
     assert sum(segment["allocated_size"] for segment in content["segments"]) <= rehearsal.steps[-1].allocated_bytes
     named = {frame["name"] for entry in content["device_traces"][0] for frame in entry["frames"]}
     assert {"parameters", "gradients", "optimizer state", "activations", "forward", "backward", "optimizer"} <= named
-    assert FREE_REQUESTED in trace.actions
+    written = Counter(entry["action"] for entry in content["device_traces"][0])
+    assert written["free_requested"] == written["free_completed"] == trace.actions.count(FREE) > 0
+
+
+def test_a_free_that_waits_for_a_stream_is_requested_first() -> None:
+    """It is an event of its own then; one that is done at once is not, and both are written as PyTorch tells of them."""
+    waits = [entry("free_requested", 512, 512), entry("alloc", 2048, 512), entry("free_completed", 512, 512)]
+    at_once = [entry("free_requested", 2048, 512), entry("free_completed", 2048, 512)]
+    entries = [entry("segment_alloc", 0, 2 * MIB), entry("alloc", 512, 512), *waits, *at_once]
+
+    trace = snapshot_of(entries, [segment(0, 2 * MIB, [(2 * MIB, "inactive")])]).trace
+
+    assert trace.actions == "Saraff"
+    assert [(each["action"], each["addr"]) for each in _entries(replace(trace, purposes=bytes(2)))] == [
+        (each["action"], each["addr"]) for each in entries
+    ]
 
 
 def test_a_snapshot_that_cannot_be_written_is_told_of(tmp_path: Path) -> None:

@@ -39,18 +39,21 @@ def where_it_is(results: Path) -> str | None:
     """
     Return the line that a program is at whose processes write into *results*, as `train.py:12, in torch.distributed: barrier`.
 
-    Of several processes, that which was started last, by its number. None where none of them answers.
+    Of several processes, that which was started last, by its number, of those that are in the program's own code: a worker of a DataLoader
+    that waits to be asked is not. None where none of them answers.
     """
     files = sorted(results.glob(f"*{SUFFIX}"), key=lambda path: int(path.stem))
     asked = {file: file.stat().st_size for file in files}  # what it wrote when it was asked before is over
     for file in files:
         with suppress(OSError, ValueError):  # it has ended
             os.kill(int(file.stem), STACK_SIGNAL)
+    waiting: list[_Frame] = []
     for file in reversed(files):
         frames = list(_frames_of(_written(file, after=asked[file])))
-        if frames:
+        if any(map(_is_own, frames)):
             return _described(frames)
-    return None
+        waiting = waiting or frames
+    return _described(waiting) if waiting else None
 
 
 def _written(file: Path, *, after: int) -> str:
@@ -74,10 +77,14 @@ def _frames_of(text: str) -> Iterator[_Frame]:
             yield _Frame(match["file"], match["line"], match["function"])
 
 
+def _is_own(frame: _Frame) -> bool:
+    return not _INSTALLED.search(frame.file)
+
+
 def _described(frames: Iterable[_Frame]) -> str:
     """Return where the program's own code is, and what it calls there."""
     frames = list(frames)
-    own = next((frame for frame in frames if not _INSTALLED.search(frame.file)), frames[-1])
+    own = next(filter(_is_own, frames), frames[-1])
     inner = frames[0]
     called = "" if inner == own else f", in `{inner.function}` of {_short(inner.file)}:{inner.line}"
     return f"{_short(own.file)}:{own.line}{called}"

@@ -82,6 +82,32 @@ while True: pass
 """
 
 
+def test_a_process_that_waits_in_a_library_alone_is_not_told(tmp_path: Path) -> None:
+    """As a worker of a DataLoader does, which was spawned later: its own line is `<string>:1`."""
+    worker = (
+        "import faulthandler, queue, signal, sys; faulthandler.register(signal.SIGUSR2, file=open(sys.argv[1], 'w'), all_threads=False); "
+        "print('begun', flush=True); queue.Queue().get()"
+    )
+    with started(tmp_path) as process:
+        later = subprocess.Popen(
+            ["sh", "-c", f'exec {sys.executable} -c "{worker}" $$.stack'], cwd=tmp_path, stdout=subprocess.PIPE, text=True
+        )
+        assert later.stdout is not None
+        assert later.stdout.readline() == "begun\n"
+        time.sleep(0.2)
+        with later:
+            where = where_it_is(tmp_path)
+            process.kill()
+            process.wait()
+            alone = where_it_is(tmp_path)
+            later.kill()
+
+    assert where is not None
+    assert where.startswith(f"{tmp_path}/train.py:5, in `wait` of threading.py:")
+    assert alone is not None
+    assert alone.startswith("<string>:1")
+
+
 def test_a_program_that_is_asked_again_tells_where_it_is_then(tmp_path: Path) -> None:
     """What it wrote the first time is in the same file."""
     with started(tmp_path, GOES_ON) as process:

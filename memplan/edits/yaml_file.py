@@ -165,9 +165,7 @@ class YamlFile:
             if node is None:
                 raise self._unresolved(asked, pointing)
             if node.kind != "scalar":
-                raise self._error(
-                    f"`{'.'.join(key)}` is a {node.kind}, not a single value", node, hint="write one value there", refused=False
-                )
+                raise self._not_single(key, node, refused=False)
             source = _INTERPOLATION.fullmatch(node.text.strip())
             if source is None:
                 return Found(node.value, node.line)
@@ -340,10 +338,15 @@ class YamlFile:
                 return child
         return None
 
+    def _not_single(self, key: KeyPath, node: Node, *, refused: bool = True) -> ConfigError:
+        dotted = ".".join(key)
+        hint = f"name one of its values, `{dotted}.0`" if node.elements else "write one value there"
+        return self._error(f"`{dotted}` is a {node.kind}, not a single value", node, hint=hint, refused=refused)
+
     def _check_scalar(self, key: KeyPath, node: Node) -> None:
         dotted = ".".join(key)
         if node.kind != "scalar":
-            raise self._error(f"`{dotted}` is a {node.kind}, not a single value", node, hint="write one value there")
+            raise self._not_single(key, node)
         if node.style in ("|", ">"):
             raise self._error(f"`{dotted}` is a block of text", node, hint="write the value on the key's line")
         if node.tag is not None and not node.tag.startswith(("!!", "tag:yaml.org,2002:")):

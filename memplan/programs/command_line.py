@@ -91,10 +91,18 @@ def _in_named_file(place: Place, words: Sequence[str]) -> Place:
         return place
     is_key = held is not None or "." in place.key
     keys = () if composed is None else composed.keys
-    near = did_you_mean(place.key, frozenset(keys if is_key else (key.rpartition(".")[2] for key in keys)))
+    near = _near_key(place.key, keys, is_key=is_key)
     problem = held.problem if held is not None else f"which no file that the command names has{near}"
     or_variable = "" if is_key else f"; a variable of the environment with such a name has to be set: `{place.key}=… memplan …`"
     raise UsageError(f"nothing is written at `{place.key}`, {problem}", hint=f"name its file: `FILE:{place.key}`{or_variable}")
+
+
+def _near_key(name: str, keys: Collection[str], *, is_key: bool) -> str:
+    """Return the question whether one of *keys* is meant with *name*: one like it, or the first of the values below it."""
+    below = next((key for key in keys if f".{name}." in f".{key}"), None)
+    if below is not None:
+        return f": did you mean {below}?"
+    return did_you_mean(name, frozenset(keys if is_key else (key.rpartition(".")[2] for key in keys)))
 
 
 def stage_files(patterns: Iterable[str]) -> list[Path]:

@@ -100,8 +100,8 @@ class ComposedConfig(NamedTuple):
 
     @property
     def keys(self) -> list[str]:
-        """Return the keys of all values, with dots between their parts."""
-        return [key for key, _ in _leaves(self.values)]
+        """Return the keys of all values, with dots between their parts; those of lists by their place, from 0."""
+        return [key for key, _ in _leaves(self.values, in_lists=True)]
 
     def held(self, name: str) -> Held | None:
         """Return what holds the key *name*, which may leave out what it stands below; None where there is none, or no file of several."""
@@ -170,17 +170,25 @@ def is_of_training(key: str) -> bool:
     return not _NOT_TRAINING & set(re.split(r"[._]", key))
 
 
-def _leaves(data: object, path: str = "") -> Iterator[tuple[str, object]]:
-    if not isinstance(data, dict):
+def _leaves(data: object, path: str = "", *, in_lists: bool = False) -> Iterator[tuple[str, object]]:
+    parts = _parts(data, in_lists=in_lists)
+    if parts is None:
         yield path, data
         return
-    for name, value in data.items():
-        yield from _leaves(value, f"{path}.{name}" if path else str(name))
+    for name, value in parts.items():
+        yield from _leaves(value, f"{path}.{name}" if path else str(name), in_lists=in_lists)
+
+
+def _parts(data: object, *, in_lists: bool = True) -> dict[str, object] | None:
+    """Return the values of a mapping, or of a list, by their names; None for anything else."""
+    if isinstance(data, dict):
+        return data
+    return {str(place): value for place, value in enumerate(data)} if in_lists and isinstance(data, list) else None
 
 
 def _at(data: object, key: str) -> object:
     for name in key.split("."):
-        data = data.get(name) if isinstance(data, dict) else None
+        data = (_parts(data) or {}).get(name)
     return data
 
 

@@ -189,6 +189,23 @@ def test_a_name_in_small_letters_that_is_set_nowhere_is_no_variable_of_the_envir
     assert command_program(command, short=[short]).shortened[0].is_of_environment
 
 
+def test_an_item_of_a_list_is_a_key_of_its_own(config: Path) -> None:
+    """As Donut's `train_batch_sizes: [8]`: by its place, from 0; the list alone is asked for again with that."""
+    config.write_text("data:\n  train_batch_sizes: [8, 4]  # one for each dataset\n")
+    command = ["train.py", "--config", str(config)]
+
+    program = command_program(command, fields=["micro_batch_size=train_batch_sizes.0"])
+
+    assert program.training.micro_batch_size == 8
+    [edit] = edits_of(program.with_training(micro_batch_size=32))
+    assert (edit.key, edit.value) == (("data", "train_batch_sizes", "0"), 32)
+    with pytest.raises(UsageError, match=r"did you mean data\.train_batch_sizes\.0\?"):
+        command_program(command, fields=["micro_batch_size=train_batch_sizes"])
+    with pytest.raises(ConfigError) as raised:
+        command_program(command, fields=[f"micro_batch_size={config}:data.train_batch_sizes"])
+    assert raised.value.hint == "name one of its values, `data.train_batch_sizes.0`"
+
+
 def test_a_product_and_accumulation_leave_the_micro_batch(config: Path) -> None:
     """On each GPU: 512 samples of an optimizer step are 4 accumulated micro-batches of 64 on two GPUs."""
     config.write_text("batch: 512\naccumulate: 4\n")

@@ -33,7 +33,7 @@ _BACKWARD = {str(Path(TORCH) / "autograd" / name) for name in ("graph.py", "__in
 """Where Python calls autograd's engine: the second up to PyTorch 2.1."""
 _CHECKPOINTS = ("_state_dict_utils.py", "checkpoint/_state_dict_stager.py", "checkpoint/filesystem.py")
 _LOOKS_ONLY = {
-    *(str(Path(TORCH) / name) for name in ("_tensor_str.py", "serialization.py")),
+    *(str(Path(TORCH) / name) for name in ("_tensor_str.py", "serialization.py", "package/package_exporter.py")),
     *(str(Path(TORCH) / "distributed" / name) for name in _CHECKPOINTS),
 }
 """Where a tensor is read to be printed or saved."""

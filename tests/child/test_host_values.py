@@ -55,9 +55,10 @@ def test_chains_of_operations_are_followed(run: Run) -> None:
     assert run("pipelines").verdict == "fits"
 
 
-def test_a_weight_that_is_read_decides_nothing(run: Run) -> None:
-    """Operations read it below any method of a tensor; that it is a float is known from the values pass."""
-    seen = run("looks_at_its_weights")
+@pytest.mark.parametrize("program", ["looks_at_its_weights", "packages_its_model"])
+def test_a_weight_that_is_read_decides_nothing(run: Run, program: str) -> None:
+    """Operations read it below any method of a tensor, and what saves it reads bytes."""
+    seen = run(program)
 
     assert seen.verdict == "fits"
     assert seen.lower_bound_reasons == ()

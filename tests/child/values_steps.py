@@ -14,6 +14,7 @@ from torch import nn
 from torch.nn import functional
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from torch.optim import lbfgs
+from torch.package import PackageExporter
 
 MIB_OF_FLOATS = 2**18
 
@@ -413,6 +414,22 @@ def looks_at_its_weights(device):
         torch.zeros(2, device=device).new_full((3,), model.weight[0, 0].detach())
         model(torch.ones(2, 16, device=device)).sum().detach().to("cpu")
         torch.save(model.state_dict() | {"steps": torch.zeros(1, device=device).long()}, io.BytesIO())
+
+    return step
+
+
+def packages_its_model(device):
+    """Trains, and saves the whole model with torch.package: its storages are read as bytes, of no type."""
+    model = nn.Linear(16, 4, device=device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+
+    def step():
+        model(torch.randn(2, 16, device=device)).square().sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        with PackageExporter(io.BytesIO()) as package:
+            package.extern("**")
+            package.save_pickle("model", "model.pkl", model)
 
     return step
 

@@ -1,5 +1,6 @@
 """What a rehearsal saw: an estimate that is exact, its trace, how the program ended, and what only the real program shows."""
 
+import re
 from typing import Literal
 
 from pydantic import Field, InstanceOf, NonNegativeInt, PositiveInt, computed_field
@@ -68,6 +69,10 @@ LONGEST_LINE = 300
 """Characters of a program's own words that are shown in one line: a compiler's command has thousands."""
 
 
+_OF_A_WORKER = re.compile(r"\w+: Caught \w+ (?P<where>in .*)\.\nOriginal ")
+_STACK = re.compile(r"^(?:Original )?Traceback \(most recent call last\):\n(?:[ \t].*\n)*", re.MULTILINE)
+
+
 class ProgramFailure(Description):
     """Why a program ended before its time, where that was not for want of memory."""
 
@@ -82,9 +87,17 @@ class ProgramFailure(Description):
 
     @property
     def first_line(self) -> str:
-        """Return the first line of the message, with dots at its end where there is more."""
-        line, *more = self.message.strip().splitlines() or [""]
-        return f"{line[:LONGEST_LINE]} …" if more or len(line) > LONGEST_LINE else line
+        """
+        Return the first line of the message, with dots at its end where there is more.
+
+        A DataLoader says that it caught an error of a worker, and quotes the worker's stack (`ExceptionWrapper` in torch/_utils.py): the
+        error is what stands behind that.
+        """
+        caught = _OF_A_WORKER.match(self.message)
+        whole = self.message if caught is None else _STACK.split(self.message)[-1]
+        line, *more = whole.strip().splitlines() or [""]
+        shown = f"{line[:LONGEST_LINE]} …" if more or len(line) > LONGEST_LINE else line
+        return shown if caught is None else f"{shown}, {caught['where']}"
 
 
 Verdict = Literal["fits", "tight", "does_not_fit", "unknown"]

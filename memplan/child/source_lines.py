@@ -10,10 +10,10 @@ from __future__ import annotations
 import ast
 import functools
 import linecache
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dis import opname
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar, cast
 
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -42,6 +42,28 @@ class _Parsed(NamedTuple):
     """The lines of each statement; of one with a body, those in front of that."""
 
 
+Tell = TypeVar("Tell", bound=Callable[..., Any])
+
+MOST_PLACES = 4096
+"""Instructions of a program whose answers are kept at a time."""
+
+
+def _once_for_each_place(tell: Tell) -> Tell:
+    """Have *tell*, which looks through the source, be asked once for each instruction: a loop over samples reads at the same one."""
+    known: dict[tuple[object, ...], Any] = {}
+
+    @functools.wraps(tell)
+    def told(frame: FrameType, **choices: object) -> Any:
+        place = frame.f_code, frame.f_code.co_filename, frame.f_lasti, *choices.items()
+        if place not in known:
+            if len(known) >= MOST_PLACES:
+                known.clear()
+            known[place] = tell(frame, **choices)
+        return known[place]
+
+    return cast("Tell", told)
+
+
 def line_of(frame: FrameType) -> str:
     """Return the line that *frame* is at, with a mark when what follows raises."""
     return line_at(frame.f_code.co_filename, frame.f_lineno)
@@ -53,6 +75,7 @@ def line_at(filename: str, number: int) -> str:
     return lines[0].strip() + _mark(lines[1])
 
 
+@_once_for_each_place
 def statement_of(frame: FrameType) -> range:
     """Return the lines of the statement that *frame* is in: an expression may have several."""
     line = frame.f_lineno
@@ -71,6 +94,7 @@ def _mark(following: str) -> str:
     return " # RAISES" if following.strip().startswith("raise") else ""
 
 
+@_once_for_each_place
 def is_made_whole(frame: FrameType, *, at_once: bool = False) -> bool:
     """Say whether the float that *frame* reads may become a whole number that is not only shown; *at_once*: in the same statement."""
     parsed = _parsed(frame.f_code.co_filename)
@@ -86,6 +110,7 @@ def is_made_whole(frame: FrameType, *, at_once: bool = False) -> bool:
     return any((_reads_within(call, lines) or (not at_once and _has(call, given))) and not _is_shown(call, parsed) for call in calls)
 
 
+@_once_for_each_place
 def is_only_told(frame: FrameType) -> bool:
     """Say whether the number that *frame* reads ends in what is printed or logged, and in nothing else; False where that is not sure."""
     parsed = _parsed(frame.f_code.co_filename)
@@ -103,6 +128,7 @@ class AskedMask(NamedTuple):
     is_for_ones: bool
 
 
+@_once_for_each_place
 def mask_asked_for(frame: FrameType) -> AskedMask | None:
     """
     Return what *frame* asks of a mask, by `mask.all()` or `torch.all(mask == 1)`; None where it is something else, or not sure.
@@ -156,12 +182,14 @@ def decides_branch(frames: Sequence[FrameType]) -> bool:
     return False
 
 
+@_once_for_each_place
 def is_loop(frame: FrameType) -> bool:
     """Say whether the statement that *frame* is in is the condition of a `while`."""
     parsed, lines = _parsed(frame.f_code.co_filename), statement_of(frame)
     return any(isinstance(node, ast.While) and node.lineno in lines for node in ast.walk(_around(parsed, frame)))
 
 
+@_once_for_each_place
 def is_harmless_test(frame: FrameType) -> bool:
     """
     Say whether *frame* reads a yes or no in the condition of an `if` on which nothing hangs but what is kept on disk, or told.

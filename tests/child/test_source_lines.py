@@ -9,7 +9,8 @@ from types import FrameType
 import pytest
 import torch
 
-from memplan.child.source_lines import AskedMask, decides_branch, is_made_whole, is_only_told, mask_asked_for, statement_text
+from memplan.child import source_lines
+from memplan.child.source_lines import AskedMask, decides_branch, is_loop, is_made_whole, is_only_told, mask_asked_for, statement_text
 
 FRAMES: list[bool] = []
 
@@ -320,3 +321,15 @@ def test_what_is_read_beside_a_mask_is_not_taken_for_it(monkeypatch: pytest.Monk
     _of_both()
 
     assert found == [AskedMask("ones", is_for_ones=False), None]
+
+
+def test_a_place_is_looked_through_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A loop over samples reads at the same instruction each time; another instruction of the same line is another place."""
+    looked: list[int] = []
+    around = source_lines._around
+    monkeypatch.setattr(source_lines, "_around", lambda parsed, frame: (looked.append(frame.f_lasti), around(parsed, frame))[1])
+
+    told = [(is_loop(sys._getframe()), is_loop(sys._getframe())) for _ in range(5)]
+
+    assert told == [(False, False)] * 5
+    assert len(looked) == len(set(looked)) == 2

@@ -13,6 +13,7 @@ import json
 import re
 from bisect import bisect_right
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -189,9 +190,10 @@ class YamlFile:
             raise EditRefusedError(
                 f"holds {len(self.documents)} documents", file=self.path, line=1, hint="memplan edits files of one document"
             )
-        node = self._find(key, follow=False)
-        if node is None:
+        placed = self._placed(key, follow=False)
+        if placed is None:
             raise EditRefusedError(f"has no key `{'.'.join(key)}`", file=self.path, hint="add the key with any value, then run again")
+        key, node = placed
         self._check_scalar(key, node)
         scalar = f"{node.style}{as_text(value)}{node.style}"
         if node.start == node.end and not self.text[: node.start].endswith((" ", "\t")):
@@ -245,16 +247,12 @@ class YamlFile:
 
     def line_of(self, key: KeyPath) -> int | None:
         """Return the line of what stands at *key*, or of the nearest thing above it."""
-        node = None
-        for length in range(len(key) + 1):
-            try:
-                found = self._find(key[:length], follow=True)
-            except ConfigError:
-                break
-            if found is None:
-                break
-            node = found
-        return node.line if node else None
+        for length in range(len(key), -1, -1):
+            with suppress(ConfigError):
+                node = self._find(key[:length], follow=True)
+                if node is not None:
+                    return node.line
+        return None
 
     def _plain(self, node: Node) -> Any:
         node = self._target(node)
@@ -283,16 +281,26 @@ class YamlFile:
 
     def _find(self, key: KeyPath, *, follow: bool) -> Node | None:
         """Return the node at *key*; *follow* says whether aliases and merges on the way are followed or refused."""
-        if not self.documents:
-            return None
-        node = self.documents[0]
-        for depth, name in enumerate(key):
-            node = self._stepped(node, key[:depth], follow=follow)
-            child = self._child(node, name, key[: depth + 1], follow=follow)
-            if child is None:
-                return None
-            node = child
-        return self._stepped(node, key, follow=follow)
+        placed = self._placed(key, follow=follow)
+        return None if placed is None else placed[1]
+
+    def _placed(self, key: KeyPath, *, follow: bool) -> tuple[KeyPath, Node] | None:
+        """
+        Return the path of *key* with the names that the file has, and the node there.
+
+        A name may have dots in it (`val/AudioDataset.n_examples: 250`): it is found where no key below a key is.
+        """
+        return next(self._below(self.documents[0], (), key, follow=follow), None) if self.documents else None
+
+    def _below(self, node: Node, above: KeyPath, key: KeyPath, *, follow: bool) -> Iterator[tuple[KeyPath, Node]]:
+        node = self._stepped(node, above, follow=follow)
+        if not key:
+            yield above, node
+        for length in range(1, len(key) + 1):
+            path = (*above, ".".join(key[:length]))
+            child = self._child(node, path[-1], path, follow=follow)
+            if child is not None:
+                yield from self._below(child, path, key[length:], follow=follow)
 
     def _stepped(self, node: Node, key: KeyPath, *, follow: bool) -> Node:
         if node.kind == "alias" and not follow:

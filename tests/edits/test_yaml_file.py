@@ -88,6 +88,8 @@ SHAPES = [
     ("JSON with comments", "b/c/0", '{ # c\n\t"a":1,# d\n\t"b": {"c":[4]}\n}\n', '{ # c\n\t"a":1,# d\n\t"b": {"c":[8]}\n}\n'),
     ("dotted key", "a.b", "a.b: 4\na:\n  b: 5\n", "a.b: 8\na:\n  b: 5\n"),
     ("key beside a dotted key", "a/b", "a.b: 4\na:\n  b: 5\n", "a.b: 4\na:\n  b: 8\n"),
+    ("key with dots in its name", "v/x/n/d", "v:\n  x.n: {d: 4}  # e\n", "v:\n  x.n: {d: 8}  # e\n"),
+    ("key whose name is all of its path", "v/x/n", "v.x.n: 4\nv: {x: 1}\n", "v.x.n: 8\nv: {x: 1}\n"),
     ("number as key", "1/2", "1:\n  2: 4\n", "1:\n  2: 8\n"),
     ("duplicate key elsewhere", "a", "a: 4\nb: {c: 1, c: 2}\n", "a: 8\nb: {c: 1, c: 2}\n"),
     ("interpolation elsewhere", "a", "a: 4\nb: ${a}\nc: ${oc.env:HOME}\n", "a: 8\nb: ${a}\nc: ${oc.env:HOME}\n"),
@@ -492,6 +494,15 @@ def test_the_length_of_a_sequence():
     file = parsed("a: [1, 2, 3]\nb:\n  - 1\nc: 4\nd: []\ne: &x [1]\nf: *x\n")
 
     assert [file.length_of((key,)) for key in "abcdefg"] == [3, 1, None, 0, 1, 1, None]
+
+
+def test_a_name_with_dots_is_read_where_it_stands():
+    """By its whole path, as a person types it."""
+    file = parsed("lr: 1\nval/AudioDataset.n_examples: 250\nitems:\n  - a.b: 3\n")
+
+    assert [file.get(tuple(key.split("."))) for key in ("val/AudioDataset.n_examples", "items.0.a.b")] == [Found(250, 2), Found(3, 4)]
+    assert file.line_of(("val/AudioDataset", "n_examples")) == 2
+    assert file.get(("val/AudioDataset", "duration")) is None
 
 
 def test_the_line_of_a_value_with_an_anchor_on_another_line():

@@ -15,7 +15,7 @@ from memplan.child.not_compiled import not_compiled, not_followed
 
 
 class Evaluations:
-    """Says when a module with most of the parameters that optimizers train is put into eval mode, and back: *on_change* takes which."""
+    """Says when a module with most of the parameters that an optimizer trains is put into eval mode, and back: *on_change* takes which."""
 
     def __init__(self, on_change: Callable[[bool], None]) -> None:
         self._on_change = not_compiled(on_change)
@@ -47,6 +47,10 @@ class Evaluations:
         torch.nn.Module.train = not_followed(changed)  # type: ignore[method-assign]
 
     def _has_most(self, module: Any) -> bool:
-        """Say whether *module* has half of what is trained or more: not a layer whose statistics are frozen, or a teacher."""
-        trained = set().union(*self._trained.values())
-        return bool(trained) and 2 * sum(id(parameter) in trained for _, parameter in named_parameters(module)) >= len(trained)
+        """
+        Say whether *module* has half of what one optimizer trains or more: not a layer whose statistics are frozen, or a teacher.
+
+        A generator has an optimizer of its own, and may be smaller than its discriminator.
+        """
+        own = {id(parameter) for _, parameter in named_parameters(module)}
+        return any(trained and 2 * len(own & trained) >= len(trained) for trained in self._trained.values())

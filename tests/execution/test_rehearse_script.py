@@ -243,6 +243,33 @@ def test_what_happens_in_an_evaluation_is_told_as_that(script: Script, number: i
     assert rehearsal.has_evaluated == (when != "never")
 
 
+GENERATES = """
+import torch
+from torch import nn
+
+generator, critic = nn.Linear(64, 64).cuda(), nn.Sequential(*[nn.Linear(64, 64) for _ in range(8)]).cuda()
+updates = [torch.optim.Adam(model.parameters()) for model in (generator, critic)]
+for step in range(3):
+    for update in updates:
+        critic(generator(torch.randn(8, 64, device="cuda"))).mean().backward()
+        update.step()
+        update.zero_grad()
+    if step == 1:
+        generator.eval()
+        with torch.no_grad():
+            generator(torch.randn(40_000, 64, device="cuda"))
+        generator.train()
+"""
+
+
+def test_a_generator_that_is_evaluated_may_be_smaller_than_its_critic(script: Script) -> None:
+    """It has most of what its own optimizer trains."""
+    rehearsal = script(GENERATES)
+
+    assert rehearsal.has_evaluated
+    assert "in the evaluation after step 2" in view_rehearsal(rehearsal, find_gpu("t4")).headline
+
+
 @pytest.mark.heavy
 def test_a_model_that_is_trained_in_eval_mode_is_not_evaluated(script: Script) -> None:
     """A backward follows: it is its forward, whatever mode the model is in."""

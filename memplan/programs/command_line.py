@@ -87,9 +87,9 @@ def _in_named_file(place: Place, words: Sequence[str]) -> Place:
     held = composed.held(place.key) if composed is not None else None
     if held is not None and held.file is not None:
         return place.model_copy(update={"file": held.file, "key": held.key_in_file})
-    if held is None and place.key.isupper():
+    if held is None and place.key.isupper() and place.key.isidentifier():
         return place
-    is_key = held is not None or "." in place.key
+    is_key = held is not None or not place.key.isidentifier()
     keys = () if composed is None else composed.keys
     near = _near_key(place.key, keys, is_key=is_key)
     problem = held.problem if held is not None else f"which no file that the command names has{near}"

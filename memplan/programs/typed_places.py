@@ -9,8 +9,8 @@ from memplan.errors import UsageError
 from memplan.programs.command_program import KNOWN, STAGE, STAGE_VARIABLES, Place
 from memplan.programs.user_program import PLANNED, did_you_mean
 
-_NAME = re.compile(r"[A-Za-z_]\w*(\.\w+)*")
-"""Of a variable of the environment, or of a key, dotted where it stands below others."""
+_NAME = re.compile(r"[A-Za-z_][\w/-]*(\.[\w/-]+)*")
+"""Of a variable of the environment, or of a key, dotted where it stands below others; a key may have dashes and slashes."""
 _FIELD = "micro_batch_size=conf/config.yaml:data.batch_size, or micro_batch_size=BATCH_SIZE for a variable of the environment"
 _SHORT = "conf/config.yaml:trainer.limit_val_batches=0, or WANDB_MODE=offline for a variable of the environment"
 
@@ -59,7 +59,7 @@ def _written_at(where: str) -> Place | None:
     """
     file, colon, key = where.rpartition(":")
     if not colon:
-        return Place(key=where) if _NAME.fullmatch(where) else None
+        return Place(key=where) if _NAME.fullmatch(where) and not Path(where).exists() else None
     if not file or not all(key.split(".")):
         return None
     return Place(is_of_stage=True, key=key) if file == STAGE else Place(file=Path(file), key=key)

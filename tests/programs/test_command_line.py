@@ -9,7 +9,7 @@ import pytest
 
 from memplan.errors import ConfigError, EditRefusedError, UsageError
 from memplan.planner.pins import Pins, pin
-from memplan.programs.command_line import changed_files, command_program, edits_of
+from memplan.programs.command_line import changed_files, command_program, edits_of, edits_of_rehearsal
 from memplan.programs.command_program import CommandProgram
 from memplan.workload.parallelism import Parallelism
 
@@ -189,6 +189,26 @@ def test_a_name_in_small_letters_that_is_set_nowhere_is_no_variable_of_the_envir
     assert command_program(command, short=[short]).shortened[0].is_of_environment
 
 
+def test_a_key_may_have_dots_dashes_and_slashes_in_its_name(config: Path) -> None:
+    """As argbind's files have them; a path of a file without a key is no key."""
+    config.write_text("train/Loader.batch-size: 8\nval/Loader.n_examples: 250\n")
+    command = ["train.py", "--config", str(config)]
+
+    program = command_program(command, fields=["micro_batch_size=train/Loader.batch-size"], short=["val/Loader.n_examples=2"])
+
+    assert program.training.micro_batch_size == 8
+    assert [(edit.dotted, edit.value) for edit in edits_of_rehearsal(program)] == [
+        ("train/Loader.batch-size", 8),
+        ("val/Loader.n_examples", 2),
+    ]
+    [changed] = changed_files(program.with_training(micro_batch_size=16))
+    assert changed.after == b"train/Loader.batch-size: 16\nval/Loader.n_examples: 2\n"
+    with pytest.raises(UsageError, match="neither FILE:KEY nor the name of a variable"):
+        command_program(command, fields=[f"micro_batch_size={config}"])
+    with pytest.raises(UsageError, match=r"did you mean train/Loader\.batch-size\?"):
+        command_program(command, fields=["micro_batch_size=train/Loader.batch_size"])
+
+
 def test_an_item_of_a_list_is_a_key_of_its_own(config: Path) -> None:
     """As Donut's `train_batch_sizes: [8]`: by its place, from 0; the list alone is asked for again with that."""
     config.write_text("data:\n  train_batch_sizes: [8, 4]  # one for each dataset\n")
@@ -236,7 +256,7 @@ def test_a_global_batch_is_the_target(config: Path) -> None:
         (["train.py"], ["micro_batch=FILE:key"], "did you mean micro_batch_size"),
         (["train.py"], ["micro_batch_size"], "does not say where a variable is written"),
         (["train.py"], ["micro_batch_size=conf.yaml:"], "does not say where a variable is written"),
-        (["train.py"], ["micro_batch_size=not-a-name"], "neither FILE:KEY nor the name of a variable"),
+        (["train.py"], ["micro_batch_size=not a name"], "neither FILE:KEY nor the name of a variable"),
         (["train.py"], ["micro_batch_size=CONFIG:data.batchsize"], "has no key `data.batchsize`: did you mean data.batch_size"),
         (["train.py"], ["micro_batch_size=CONFIG:trainer.batch_size"], "no key `trainer.batch_size`: did you mean data.batch_size"),
         (

@@ -11,7 +11,7 @@ from memplan.api.journals import journal_root
 from memplan.api.methods import Method, by_method
 from memplan.edits.drift import Drifted, drift_in
 from memplan.edits.edit import Location
-from memplan.edits.yaml_file import YamlFile
+from memplan.edits.config_file import load_config_file
 from memplan.errors import UsageError
 from memplan.estimators.base import Estimator
 from memplan.estimators.registry import OnRehearsal
@@ -78,7 +78,7 @@ def written_at(configuration: Configuration) -> Location | None:
 
 
 def _location(file: Path, key: str) -> Location:
-    return Location(file, YamlFile.load(file).line_of(tuple(key.split("."))))
+    return Location(file, load_config_file(file).line_of(tuple(key.split("."))))
 
 
 def drift_of(path: Path) -> Drifted:

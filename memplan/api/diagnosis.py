@@ -32,7 +32,7 @@ from memplan.api.methods import Answered, Method, by_method
 from memplan.api.plans import write_changes
 from memplan.edits.apply import FileChange, prepare
 from memplan.edits.edit import Edit
-from memplan.edits.yaml_file import YamlFile
+from memplan.edits.config_file import load_config_file
 from memplan.errors import EditRefusedError, MemplanError, NothingSeenError, NotRehearsedError, UsageError
 from memplan.estimators.base import Estimator, ReplayingEstimator
 from memplan.estimators.registry import OnRehearsal
@@ -147,7 +147,7 @@ def _written(configuration: Configuration) -> dict[str, Written]:
     file = Path(configuration.source)
     if not file.is_file() or isinstance(configuration.program, CommandProgram | FunctionProgram):
         return {}
-    parsed, found = YamlFile.load(file), {}
+    parsed, found = load_config_file(file), {}
     for key in ("training.precision", "optimizer.implementation"):
         value = parsed.get(tuple(key.split("."))) if parsed.kind_of(tuple(key.split("."))) == "scalar" else None
         if value is not None:
@@ -234,7 +234,7 @@ def _written_by(program: CommandProgram | FunctionProgram) -> dict[str, Written]
         return {"training.micro_batch_size": Written(f"{file}:{line}", f"`{program.arguments.get('micro_batch_size')}` is {size}")}
     for place in program.places:
         if place.variable == "micro_batch_size" and place.file is not None:
-            at = YamlFile.load(place.file).line_of(tuple(place.key.split(".")))
+            at = load_config_file(place.file).line_of(tuple(place.key.split(".")))
             return {"training.micro_batch_size": Written(f"{place.file}:{at}", f"`{place.key}` is {size}")}
     return {"training.micro_batch_size": Written(None, f"the command says micro_batch_size {size}")}
 

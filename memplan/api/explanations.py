@@ -10,7 +10,7 @@ from pydantic import BaseModel
 
 from memplan.api.configuration import Configuration
 from memplan.description import Description
-from memplan.edits.yaml_file import YamlFile
+from memplan.edits.config_file import load_config_file
 from memplan.layouts.reader import Reading
 from memplan.layouts.sources import Source
 from memplan.programs.command_program import CommandProgram
@@ -116,7 +116,7 @@ def _variables(program: UserProgram) -> Iterator[ExplainedField]:
             for place in places:
                 for stage, file in place.files(program.stages):
                     field = f"{stage.name}.{name}" if stage is not None else name
-                    line = YamlFile.load(file).line_of(tuple(place.key.split(".")))
+                    line = load_config_file(file).line_of(tuple(place.key.split(".")))
                     yield ExplainedField(field=field, value=program.text_in(stage, name), file=file, line=line, why=f"`{place.key}`")
                 if place.is_of_environment:
                     yield ExplainedField(field=name, value=value, why=f"the environment's {place.key}")

@@ -14,7 +14,9 @@ from memplan.analysis.loader_settings import Host, LoaderAdvice, LoaderSetting, 
 from memplan.edits.apply import FileChange, prepare
 from memplan.edits.apply import apply as apply_changes
 from memplan.edits.edit import Edit, EditValue, as_text
-from memplan.edits.yaml_file import Found, YamlFile
+from memplan.edits.config_file import load_config_file
+from memplan.edits.edit import Found
+from memplan.edits.yaml_file import YamlFile
 from memplan.errors import MissingError, UsageError, reason_of
 from memplan.estimators.steps import MOST_MICRO_BATCHES
 from memplan.execution.dataset_process import measure_loading
@@ -140,7 +142,7 @@ def batch_size_in(located: Located) -> int | None:
         name, _, place = field.partition("=")
         file, _, key = place.rpartition(":")
         if name == "micro_batch_size":
-            found = YamlFile.load(Path(file)).get(tuple(key.split(".")))
+            found = load_config_file(Path(file)).get(tuple(key.split(".")))
             return int(found.value) if found is not None and isinstance(found.value, int) else None
     return None
 

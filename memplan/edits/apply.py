@@ -30,9 +30,9 @@ from memplan.edits.backups import (
     read_journals,
     write_journal,
 )
+from memplan.edits.config_file import load_config_file, parse_config_file
 from memplan.edits.edit import Edit, as_text
 from memplan.edits.files import Files, is_locked, is_shared, sha256
-from memplan.edits.yaml_file import YamlFile
 from memplan.errors import ConfigError, EditRefusedError, UsageError, reason_of
 
 
@@ -68,7 +68,7 @@ def prepare(edits: Sequence[Edit]) -> list[FileChange]:
 
 def _prepare_file(target: Path, edits: Sequence[Edit]) -> FileChange:
     path = edits[0].file
-    original = current = YamlFile.load(path)
+    original = current = load_config_file(path)
     made = []
     for edit in edits:
         try:
@@ -77,7 +77,7 @@ def _prepare_file(target: Path, edits: Sequence[Edit]) -> FileChange:
             found = None  # no value that could be right already: `replace` says why it refuses
         if found is not None and as_text(found.value) == as_text(edit.value):
             continue
-        current = YamlFile.parse(path, current.replace(edit.key, edit.value))
+        current = parse_config_file(path, current.replace(edit.key, edit.value))
         made.append(edit)
     return FileChange(path, target, original.data, current.data, tuple(made))
 

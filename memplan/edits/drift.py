@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 from memplan.description import Description
 from memplan.edits.backups import Journal, read_journals
+from memplan.edits.config_file import load_config_file
 from memplan.edits.edit import KeyPath, as_text
-from memplan.edits.yaml_file import YamlFile
 from memplan.errors import ConfigError, UsageError
 
 
@@ -62,7 +62,7 @@ def _written(journals: Iterable[Journal]) -> dict[tuple[Path, KeyPath], str]:
 
 def _drift(file: Path, key: KeyPath, planned: str) -> Drift | None:
     try:
-        found = YamlFile.load(file).get(key)
+        found = load_config_file(file).get(key)
     except ConfigError:  # the file is gone, or the value is none any more
         found = None
     present = None if found is None else as_text(found.value)

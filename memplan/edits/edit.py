@@ -11,6 +11,16 @@ KeyPath = tuple[str, ...]
 
 EditValue = int | str | bool
 
+Scalar = int | float | bool | str | None
+"""A single value of a file."""
+
+
+class Found(NamedTuple):
+    """A scalar and its line."""
+
+    value: Scalar
+    line: int
+
 
 class Location(NamedTuple):
     """Where something is written."""

@@ -19,10 +19,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from memplan.edits.edit import EditValue, KeyPath, as_text
-from memplan.errors import ConfigError, EditRefusedError, reason_of
+from memplan.edits.edit import EditValue, Found, KeyPath, Scalar, as_text
+from memplan.edits.text import decode, encode, read_whole
+from memplan.errors import ConfigError, EditRefusedError
 
-BOM = "\ufeff"
 MOST_VALUES = 200_000
 """Aliases can make a small file stand for an endless one; past this many values it is refused."""
 
@@ -36,8 +36,6 @@ _SEXAGESIMAL = re.compile(r"[-+]?[1-9][0-9_]*(:[0-5]?[0-9])+")
 _INDEX = re.compile(r"0|[1-9][0-9]{0,8}")
 _FLOAT = re.compile(r"[-+]?((\.[0-9]+|[0-9]+\.[0-9]*)([eE][-+]?[0-9]+)?|[0-9]+[eE][-+]?[0-9]+)")
 _INTERPOLATION = re.compile(r"\$\{(?P<source>[^${}]*)\}")
-
-Scalar = int | float | bool | str | None
 
 
 @dataclass(frozen=True)
@@ -94,13 +92,6 @@ def _sexagesimal(text: str) -> int:
     return -value if text.startswith("-") else value
 
 
-class Found(NamedTuple):
-    """A scalar and its line."""
-
-    value: Scalar
-    line: int
-
-
 class DuplicateKey(NamedTuple):
     """A key that stands twice in one mapping."""
 
@@ -122,22 +113,12 @@ class YamlFile:
     @classmethod
     def load(cls, path: Path) -> YamlFile:
         """Read and parse *path*. Raises ConfigError when it cannot be read, is not UTF-8 or not YAML."""
-        try:
-            if path.exists() and not path.is_file():  # a named pipe among the files of a folder would be waited for without end
-                raise ConfigError("is not a regular file", file=path, hint="a configuration is read from files")
-            data = path.read_bytes()
-        except OSError as error:
-            raise ConfigError(f"cannot be read: {reason_of(error)}", file=path, hint="check the path and its permissions") from error
-        return cls.parse(path, data)
+        return cls.parse(path, read_whole(path))
 
     @classmethod
     def parse(cls, path: Path, data: bytes) -> YamlFile:
         """Parse *data* as the content of *path*. Raises ConfigError when it is not UTF-8 or not YAML, or is JSON with comments."""
-        try:
-            text = data.decode("utf-8").removeprefix(BOM)
-        except UnicodeDecodeError as error:
-            line = data[: error.start].count(b"\n") + 1
-            raise ConfigError("is not UTF-8", file=path, line=line, hint="save the file as UTF-8") from error
+        text = decode(path, data)
         problem = _json_problem(path, text)
         if isinstance(problem, EditRefusedError):  # YAML would take a comment for a part of the next key
             raise problem
@@ -199,9 +180,8 @@ class YamlFile:
         if node.start == node.end and not self.text[: node.start].endswith((" ", "\t")):
             scalar = " " + scalar  # an empty value: the span is the place behind the colon
         text = self.text[: node.start] + scalar + self.text[node.end :]
-        bom = BOM if self.data.startswith(BOM.encode()) else ""
         try:
-            edited = YamlFile.parse(self.path, (bom + text).encode("utf-8"))
+            edited = YamlFile.parse(self.path, encode(text, like=self.data))
             found = edited.get(key)
         except ConfigError as error:
             raise self._cannot_be_set(key, value, node) from error

@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
-from memplan.edits.yaml_file import Found, YamlFile
+from memplan.edits.edit import Found
+from memplan.edits.yaml_file import YamlFile
 from memplan.errors import ConfigError
 from memplan.layouts.places import Places
 from memplan.layouts.schema import Assumption, FieldEntry, LaunchFile, Layout, ModelEntry, Rule, spelled

@@ -9,7 +9,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from memplan.edits.yaml_file import Found, YamlFile
+from memplan.edits.edit import Found
+from memplan.edits.yaml_file import YamlFile
 from memplan.errors import ConfigError, reason_of
 from memplan.layouts.schema import FirstStage, StageFiles
 from memplan.layouts.sources import ParsedFiles, Source

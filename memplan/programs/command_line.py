@@ -12,6 +12,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from memplan.edits.apply import FileChange, prepare
+from memplan.edits.config_file import ConfigFile, load_config_file
 from memplan.edits.edit import Edit, EditValue
 from memplan.edits.yaml_file import YamlFile
 from memplan.errors import ConfigError, UsageError
@@ -32,7 +33,7 @@ from memplan.workload.training import MOST_STEPS
 
 ONE_GPU = Parallelism()
 
-_OTHER_FORMATS = (".py", ".toml", ".ini", ".sh", ".xml")
+_OTHER_FORMATS = (".ini", ".sh", ".xml")
 """Of configurations that programs have, which read as YAML would be nonsense or an error far from the cause."""
 
 
@@ -168,13 +169,13 @@ def _split_as(program: CommandProgram, found: Mapping[str, object]) -> Paralleli
 def _read(path: Path, place: Place) -> object:
     if path.suffix in _OTHER_FORMATS:
         raise ConfigError(
-            "is neither YAML nor JSON: the value of a field is written into no other file",
+            "is neither YAML, JSON, TOML nor Python: the value of a field is written into no other file",
             file=path,
             hint=f"where the command takes it too, write {{{place.variable}}} there, for example `train.py batch={{{place.variable}}}`",
         )
-    file = YamlFile.load(path)
+    file = load_config_file(path)
     found = file.get(tuple(place.key.split(".")))
-    if found is None and len(file.documents) > 1:
+    if found is None and isinstance(file, YamlFile) and len(file.documents) > 1:
         hint = f"put them into one, or write {{{place.variable}}} in the command where it takes the value too"
         raise ConfigError(f"holds {len(file.documents)} documents, and no key `{place.key}` in the first one", file=path, hint=hint)
     if found is None:
@@ -182,7 +183,7 @@ def _read(path: Path, place: Place) -> object:
     return found.value
 
 
-def _near(key: str, file: YamlFile) -> str:
+def _near(key: str, file: ConfigFile) -> str:
     """Return the end of a sentence that offers the key meant by *key*: the only one of its name, wherever it is, or that nearest to it."""
     *_, name = key.split(".")
     keys = file.keys()

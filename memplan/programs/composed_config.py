@@ -2,7 +2,7 @@
 A configuration that is composed of several files: which key holds the batch, which the accumulation, and which file holds each of them.
 
 Programs call the same thing by different names, and a later file overrides an earlier one. The keys that say how many samples a step has
-are found by their usual names; the file that holds a key is the last one that has it, and a `${reference}` is followed to the key that it
+are found by their usual names, in small letters or capitals; the file that holds a key is the last one that has it, and a `${reference}` is followed to the key that it
 stands for. What is not certain is not guessed.
 """
 
@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from memplan.edits.yaml_file import YamlFile
+from memplan.edits.config_file import load_config_file
 from memplan.errors import UsageError
 from memplan.workload.step_function import ACCUMULATION_NAMES
 
@@ -122,10 +122,10 @@ class ComposedConfig(NamedTuple):
         Raises UsageError where several keys of that name are held in several places.
         """
         for name in names:
-            is_named = re.compile(rf"(.+\.)?{name}(\.train)?").fullmatch
+            is_named = re.compile(rf"(.+\.)?{name}(\.train)?", re.IGNORECASE).fullmatch
             keys = [key for key, value in _leaves(self.values) if is_named(key) and _is_size(value)]
             keys = list(filter(is_of_training, keys))
-            preferred = [key for key in keys if "train" in key.removesuffix(name)] or keys
+            preferred = [key for key in keys if "train" in key[: -len(name)].lower()] or keys
             held = list({(one.file, one.key_in_file, one.problem): one for one in map(self._holder_of, preferred)}.values())
             if len(held) > 1:
                 told = " and ".join(f"`{one.key}` ({one.file or one.problem})" for one in held)
@@ -158,7 +158,7 @@ class ComposedConfig(NamedTuple):
             if prefix and not key.startswith(f"{prefix}."):
                 continue
             inner = key[len(prefix) + 1 :] if prefix else key
-            if part.file is not None and YamlFile.load(part.file).kind_of(tuple(inner.split("."))) == "scalar":
+            if part.file is not None and load_config_file(part.file).kind_of(tuple(inner.split("."))) == "scalar":
                 file, in_file = part.file, inner
         if file is None or in_file is None:
             return Held(key, None, problem="which no file of the configuration holds")
@@ -167,7 +167,7 @@ class ComposedConfig(NamedTuple):
 
 def is_of_training(key: str) -> bool:
     """Say whether nothing in the dotted *key* names another use of the model than its training."""
-    return not _NOT_TRAINING & set(re.split(r"[._]", key))
+    return not _NOT_TRAINING & set(re.split(r"[._]", key.lower()))
 
 
 def _leaves(data: object, path: str = "", *, in_lists: bool = False) -> Iterator[tuple[str, object]]:

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple, TypeGuard
 from memplan.edits.yaml_file import YamlFile
 from memplan.errors import ConfigError, UsageError
 from memplan.programs.composed_config import BATCH_KEYS, ComposedConfig, Part, is_of_training
+from memplan.programs.run_script import run_script
 
 _OPTIONS = {"config-name": "name", "cn": "name", "config-path": "path", "cp": "path", "config-dir": "more", "cd": "more"}
 """Hydra's own, of a script that it configures."""
@@ -52,15 +53,12 @@ class HydraApp(NamedTuple):
 
 def hydra_app(words: Sequence[str]) -> HydraApp | None:
     """Return the Hydra script that the command *words* runs; None for another program."""
-    found = next(_scripts(words), None)
-    if found is None:
-        return None
-    script, arguments = found
-    told = _told_by(script)
-    if told is None:
+    found = run_script(words)
+    told = None if found is None else _told_by(found.path)
+    if found is None or told is None:
         return None
     path, name, overrides = told.get("config_path"), told.get("config_name"), []
-    rest = iter(arguments)
+    rest = iter(found.words)
     for word in rest:
         flag, equals, value = word.partition("=")
         if word.startswith("-") and flag.lstrip("-") in _OPTIONS:
@@ -74,10 +72,10 @@ def hydra_app(words: Sequence[str]) -> HydraApp | None:
                 overrides.append(f"hydra.searchpath=[file://{Path(value).resolve()}]")
         elif not word.startswith("-") and ("=" in word or word.startswith("~")):
             overrides.append(word)
-    folder = None if path is None or name is None else _folder(script, path, name)
+    folder = None if path is None or name is None else _folder(found.path, path, name)
     if folder is None or name is None:
         return None
-    return HydraApp(script, folder, name, tuple(overrides))
+    return HydraApp(found.path, folder, name, tuple(overrides))
 
 
 def commands_for(place: Path) -> list[list[str]]:
@@ -125,18 +123,6 @@ def _chosen(app: HydraApp, place: Path) -> list[str]:
         if not composed_by_hydra(app).has(place) and composed_by_hydra(hydra_app([str(app.script), *words]) or app).has(place):
             return words
     return []
-
-
-def _scripts(words: Sequence[str]) -> Iterator[tuple[Path, Sequence[str]]]:
-    """Yield the script that the command runs, by its path or as a module, and the words behind it."""
-    for number, word in enumerate(words):
-        if word.endswith(".py") and os.path.isfile(word):
-            yield Path(word), words[number + 1 :]
-    for number, (flag, module) in enumerate(itertools.pairwise(words)):
-        path = Path(*module.split("."))
-        for script in (path.with_suffix(".py"), path / "__main__.py") if flag == "-m" else ():
-            if os.path.isfile(script):
-                yield script, words[number + 2 :]
 
 
 def _told_by(script: Path) -> dict[str, str] | None:

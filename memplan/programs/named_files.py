@@ -1,5 +1,5 @@
 """
-Programs that are told their configuration in the command: `train.py fit -c base.yaml -c large.yaml`.
+Programs that are told their configuration in the command: `train.py fit -c base.yaml -c large.yaml`, `train.py config/small.py`.
 
 The files are composed as they stand there: a later one overrides what an earlier one says. LightningCLI takes parts too, `--data d.yaml`,
 whose keys stand below `data`. An option of a key's name (`--data.batch_size 64`, `--bsz 64`) overrides the files.
@@ -14,11 +14,11 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import NamedTuple
 
-from memplan.edits.yaml_file import YamlFile
-from memplan.errors import ConfigError
+from memplan.edits.config_file import SUFFIXES, load_config_file
+from memplan.errors import ConfigError, UsageError
 from memplan.programs.composed_config import KEYS_OF, ComposedConfig, Part
+from memplan.programs.run_script import run_script
 
-SUFFIXES = (".yaml", ".yml", ".json")
 MOST_BYTES = 2**20
 """A larger file is data."""
 
@@ -39,13 +39,14 @@ class Option(NamedTuple):
 def composed_by_words(words: Sequence[str]) -> ComposedConfig | None:
     """Return the configuration of the files that the command *words* names; None where it names none."""
     options = list(_options(words))
+    given = _python_files_given(words)
     parts, values = [], dict[str, object]()
     for option in options:
         path = Path(option.value)
-        if not _may_be_configuration(path):
+        if not _may_be_configuration(path) or (path.suffix == ".py" and option.value not in given):
             continue
         with suppress(ConfigError):  # whatever it is, no configuration that could be written
-            content = YamlFile.load(path).to_python()
+            content = load_config_file(path).to_python()
             package = (option.name,) if option.name in LIGHTNING_PARTS else ()
             if isinstance(content, dict):
                 _merge(values, {package[0]: content} if package else content)
@@ -54,6 +55,23 @@ def composed_by_words(words: Sequence[str]) -> ComposedConfig | None:
         return None
     name = " and ".join(str(part.file) for part in parts)
     return ComposedConfig(name, values, parts, dict(_overridden(options, values)), in_command="--KEY VALUE")
+
+
+def _python_files_given(words: Sequence[str]) -> frozenset[str]:
+    """Return the Python files that the script of a command is given: what stands before them are programs."""
+    script = run_script(words)
+    return frozenset(option.value for option in _options(script.words if script is not None else ()) if option.value.endswith(".py"))
+
+
+def fields_of_script(words: Sequence[str]) -> list[str]:
+    """Return where the script of a command itself holds the batch and the accumulation; none where it holds none, or several may be it."""
+    script = run_script(words)
+    if script is None or not _may_be_configuration(script.path):
+        return []
+    with suppress(ConfigError, UsageError):
+        values = load_config_file(script.path).to_python()
+        return ComposedConfig(str(script.path), values, [Part(script.path)], {}, in_command="").fields()
+    return []
 
 
 def _may_be_configuration(path: Path) -> bool:
@@ -65,7 +83,7 @@ def unreadable_in(words: Sequence[str]) -> ConfigError | None:
     for option in _options(words):
         try:
             if _may_be_configuration(path := Path(option.value)):
-                YamlFile.load(path)
+                load_config_file(path)
         except ConfigError as error:
             return error
     return None

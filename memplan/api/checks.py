@@ -9,9 +9,9 @@ from memplan.analysis.checking import Check, check_program
 from memplan.api.configuration import Configuration
 from memplan.api.journals import journal_root
 from memplan.api.methods import Method, by_method
+from memplan.edits.config_file import load_config_file
 from memplan.edits.drift import Drifted, drift_in
 from memplan.edits.edit import Location
-from memplan.edits.config_file import load_config_file
 from memplan.errors import UsageError
 from memplan.estimators.base import Estimator
 from memplan.estimators.registry import OnRehearsal

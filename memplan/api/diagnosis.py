@@ -31,8 +31,8 @@ from memplan.api.configuration import Configuration
 from memplan.api.methods import Answered, Method, by_method
 from memplan.api.plans import write_changes
 from memplan.edits.apply import FileChange, prepare
-from memplan.edits.edit import Edit
 from memplan.edits.config_file import load_config_file
+from memplan.edits.edit import Edit
 from memplan.errors import EditRefusedError, MemplanError, NothingSeenError, NotRehearsedError, UsageError
 from memplan.estimators.base import Estimator, ReplayingEstimator
 from memplan.estimators.registry import OnRehearsal

@@ -13,9 +13,8 @@ from typing import NamedTuple
 from memplan.analysis.loader_settings import Host, LoaderAdvice, LoaderSetting, Measured
 from memplan.edits.apply import FileChange, prepare
 from memplan.edits.apply import apply as apply_changes
-from memplan.edits.edit import Edit, EditValue, as_text
 from memplan.edits.config_file import load_config_file
-from memplan.edits.edit import Found
+from memplan.edits.edit import Edit, EditValue, Found, as_text
 from memplan.edits.yaml_file import YamlFile
 from memplan.errors import MissingError, UsageError, reason_of
 from memplan.estimators.steps import MOST_MICRO_BATCHES

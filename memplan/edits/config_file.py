@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from memplan.edits.edit import EditValue, Found, KeyPath
+from memplan.edits.flat_file import FlatFile
 from memplan.edits.python_file import PythonFile
 from memplan.edits.toml_file import TomlFile
 from memplan.edits.yaml_file import YamlFile
@@ -55,5 +56,5 @@ def parse_config_file(path: Path, data: bytes) -> ConfigFile:
     return _format_of(path).parse(path, data)
 
 
-def _format_of(path: Path) -> type[YamlFile | PythonFile | TomlFile]:
-    return {".py": PythonFile, ".toml": TomlFile}.get(path.suffix, YamlFile)
+def _format_of(path: Path) -> type[YamlFile | FlatFile]:
+    return PythonFile if path.suffix == ".py" else TomlFile if path.suffix == ".toml" else YamlFile

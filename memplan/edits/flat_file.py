@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from typing_extensions import Self
 
-from memplan.edits.edit import EditValue, Found, KeyPath, Scalar, as_text
+from memplan.edits.edit import EditValue, Found, KeyPath, Scalar
 from memplan.edits.text import decode, encode, read_whole
 from memplan.errors import ConfigError, EditRefusedError
 
@@ -130,11 +130,10 @@ class FlatFile(ABC):
         text = self.text[: found.start] + literal + self.text[found.end :]
         try:
             edited = type(self).parse(self.path, encode(text, like=self.data))
-            now = edited.get(key)
         except ConfigError as error:
             raise self._cannot_be_set(found, value) from error
         self._verify(edited, found)
-        if now is None or as_text(now.value) != as_text(value) or not self.is_as_before(edited, found, literal):
+        if not self.is_as_before(edited, found, literal):
             raise self._cannot_be_set(found, value)
         return edited.data
 
@@ -178,9 +177,9 @@ class FlatFile(ABC):
         if not isinstance(data, dict):
             return data
         parts = {name: self._with_lists(below, (*key, name)) for name, below in data.items()}
-        container = self.content.containers.get(key)
-        is_list = container is not None and container.kind == "sequence" and list(parts) == [str(place) for place in range(len(parts))]
-        return list(parts.values()) if is_list else parts
+        container, places = self.content.containers.get(key), [str(place) for place in range(len(parts))]
+        is_list = container is not None and container.kind == "sequence" and parts.keys() == set(places)
+        return [parts[place] for place in places] if is_list else parts
 
     def length_of(self, key: KeyPath) -> int | None:
         """Return how many elements the sequence at *key* has; None where no sequence stands there."""

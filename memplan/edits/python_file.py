@@ -74,7 +74,9 @@ class PythonFile(FlatFile):
 
     def is_as_before(self, edited: FlatFile, changed: PlacedValue, literal: str) -> bool:
         """Say whether the syntax tree of *edited* is this file's, but for *literal* in the place of *changed*."""
-        replaced = f"{self.text[: changed.start]}({literal}){self.text[changed.end :]}"  # in brackets it is one value whatever stands around it
+        replaced = (
+            f"{self.text[: changed.start]}({literal}){self.text[changed.end :]}"  # in brackets it is one value whatever stands around it
+        )
         return ast.dump(_parse(self.path, replaced)) == ast.dump(_parse(self.path, edited.text))
 
 

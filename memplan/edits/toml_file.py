@@ -6,7 +6,7 @@ import re
 import sys
 from datetime import date, datetime, time
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -174,18 +174,12 @@ class _Scanner:
         self._place += 1
 
     def _quoted(self) -> str:
-        for pattern in _TEXTS:
-            found = pattern.match(self._text, self._place)
-            if found is not None:
-                return found[0]
-        self._lost()
+        return next(found[0] for pattern in _TEXTS if (found := pattern.match(self._text, self._place)) is not None)
 
     def _word(self) -> str:
         found = _WORD.match(self._text, self._place)
-        return found[0].rstrip() if found is not None else self._lost()
-
-    def _lost(self) -> NoReturn:
-        raise AssertionError(f"no value at character {self._place} of a text that is TOML")
+        assert found is not None  # what is no text and no brackets has at least one sign, as the text is TOML
+        return found[0].rstrip()
 
     def _contain(self, key: KeyPath, kind: str, line: int) -> None:
         self._containers.setdefault(key, Container(kind, line))

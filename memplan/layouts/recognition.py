@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from collections.abc import Iterator, Set
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from memplan.edits.yaml_file import YamlFile
+from memplan.edits.config_file import load_config_file
 from memplan.errors import ConfigError
 from memplan.layouts.templates import template_data, templates_folder
 
@@ -114,25 +113,12 @@ def candidates_below(folder: Path) -> list[Path]:
 
 def _keys_of(path: Path) -> Set[str]:
     """Return the dotted keys of every mapping in the file. Raises ConfigError where it cannot be read or parsed."""
-    if path.suffix == ".toml":
-        return _toml_keys(path)
     if path.suffix == ".json":
         try:
             return set(_flat(json.loads(path.read_bytes())))
         except ValueError:
             pass  # comments, or trailing commas: YAML takes some of them
-    return YamlFile.load(path).keys()
-
-
-def _toml_keys(path: Path) -> Set[str]:
-    if sys.version_info >= (3, 11):
-        import tomllib  # noqa: PLC0415
-
-        try:
-            return set(_flat(tomllib.loads(path.read_text(encoding="utf-8"))))
-        except ValueError as error:
-            raise ConfigError(f"is not valid TOML: {error}", file=path, hint="repair the file first") from error
-    return frozenset()  # Python 3.10 has no parser of TOML
+    return load_config_file(path).keys()
 
 
 def _flat(data: Any, above: str = "") -> Iterator[str]:

@@ -2,8 +2,8 @@
 A configuration that is composed of several files: which key holds the batch, which the accumulation, and which file holds each of them.
 
 Programs call the same thing by different names, and a later file overrides an earlier one. The keys that say how many samples a step has
-are found by their usual names, in small letters or capitals; the file that holds a key is the last one that has it, and a `${reference}` is followed to the key that it
-stands for. What is not certain is not guessed.
+are found by their usual names, in small letters or capitals; the file that holds a key is the last one that has it, and a `${reference}`
+is followed to the key that it stands for. What is not certain is not guessed.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from memplan.edits.config_file import SUFFIXES, load_config_file
 from memplan.errors import ConfigError, UsageError
 from memplan.programs.composed_config import KEYS_OF, ComposedConfig, Part
-from memplan.programs.run_script import run_script
+from memplan.programs.run_script import imported_files, run_script
 
 MOST_BYTES = 2**20
 """A larger file is data."""
@@ -64,13 +64,18 @@ def _python_files_given(words: Sequence[str]) -> frozenset[str]:
 
 
 def fields_of_script(words: Sequence[str]) -> list[str]:
-    """Return where the script of a command itself holds the batch and the accumulation; none where it holds none, or several may be it."""
+    """
+    Return where the script of a command, or a file beside it that it imports, holds the batch and the accumulation.
+
+    None where they hold neither, or several keys may be the one.
+    """
     script = run_script(words)
-    if script is None or not _may_be_configuration(script.path):
-        return []
-    with suppress(ConfigError, UsageError):
-        values = load_config_file(script.path).to_python()
-        return ComposedConfig(str(script.path), values, [Part(script.path)], {}, in_command="").fields()
+    for path in (script.path, *imported_files(script.path)) if script is not None else ():
+        if _may_be_configuration(path):
+            with suppress(ConfigError, UsageError):
+                found = ComposedConfig(str(path), load_config_file(path).to_python(), [Part(path)], {}, in_command="").fields()
+                if found:
+                    return found
     return []
 
 

@@ -74,7 +74,10 @@ class Overlay:
         copy = self._copy_of(path)
         copy.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         copy.write_bytes(content)
-        copy.chmod(path.stat().st_mode & 0o7777)
+        original = path.stat()
+        copy.chmod(original.st_mode & 0o7777)
+        if int(copy.stat().st_mtime) == int(original.st_mtime):  # Python would take what it compiled of the original in this second
+            os.utime(copy, ns=(original.st_atime_ns, original.st_mtime_ns + 10**9))
 
     def _copy_of(self, path: Path) -> Path:
         return Path(f"{self._copies}{path}")

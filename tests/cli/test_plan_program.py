@@ -263,3 +263,50 @@ def test_what_stands_in_the_command_is_to_be_typed(run_memplan: Run, torch_build
     assert "nothing to write. What changes is in the command: type it as it is planned above." in planned.stderr
     assert "train.py 1\n" not in planned.stdout
     assert (tmp_path / "specs.json").read_text() == '{"scenes": 64}\n'
+
+
+HARD_CODED = """
+import torch
+from settings import Train
+
+model = torch.nn.Linear(4096, Train.width).cuda()
+update = torch.optim.SGD(model.parameters())
+for _ in range(4):
+    model(torch.randn(Train.batch_size, 4096, device="cuda")).relu().sum().backward()
+    update.step()
+    update.zero_grad()
+"""
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize(
+    ("name", "text", "read"),
+    [
+        ("settings.py", "class Train:\n    batch_size: int = 64  # samples\n    width = 4 * 1024\n", ""),
+        (
+            "train.toml",
+            "[Train]\nbatch_size = 64  # samples\nwidth = 4096\n",
+            "import tomllib, types; Train = types.SimpleNamespace(**tomllib.load(open('train.toml', 'rb'))['Train'])\n",
+        ),
+    ],
+)
+def test_a_size_in_python_or_toml_is_planned_written_and_put_back(
+    run_memplan: Run, torch_build: TorchBuild, tmp_path: Path, name: str, text: str, read: str
+) -> None:
+    """The program finds the tried sizes where it imports or opens the file; afterwards the file has the planned one, and nothing else."""
+    if read and sys.version_info < (3, 11):
+        pytest.skip("the program reads TOML with Python's own parser")
+    (tmp_path / "train.py").write_text(HARD_CODED)
+    (tmp_path / "settings.py").write_text(read)
+    (tmp_path / name).write_text(text)
+    field = ("--field", f"micro_batch_size={name}:Train.batch_size")
+    options = ("--gpu-memory", "2GiB", "--target-effective-batch", "max", "--format", "json")
+
+    planned = run_memplan(*options, "--apply", *field, "--", "python", "train.py", cwd=tmp_path, PYTHONDONTWRITEBYTECODE="")
+
+    assert planned.returncode == 0, planned.stderr
+    size = json.loads(planned.stdout)["stages"][0]["planned"]["micro_batch_size"]
+    assert size > 5000
+    assert (tmp_path / name).read_text() == text.replace("64", str(size))
+    assert run_memplan("undo", cwd=tmp_path).returncode == 0
+    assert (tmp_path / name).read_text() == text

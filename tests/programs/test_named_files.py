@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from memplan.errors import UsageError
-from memplan.programs.named_files import composed_by_words, unreadable_in, variables_in
+from memplan.programs.named_files import composed_by_words, fields_of_script, unreadable_in, variables_in
 
 FILES = {
     "base.yaml": "trainer:\n  accumulate_grad_batches: 2\ndata:\n  init_args:\n    batch_size: 32\n    num_workers: 4\n",
@@ -22,6 +22,15 @@ FILES = {
     "words.yaml": "batch_size: auto\n",
     "commented.json": '{\n  "loader": {"dataloader_batch_size": 8}  // samples\n}\n',
     "device.yaml": "device_batch_size: 8\n",
+    "capitals.yaml": "TRAIN: {BATCH_SIZE: 8}\nTEST: {BATCH_SIZE: 1}\n",
+    "small.py": "batch_size = 12\ngradient_accumulation_steps = 5 * 8\n",
+    "dataloaders.py": "train_dataloader = dict(batch_size=32)\nval_dataloader = dict(batch_size=1)\n",
+    "plain.toml": "[training]\nlocal_batch_size = 4\nbatch_size = 8\n",
+    "train.py": "from conf.base import Base\nimport torch\nbatch_size = Base.size\n",
+    "hard_coded.py": "import torch\nimport plain\n\nBATCH_SIZE = 64\n",
+    "imports.py": "import hard_coded\nfrom pack import *\n",
+    "two_sizes.py": "def a(batch_size=1): ...\ndef b(batch_size=2): ...\n",
+    "text.py": "not Python\n",
 }
 
 
@@ -66,6 +75,17 @@ def found(command: str) -> list[str]:
         ("train.py words.yaml", []),
         ("train.py device.yaml", ["micro_batch_size=device.yaml:device_batch_size"]),
         ("train.py", []),
+        ("train.py capitals.yaml", ["micro_batch_size=capitals.yaml:TRAIN.BATCH_SIZE"]),
+        ("train.py small.py", ["micro_batch_size=small.py:batch_size", "gradient_accumulation_steps=small.py:gradient_accumulation_steps"]),
+        ("torchrun --nproc-per-node 2 train.py --config=dataloaders.py", ["micro_batch_size=dataloaders.py:train_dataloader.batch_size"]),
+        ("python -m torch.distributed.run small.py", []),
+        ("python -m small train.py hard_coded.py", ["micro_batch_size=hard_coded.py:BATCH_SIZE"]),
+        (
+            "train.py flat.yml small.py",
+            ["micro_batch_size=small.py:batch_size", "gradient_accumulation_steps=small.py:gradient_accumulation_steps"],
+        ),
+        ("train.py plain.toml", ["micro_batch_size=plain.toml:training.batch_size"]),
+        ("train.py text.py", []),
     ],
 )
 def test_the_last_file_that_has_the_key_holds_it(command: str, fields: list[str]) -> None:
@@ -115,3 +135,18 @@ def test_a_file_that_is_no_configuration_is_told_with_why() -> None:
     assert problem is not None
     assert problem.message.startswith("commented.json:2: has a comment: JSON with comments is not edited")
     assert unreadable_in(["train.py", "flat.yml", "missing.json"]) is None
+
+
+@pytest.mark.parametrize(
+    ("command", "fields"),
+    [
+        ("python hard_coded.py", ["micro_batch_size=hard_coded.py:BATCH_SIZE"]),
+        ("python imports.py", ["micro_batch_size=hard_coded.py:BATCH_SIZE"]),
+        ("torchrun two_sizes.py", []),
+        ("python text.py", []),
+        ("python missing.py", []),
+    ],
+)
+def test_a_size_that_the_script_itself_holds_is_told(command: str, fields: list[str]) -> None:
+    """Or a file that it imports; nobody but the user decides that it is written there."""
+    assert fields_of_script(command.split()) == fields

@@ -654,6 +654,20 @@ def test_a_file_that_is_shown_can_be_written_over(shown: Held) -> None:
     assert shown.written() == {"conf/config.yaml": 17}
 
 
+def test_a_module_that_is_shown_is_compiled_anew(hold: Hold) -> None:
+    """What Python compiled of the user's own, in the same second and of the same length, is not taken; its cache stays as it is."""
+    held = hold(settings_py="batch_size = 8\n")
+    subprocess.run([sys.executable, "-c", "import settings"], cwd=held.home, env={"PATH": os.environ["PATH"]}, check=True)
+    assert (held.home / "__pycache__").is_dir()
+    folder = held.overlay.folder / "second"
+    folder.mkdir()
+    held.overlay = Overlay(folder, shown={held.home / "settings.py": b"batch_size = 9\n"})
+    held.take_note()
+
+    assert held.python("import sys; sys.path.insert(0, '.'); import settings; print(settings.batch_size)") == 9
+    assert held.written() == {}
+
+
 def test_what_is_read_is_known(hold: Hold) -> None:
     """Files and folders by the paths that the program gave, each once; what the system has is not told."""
     held = hold(a_txt="a", b_txt="b")

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
-from memplan.edits.yaml_file import YamlFile
+from memplan.edits.config_file import load_config_file
 from memplan.errors import ConfigError, UsageError, WorldSizeError
 from memplan.layouts.reader import Reading
 from memplan.layouts.recognition import SUFFIXES, candidates_below, configurations_in, recognise
@@ -499,7 +499,7 @@ def _of_file(path: Path) -> Configuration:
 
 def _refuse_framework(path: Path) -> None:
     """Raise ConfigError for a file that is another framework's: it would only be told to be no workload."""
-    keys = set() if path.suffix == ".toml" else YamlFile.load(path).keys()
+    keys = load_config_file(path).keys()
     top = {key.partition(".")[0] for key in keys}
     if "model.kind" in keys or (keys and top <= set(Workload.model_fields)):
         return

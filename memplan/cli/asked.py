@@ -41,9 +41,9 @@ _PROGRAM_OPTIONS = (
         "fields",
         multiple=True,
         metavar="NAME=PLACE",
-        help="Where a program's variable is written: micro_batch_size=conf/config.yaml:data.batch_size, without the file where the "
-        "command names it, or micro_batch_size=BATCH_SIZE for a variable of the environment; of a function, micro_batch_size=ARGUMENT. May "
-        "be repeated.",
+        help="Where a variable is written: micro_batch_size=conf/config.yaml:data.batch_size, a key of YAML, JSON or TOML; "
+        "micro_batch_size=train.py:BATCH_SIZE, a value in Python; micro_batch_size=data.batch_size, a key of a file that the command "
+        "names; micro_batch_size=BATCH_SIZE, a variable of the environment; of a function, micro_batch_size=ARGUMENT. May be repeated.",
     ),
     click.option(
         "--short",

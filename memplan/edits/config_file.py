@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Protocol
 
-from memplan.edits.edit import EditValue, Found, KeyPath
+from memplan.edits.edit import DuplicateKey, EditValue, Found, KeyPath
 from memplan.edits.flat_file import FlatFile
 from memplan.edits.python_file import PythonFile
 from memplan.edits.toml_file import TomlFile
@@ -38,6 +38,12 @@ class ConfigFile(Protocol):
 
     def kind_of(self, key: KeyPath) -> str | None:
         """Return what stands at *key*: scalar, mapping or sequence; None where nothing stands there, or one that is empty."""
+
+    def length_of(self, key: KeyPath) -> int | None:
+        """Return how many elements the sequence at *key* has; None where no sequence stands there."""
+
+    def duplicate_keys(self) -> list[DuplicateKey]:
+        """Return every key that is set twice."""
 
     def line_of(self, key: KeyPath) -> int | None:
         """Return the line of what stands at *key*, or of the nearest thing above it."""

@@ -29,6 +29,14 @@ class Location(NamedTuple):
     line: int | None = None
 
 
+class DuplicateKey(NamedTuple):
+    """A key that stands twice in one mapping."""
+
+    key: str
+    first_line: int
+    line: int
+
+
 @dataclass(frozen=True)
 class Edit:
     """Set the value at *key* of *file* to *value*."""

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from typing_extensions import Self
 
-from memplan.edits.edit import EditValue, Found, KeyPath, Scalar
+from memplan.edits.edit import DuplicateKey, EditValue, Found, KeyPath, Scalar
 from memplan.edits.text import decode, encode, read_whole
 from memplan.errors import ConfigError, EditRefusedError
 
@@ -180,6 +180,16 @@ class FlatFile(ABC):
         container, places = self.content.containers.get(key), [str(place) for place in range(len(parts))]
         is_list = container is not None and container.kind == "sequence" and parts.keys() == set(places)
         return [parts[place] for place in places] if is_list else parts
+
+    def duplicate_keys(self) -> list[DuplicateKey]:
+        """Return every key that is set twice, wherever that is."""
+        first: dict[KeyPath, int] = {}
+        duplicates = []
+        for value in self.content.values:
+            if value.key in first:
+                duplicates.append(DuplicateKey(".".join(value.key), first[value.key], value.line))
+            first.setdefault(value.key, value.line)
+        return duplicates
 
     def length_of(self, key: KeyPath) -> int | None:
         """Return how many elements the sequence at *key* has; None where no sequence stands there."""

@@ -17,9 +17,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from memplan.edits.edit import EditValue, Found, KeyPath, Scalar, as_text
+from memplan.edits.edit import DuplicateKey, EditValue, Found, KeyPath, Scalar, as_text
 from memplan.edits.text import decode, encode, read_whole
 from memplan.errors import ConfigError, EditRefusedError
 
@@ -90,14 +90,6 @@ def _sexagesimal(text: str) -> int:
     for part in text.lstrip("+-").replace("_", "").split(":"):
         value = value * 60 + int(part)
     return -value if text.startswith("-") else value
-
-
-class DuplicateKey(NamedTuple):
-    """A key that stands twice in one mapping."""
-
-    key: str
-    first_line: int
-    line: int
 
 
 @dataclass(frozen=True)

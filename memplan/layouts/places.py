@@ -7,8 +7,8 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import NamedTuple
 
+from memplan.edits.config_file import ConfigFile
 from memplan.edits.edit import KeyPath
-from memplan.edits.yaml_file import YamlFile
 from memplan.errors import ConfigError
 from memplan.layouts.schema import ANYTHING, Conditions, LayoutPart, spelled
 from memplan.layouts.sources import ParsedFiles
@@ -21,7 +21,7 @@ class Place(NamedTuple):
     """Where a key is."""
 
     file: Path
-    parsed: YamlFile
+    parsed: ConfigFile
     key: KeyPath
 
     @property

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
+from memplan.edits.config_file import ConfigFile, load_config_file
 from memplan.edits.edit import Found
-from memplan.edits.yaml_file import YamlFile
 from memplan.errors import ConfigError
 from memplan.layouts.places import Places
 from memplan.layouts.schema import Assumption, FieldEntry, LaunchFile, Layout, ModelEntry, Rule, spelled
@@ -70,7 +70,7 @@ class Reading:
 
     def text_at(self, key: str) -> str:
         """Return the text at *key* of the main file, an empty one where there is none."""
-        file, where = YamlFile.load(self.main), tuple(key.split("."))
+        file, where = load_config_file(self.main), tuple(key.split("."))
         found = file.get(where) if file.kind_of(where) == "scalar" else None
         return found.value if found is not None and isinstance(found.value, str) else ""
 
@@ -87,11 +87,11 @@ def missing_keys(path: Path, keys: Collection[str]) -> list[str] | None:
     """
     if not os.path.isfile(path):
         return None
-    file = YamlFile.load(path)
+    file = load_config_file(path)
     return [key for key in keys if not _stands(file, key)]
 
 
-def _stands(file: YamlFile, key: str) -> bool:
+def _stands(file: ConfigFile, key: str) -> bool:
     try:
         return file.get(tuple(key.split("."))) is not None
     except ConfigError:
@@ -212,7 +212,7 @@ class _Reader:
         data["name"] = self.root.resolve().parent.name if self.root.name == "conf" else self.root.resolve().name
         return data
 
-    def _file(self, path: Path) -> YamlFile:
+    def _file(self, path: Path) -> ConfigFile:
         return self.files.of(path)
 
     def _imply_accumulation(self, data: dict[str, Any]) -> None:
@@ -332,7 +332,7 @@ class _Reader:
         self.warnings.append(f"{path}: `{entry.key}` is not set; planned with the default, {spelled(entry.default)}{told}")
         return Found(entry.default, line)
 
-    def _found(self, file: YamlFile, entry: FieldEntry) -> Found | None:
+    def _found(self, file: ConfigFile, entry: FieldEntry) -> Found | None:
         """Return what stands at the key; of a list that counts, its length."""
         key = entry.path
         length = file.length_of(key) if entry.counts else None

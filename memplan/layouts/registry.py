@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from memplan.edits.yaml_file import YamlFile
+from memplan.edits.config_file import ConfigFile, load_config_file
 from memplan.errors import ConfigError
 from memplan.layouts.reader import Reading, is_recipe_of, missing_keys, read
 from memplan.layouts.recognition import candidates
@@ -113,7 +113,7 @@ class Located(NamedTuple):
 
     def short(self) -> Iterator[str]:
         """Yield what makes a rehearsal of the command short, FILE:KEY=VALUE each, for the keys that are there."""
-        file = YamlFile.load(self.main)
+        file = load_config_file(self.main)
         for key, value in self.layout.short.items():
             found = file.get(tuple(key.split(".")))
             if found is not None and found.value is not None:
@@ -169,7 +169,7 @@ def _precedence(located: Located) -> tuple[bool, bool, int, int]:
     return is_own, located.can_be_described, len(detect.where), len(detect.keys) + len(detect.without)
 
 
-def _is_number(file: YamlFile, key: str, *, least: int | None = None) -> bool:
+def _is_number(file: ConfigFile, key: str, *, least: int | None = None) -> bool:
     """Say whether a number stands at *key*, from *least* on: "auto" and an empty value are filled in by somebody else."""
     path = tuple(key.split("."))
     found = file.get(path) if file.kind_of(path) == "scalar" else None
@@ -180,7 +180,7 @@ def _is_number(file: YamlFile, key: str, *, least: int | None = None) -> bool:
 def _keys_of(path: Path) -> set[str]:
     """Return the keys of a file that may be anything; none for one that is no YAML, which recognising it will say."""
     try:
-        return YamlFile.load(path).keys()
+        return load_config_file(path).keys()
     except ConfigError:
         return set()
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from memplan.edits.yaml_file import YamlFile
+from memplan.edits.config_file import ConfigFile, load_config_file
 
 
 def file_of(main: Path, file: str | None) -> Path:
@@ -31,10 +31,10 @@ class Source:
 class ParsedFiles:
     """The files of one configuration."""
 
-    all: dict[Path, YamlFile] = field(default_factory=dict)
+    all: dict[Path, ConfigFile] = field(default_factory=dict)
 
-    def of(self, path: Path) -> YamlFile:
+    def of(self, path: Path) -> ConfigFile:
         """Return the file at *path*. Raises ConfigError where it cannot be parsed."""
         if path not in self.all:
-            self.all[path] = YamlFile.load(path)
+            self.all[path] = load_config_file(path)
         return self.all[path]

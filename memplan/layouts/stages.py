@@ -9,8 +9,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from memplan.edits.config_file import ConfigFile
 from memplan.edits.edit import Found
-from memplan.edits.yaml_file import YamlFile
 from memplan.errors import ConfigError, reason_of
 from memplan.layouts.schema import FirstStage, StageFiles
 from memplan.layouts.sources import ParsedFiles, Source
@@ -86,7 +86,7 @@ class StageReader:
                 )
         return None
 
-    def _choice(self, file: YamlFile, key: tuple[str, ...]) -> Found | None:
+    def _choice(self, file: ConfigFile, key: tuple[str, ...]) -> Found | None:
         """Return the choice at *key* of a defaults list; None where nothing, or a list of choices, stands there."""
         try:
             return file.get(key)

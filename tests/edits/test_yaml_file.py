@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from memplan.edits.edit import EditValue, as_text
-from memplan.edits.yaml_file import DuplicateKey, Found, YamlFile
+from memplan.edits.edit import DuplicateKey, EditValue, Found, as_text
+from memplan.edits.yaml_file import YamlFile
 from memplan.errors import ConfigError, EditRefusedError
 from tests.edits.faults import answer_or_error
 

@@ -514,6 +514,22 @@ def test_a_recipe_of_olmo_is_none_of_llm_foundry(tmp_path: Path) -> None:
     assert shortened == [{"1000000000"}, {"0"}]
 
 
+@pytest.mark.parametrize("key", ["local_batch_size", "batch_size"])
+def test_a_job_file_of_torchtitan_is_planned_by_its_command(tmp_path: Path, key: str) -> None:
+    """It is TOML; what older versions call the batch is read too."""
+    path = tmp_path / "job.toml"
+    path.write_text(f'[model]\nflavor = "8B"\n[training]\n{key} = 3 # each\nseq_len = 2048\n')
+
+    program = command_configuration(["torchrun", "-m", "torchtitan.train", "--job.config_file", str(path)]).program
+
+    assert isinstance(program, CommandProgram)
+    assert program.training.micro_batch_size == 3
+    assert [(place.variable, place.key) for place in program.places] == [
+        ("micro_batch_size", f"training.{key}"),
+        ("sequence_length", "training.seq_len"),
+    ]
+
+
 def test_gpus_are_those_that_are_given(recipes: Path) -> None:
     """A recipe does not say on how many it is started."""
     configuration = read_configuration(recipes / "sft.yaml").with_gpus(4, 2)
@@ -586,6 +602,15 @@ PARTS = {
     "neox.yml": (
         '{"num-layers": 2, "train_micro_batch_size_per_gpu": 8, "zero_optimization": {"stage": 1}}\n',
         "a GPT-NeoX configuration, which memplan plans through its command",
+    ),
+    "llama3_8b.toml": (
+        '[model]\nflavor = "8B"\n[training]\nlocal_batch_size = 1\nseq_len = 8192\n',
+        "a torchtitan job file, which memplan plans through its command",
+    ),
+    "job.toml": ('[training]\nseq_len = 8192\n[job]\ndump_folder = "out"\n', "a torchtitan job file without a batch size"),
+    "network.toml": (
+        "[training_arguments]\ntrain_batch_size = 4\n",
+        "a training configuration (it has `training_arguments.train_batch_size`)",
     ),
     "neox_model.yml": ('{"pipe_parallel_size": 1, "num_layers": 48, "hidden_size": 8192}\n', "a part of a GPT-NeoX configuration"),
     "sepformer.yaml": (

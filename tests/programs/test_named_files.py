@@ -84,7 +84,7 @@ def found(command: str) -> list[str]:
             "train.py flat.yml small.py",
             ["micro_batch_size=small.py:batch_size", "gradient_accumulation_steps=small.py:gradient_accumulation_steps"],
         ),
-        ("train.py plain.toml", ["micro_batch_size=plain.toml:training.batch_size"]),
+        ("train.py plain.toml", ["micro_batch_size=plain.toml:training.local_batch_size"]),
         ("train.py text.py", []),
     ],
 )

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from memplan.edits.config_file import SUFFIXES, load_config_file
 from memplan.errors import ConfigError, UsageError
+from memplan.programs.base_files import with_bases
 from memplan.programs.composed_config import KEYS_OF, ComposedConfig, Part
 from memplan.programs.run_script import imported_files, run_script
 
@@ -40,20 +41,23 @@ def composed_by_words(words: Sequence[str]) -> ComposedConfig | None:
     """Return the configuration of the files that the command *words* names; None where it names none."""
     options = list(_options(words))
     given = _python_files_given(words)
-    parts, values = [], dict[str, object]()
+    parts, named, values = [], list[str](), dict[str, object]()
     for option in options:
         path = Path(option.value)
         if not _may_be_configuration(path) or (path.suffix == ".py" and option.value not in given):
             continue
         with suppress(ConfigError):  # whatever it is, no configuration that could be written
-            content = load_config_file(path).to_python()
-            package = (option.name,) if option.name in LIGHTNING_PARTS else ()
-            if isinstance(content, dict):
-                _merge(values, {package[0]: content} if package else content)
-                parts.append(Part(path, package))
+            files = with_bases(path)
+            named.append(str(path))
+            for part, file in files:
+                content = file.to_python()
+                package = (option.name,) if option.name in LIGHTNING_PARTS else ()
+                if isinstance(content, dict):
+                    _merge(values, {package[0]: content} if package else content)
+                    parts.append(Part(part, package))
     if not parts:
         return None
-    name = " and ".join(str(part.file) for part in parts)
+    name = " and ".join(dict.fromkeys(named))
     return ComposedConfig(name, values, parts, dict(_overridden(options, values)), in_command="--KEY VALUE")
 
 

@@ -36,6 +36,7 @@ ACCUMULATION_NAMES = (
     "gradient_accumulate_every",
     "grad_accum_every",
     "accumulation_iters",
+    "accumulative_counts",
     "accum_steps",
     "accum_iter",
     "grad_accumulation",

@@ -30,7 +30,7 @@ FILES = {
     "hard_coded.py": "import torch\nimport plain\n\nBATCH_SIZE = 64\n",
     "imports.py": "import hard_coded\nfrom pack import *\n",
     "two_sizes.py": "def a(batch_size=1): ...\ndef b(batch_size=2): ...\n",
-    "text.py": "not Python\n",
+    "text.py": "print 2\n",
 }
 
 

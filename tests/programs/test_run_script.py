@@ -44,7 +44,7 @@ def test_a_program_that_is_installed_has_no_script(command: str) -> None:
 def test_what_a_script_imports_of_its_project_is_found() -> None:
     """Modules beside it and members of packages, wherever the import stands; not what is installed, nor what is not Python."""
     Path("train.py").write_text("import torch, conf\ndef f():\n    from pack import sizes, missing\nfrom pack.run import *\n")
-    Path("conf.py").write_text("not Python")
+    Path("conf.py").write_text("import train; print 2")
 
     assert imported_files(Path("train.py")) == [Path("conf.py"), Path("pack/run.py"), Path("pack/sizes.py"), Path("pack/__init__.py")]
     assert imported_files(Path("conf.py")) == []

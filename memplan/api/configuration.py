@@ -361,9 +361,9 @@ def _named_by(words: Sequence[str]) -> Located | None:
 
 
 def _nowhere_written(name: str, words: Sequence[str]) -> UsageError:
-    from memplan.programs.named_files import fields_of_script, unreadable_in, variables_in  # noqa: PLC0415
+    from memplan.programs.named_files import fields_of_sources, unreadable_in, variables_in  # noqa: PLC0415
 
-    placed, unreadable, in_script = variables_in(words), unreadable_in(words), fields_of_script(words)
+    placed, unreadable, in_script = variables_in(words), unreadable_in(words), fields_of_sources(words)
     command = f"`-- {' '.join(placed)}`" if placed != list(words) else "write `{micro_batch_size}` in its place in the command"
     place = ", ".join(f'"{field}"' for field in in_script or ["micro_batch_size=conf/config.yaml:data.batch_size"])
     return UsageError(

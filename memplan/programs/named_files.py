@@ -67,14 +67,15 @@ def _python_files_given(words: Sequence[str]) -> frozenset[str]:
     return frozenset(option.value for option in _options(script.words if script is not None else ()) if option.value.endswith(".py"))
 
 
-def fields_of_script(words: Sequence[str]) -> list[str]:
+def fields_of_sources(words: Sequence[str]) -> list[str]:
     """
-    Return where the script of a command, or a file beside it that it imports, holds the batch and the accumulation.
+    Return where the script of a command holds the batch and the accumulation, or a Python file that it is given, or what these import.
 
     None where they hold neither, or several keys may be the one.
     """
     script = run_script(words)
-    for path in (script.path, *imported_files(script.path)) if script is not None else ():
+    sources = [script.path, *map(Path, sorted(_python_files_given(words)))] if script is not None else []
+    for path in (path for source in sources for path in (source, *imported_files(source))):
         if _may_be_configuration(path):
             with suppress(ConfigError, UsageError):
                 found = ComposedConfig(str(path), load_config_file(path).to_python(), [Part(path)], {}, in_command="").fields()

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from memplan.errors import UsageError
-from memplan.programs.named_files import composed_by_words, fields_of_script, unreadable_in, variables_in
+from memplan.programs.named_files import composed_by_words, fields_of_sources, unreadable_in, variables_in
 
 FILES = {
     "base.yaml": "trainer:\n  accumulate_grad_batches: 2\ndata:\n  init_args:\n    batch_size: 32\n    num_workers: 4\n",
@@ -149,4 +149,4 @@ def test_a_file_that_is_no_configuration_is_told_with_why() -> None:
 )
 def test_a_size_that_the_script_itself_holds_is_told(command: str, fields: list[str]) -> None:
     """Or a file that it imports; nobody but the user decides that it is written there."""
-    assert fields_of_script(command.split()) == fields
+    assert fields_of_sources(command.split()) == fields

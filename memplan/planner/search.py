@@ -100,9 +100,11 @@ class _AcceptedSizes:
         try:
             return self._within_units(low, high, guess)
         except _RefusedError as refused:
-            unit, least = self.unit, self._settle()
-            if self.unit == unit:
-                least = self._largest_double(least, refused.size)
+            least = self._power_of_what_is_taken(refused.size)
+            if least is None:
+                unit, least = self.unit, self._settle()
+                if self.unit == unit:
+                    least = self._largest_double(least, refused.size)
             return self._within_units(max(low, least), high, guess)
 
     def _within_units(self, low: int, high: int, guess: Fits | None) -> int | None:
@@ -120,6 +122,24 @@ class _AcceptedSizes:
         if self.outcome(size) is Outcome.REFUSED and not self._is_settled:
             raise _RefusedError(size)
         return self.outcome(size) is Outcome.FITS
+
+    def _power_of_what_is_taken(self, refused: int) -> int | None:
+        """
+        Return the power of two below the size that was *refused*, where the program took another one, and this one fits.
+
+        None where half as much again is taken too: the program takes more than powers of two, or what divides a number, and the smallest
+        that it takes has to say more. That one is not asked about here: a program that cuts a batch into parts runs very many of them then.
+        """
+        size = 1 << ((refused - 1).bit_length() - 1) if refused > 1 else 0
+        more = size + size // 2
+        is_likely = any(known > 1 and known & (known - 1) == 0 and how is not Outcome.REFUSED for known, how in self._known.items())
+        if not is_likely or not max(2, self._low) <= size or more > self._high or self.outcome(size) is not Outcome.FITS:
+            return None
+        self._is_settled = True
+        if not self._refuses(more) or not self._refuses(size + 1):
+            return None
+        self.unit = size
+        return size
 
     def _settle(self) -> int:
         """Find the smallest size that the program takes, and whether it is what all sizes are multiples of; return it."""

@@ -42,8 +42,8 @@ BATCH_KEYS = (
 KEYS_OF = {"micro_batch_size": BATCH_KEYS, "gradient_accumulation_steps": ACCUMULATION_NAMES}
 
 _NOT_TRAINING = frozenset({
-    "val", "valid", "validation", "test", "testing", "eval", "evaluate", "evaluation", "predict", "prediction", "infer", "inference", "generate",
-    "generation",
+    "val", "valid", "validation", "test", "testing", "eval", "evaluate", "evaluation", "predict", "prediction", "infer", "inference",
+    "generate", "generation",
 })  # fmt: skip
 
 _REFERENCE = re.compile(r"\$\{(\.*)([A-Za-z_][\w.]*)\}")

@@ -133,6 +133,33 @@ def test_what_takes_powers_of_two_is_found_in_a_few_questions(kind: str, limit: 
     assert len(program.asked) == num_asked
 
 
+@pytest.mark.parametrize(
+    ("present", "limit", "asked"), [(64, 62, [62, 32, 48, 33]), (16, 150, [150, 128, 192, 129, 256]), (256, 500, [500, 384, 257, 512])]
+)
+def test_a_power_of_two_that_is_taken_leads_to_the_others(present: int, limit: int, asked: list[int]) -> None:
+    """The smallest is not asked about: it may have the most steps of accumulation."""
+    program = Program(KINDS["powers of two"], limit)
+    known = {present: Outcome.FITS if present <= limit else Outcome.TOO_LARGE}
+
+    found = largest_accepted(program, high=1000, guess=lambda size: size <= limit, leaps=True, known=known)
+
+    assert found.size == max(size for size in range(1, limit) if program.takes(size))
+    assert program.asked == asked
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(limit=st.integers(0, 500), end=st.integers(1, 1000), present=st.integers(1, 600))
+def test_what_is_known_changes_the_way_and_not_the_answer(kind: str, limit: int, end: int, present: int) -> None:
+    """Whichever size the program has now."""
+    program = Program(KINDS[kind], limit)
+    known = {} if not program.takes(present) else {present: Outcome.FITS if present <= limit else Outcome.TOO_LARGE}
+
+    found = largest_accepted(program, high=2**20, guess=lambda size: size <= end, leaps=True, known=known)
+
+    assert found.size == max((size for size in range(1, 501) if program.takes(size) and size <= limit), default=None)
+    assert present not in known or present not in program.asked
+
+
 def test_what_divides_96_is_found_beside_the_powers_of_two() -> None:
     """Half as much again is worth one question."""
     program = Program(lambda size: 96 % size == 0, 60)

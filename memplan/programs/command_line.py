@@ -12,7 +12,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from memplan.edits.apply import FileChange, prepare
-from memplan.edits.config_file import ConfigFile, load_config_file
+from memplan.edits.config_file import load_config_file
 from memplan.edits.edit import Edit, EditValue
 from memplan.edits.yaml_file import YamlFile
 from memplan.errors import ConfigError, UsageError
@@ -98,11 +98,17 @@ def _in_named_file(place: Place, words: Sequence[str]) -> Place:
     raise UsageError(f"nothing is written at `{place.key}`, {problem}", hint=f"name its file: `FILE:{place.key}`{or_variable}")
 
 
-def _near_key(name: str, keys: Collection[str], *, is_key: bool) -> str:
-    """Return the question whether one of *keys* is meant with *name*: one like it, or the first of the values below it."""
+def _near_key(name: str, keys: Collection[str], *, is_key: bool = True) -> str:
+    """
+    Return the question whether one of *keys* is meant with *name*: the first value below it, the only one of its name, or one like it.
+
+    Where *name* *is_key* not for certain, only the last parts of *keys* are compared.
+    """
     below = next((key for key in keys if f".{name}." in f".{key}"), None)
-    if below is not None:
-        return f": did you mean {below}?"
+    same = [key for key in keys if key.rpartition(".")[2] == name.rpartition(".")[2]]
+    meant = below or (same[0] if len(same) == 1 else None)
+    if meant is not None:
+        return f": did you mean {meant}?"
     return did_you_mean(name, frozenset(keys if is_key else (key.rpartition(".")[2] for key in keys)))
 
 
@@ -179,16 +185,12 @@ def _read(path: Path, place: Place) -> object:
         hint = f"put them into one, or write {{{place.variable}}} in the command where it takes the value too"
         raise ConfigError(f"holds {len(file.documents)} documents, and no key `{place.key}` in the first one", file=path, hint=hint)
     if found is None:
-        raise ConfigError(f"has no key `{place.key}`{_near(place.key, file)}", file=path, hint=f"name the key that holds {place.variable}")
+        raise ConfigError(
+            f"has no key `{place.key}`{_near_key(place.key, sorted(file.keys()))}",
+            file=path,
+            hint=f"name the key that holds {place.variable}",
+        )
     return found.value
-
-
-def _near(key: str, file: ConfigFile) -> str:
-    """Return the end of a sentence that offers the key meant by *key*: the only one of its name, wherever it is, or that nearest to it."""
-    *_, name = key.split(".")
-    keys = file.keys()
-    same = [other for other in keys if other.rpartition(".")[2] == name]
-    return f": did you mean {same[0]}?" if len(same) == 1 else did_you_mean(key, frozenset(keys))
 
 
 def _with_its_values(stage: CommandStage, places: Iterable[Place]) -> CommandStage:

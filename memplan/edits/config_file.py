@@ -1,4 +1,4 @@
-"""A file that a program is configured by, whatever its format: YAML and JSON, TOML, or Python."""
+"""A file that a program is configured by, whatever its format: YAML and JSON, TOML, Python, or a shell script that starts it."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from typing import Any, Protocol
 from memplan.edits.edit import DuplicateKey, EditValue, Found, KeyPath
 from memplan.edits.flat_file import FlatFile
 from memplan.edits.python_file import PythonFile
+from memplan.edits.shell_file import SHELL_SUFFIXES, ShellFile
 from memplan.edits.toml_file import TomlFile
 from memplan.edits.yaml_file import YamlFile
 
-YAML_OR_JSON = (".yaml", ".yml", ".json")
-SUFFIXES = (*YAML_OR_JSON, ".toml", ".py")
+_FORMATS: dict[str, type[FlatFile]] = {".toml": TomlFile, ".py": PythonFile, **dict.fromkeys(SHELL_SUFFIXES, ShellFile)}
+SUFFIXES = (".yaml", ".yml", ".json", *_FORMATS)
 """Of the files whose values are read and written."""
 
 
@@ -63,4 +64,4 @@ def parse_config_file(path: Path, data: bytes) -> ConfigFile:
 
 
 def _format_of(path: Path) -> type[YamlFile | FlatFile]:
-    return PythonFile if path.suffix == ".py" else TomlFile if path.suffix == ".toml" else YamlFile
+    return _FORMATS.get(path.suffix, YamlFile)

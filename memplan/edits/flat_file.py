@@ -138,14 +138,14 @@ class FlatFile(ABC):
         return edited.data
 
     def _verify(self, edited: Self, changed: PlacedValue) -> None:
-        """Check that exactly the value at *changed* has another value."""
+        """Check that exactly the value at *changed* has another value, and what it is a part of."""
         before, after = self.content.values, edited.content.values
         if [one.key for one in before] != [one.key for one in after] or self.content.containers.keys() != edited.content.containers.keys():
             raise self._cannot_be_set(changed, "it")
         others = [
             one.key
             for one, now in zip(before, after, strict=True)
-            if one.key != changed.key and (one.value, one.problem, one.source) != (now.value, now.problem, now.source)
+            if not _holds(one, changed) and (one.value, one.problem, one.source) != (now.value, now.problem, now.source)
         ]
         if others:
             problem = f"changing `{'.'.join(changed.key)}` would also change `{'.'.join(others[0])}`"
@@ -156,7 +156,11 @@ class FlatFile(ABC):
         return {".".join(key) for key in self.content.containers if key} | {".".join(value.key) for value in self.content.values}
 
     def to_python(self) -> Any:
-        """Return the file as dicts, lists and single values; None for what is computed, and of a key that is set twice the last value."""
+        """
+        Return the file as dicts, lists and single values, of a key that is set twice the last value.
+
+        None stands for what is computed, `${other.key}` for the name of another value, as in YAML.
+        """
         root: dict[str, Any] = {}
         for key in self.content.containers:
             _mapping_at(root, key)
@@ -164,14 +168,8 @@ class FlatFile(ABC):
             *above, name = value.key
             mapping = _mapping_at(root, above)
             if not isinstance(mapping.get(name), dict):
-                mapping[name] = self._plain(value)
+                mapping[name] = value.value if value.source is None else f"${{{'.'.join(value.source)}}}"
         return self._with_lists(root, ())
-
-    def _plain(self, value: PlacedValue) -> Scalar:
-        try:
-            return self._meant(value).value
-        except ConfigError:
-            return None
 
     def _with_lists(self, data: Any, key: KeyPath) -> Any:
         if not isinstance(data, dict):
@@ -257,6 +255,12 @@ class FlatFile(ABC):
 
     def _error(self, problem: str, line: int | None, *, hint: str, refused: bool = True) -> ConfigError:
         return (EditRefusedError if refused else ConfigError)(problem, file=self.path, line=line, hint=hint)
+
+
+def _holds(outer: PlacedValue, inner: PlacedValue) -> bool:
+    """Say whether *inner* is *outer*, or an option in its text; another name of the same value is neither."""
+    is_around = outer.start <= inner.start and inner.end <= outer.end
+    return outer.key == inner.key or (is_around and (outer.start, outer.end) != (inner.start, inner.end))
 
 
 def _mapping_at(root: dict[str, Any], key: Sequence[str]) -> dict[str, Any]:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from memplan.errors import UsageError
+from memplan.edits.shell_file import SHELL_SUFFIXES, ShellFile
+from memplan.errors import ConfigError, UsageError
 from memplan.hardware.gpu import GpuSpec
 
 MOST_GPUS = 64
@@ -83,8 +85,10 @@ def launched_by(words: Sequence[str]) -> Ranks:
     """
     Return how many GPUs and machines the launcher in the command *words* is told of: torchrun, accelerate or deepspeed.
 
-    They say it before the script that they start, or in Accelerate's file of settings. Accelerate counts the processes of all machines.
+    They say it before the script that they start, or in Accelerate's file of settings. Accelerate counts the processes of all machines. Where
+    the command runs a shell script, the launcher is looked for in that.
     """
+    words = _words_of_script(words) or words
     program = next((at for at, word in enumerate(words) if at and word.endswith(".py")), len(words))
     launcher = words[:program] if _launcher(words[:program]) else ()
     num_gpus, num_nodes = (_number(launcher, option) for option in (_GPUS, _NODES))
@@ -93,6 +97,17 @@ def launched_by(words: Sequence[str]) -> Ranks:
         num_gpus, num_nodes = num_gpus or settings.get("num_processes", 0), num_nodes or settings.get("num_machines", 0)
         num_gpus //= num_nodes or 1
     return Ranks(num_gpus or 1, num_nodes or 1)
+
+
+def _words_of_script(words: Sequence[str]) -> list[str]:
+    """Return what the shell script that *words* run starts, from the first launcher on; nothing where they run none."""
+    script = next((Path(word) for word in words if word.endswith(SHELL_SUFFIXES) and os.path.isfile(word)), None)
+    if script is None:
+        return []
+    with contextlib.suppress(ConfigError):
+        started = ShellFile.load(script).words()
+        return next((started[at:] for at in range(len(started)) if _launcher(started[at : at + 1])), [])
+    return []
 
 
 def _accelerate_settings(words: Sequence[str]) -> dict[str, int]:

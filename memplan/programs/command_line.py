@@ -33,7 +33,7 @@ from memplan.workload.training import MOST_STEPS
 
 ONE_GPU = Parallelism()
 
-_OTHER_FORMATS = (".ini", ".sh", ".xml")
+_OTHER_FORMATS = (".ini", ".cfg", ".xml")
 """Of configurations that programs have, which read as YAML would be nonsense or an error far from the cause."""
 
 
@@ -175,7 +175,7 @@ def _split_as(program: CommandProgram, found: Mapping[str, object]) -> Paralleli
 def _read(path: Path, place: Place) -> object:
     if path.suffix in _OTHER_FORMATS:
         raise ConfigError(
-            "is neither YAML, JSON, TOML nor Python: the value of a field is written into no other file",
+            "is neither YAML, JSON, TOML, Python nor a shell script: the value of a field is written into no other file",
             file=path,
             hint=f"where the command takes it too, write {{{place.variable}}} there, for example `train.py batch={{{place.variable}}}`",
         )

@@ -125,7 +125,7 @@ class ComposedConfig(NamedTuple):
         """
         for name in names:
             is_named = re.compile(rf"(.+\.)?{name}(\.train)?", re.IGNORECASE).fullmatch
-            keys = [key for key, value in _leaves(self.values) if is_named(key) and _is_size(value)]
+            keys = [key for key, value in _leaves(self.values) if is_named(key.replace("-", "_")) and _is_size(value)]
             keys = list(filter(is_of_training, keys))
             preferred = [key for key in keys if "train" in key[: -len(name)].lower()] or keys
             held = list({(one.file, one.key_in_file, one.problem): one for one in map(self._holder_of, preferred)}.values())

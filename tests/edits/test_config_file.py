@@ -14,6 +14,8 @@ TEXTS = {
     "c.json": '{"size": 8}',
     "c.toml": "size = 8 # why\n",
     "c.py": "size = 8 # why\n",
+    "c.sh": "size=8 # why\n",
+    "c.bash": "python train.py --size 8 # why\n",
     "config": "size: 8\n",
 }
 

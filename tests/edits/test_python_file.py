@@ -163,10 +163,10 @@ def test_a_name_of_another_value_is_followed_for_reading() -> None:
 
 
 def test_the_whole_file_is_told_as_mappings_and_lists() -> None:
-    """What is computed is None; of two branches the last counts."""
+    """What is computed is None, a name of another value `${name}`; of two branches the last counts."""
     file = parsed("a = 1\nb = dict(c=[1, {'d': 2}], e=())\nf = g()\nif a:\n    h = 1\nelse:\n    h = 2\ni = a\nj = b.k\n")
 
-    assert file.to_python() == {"a": 1, "b": {"c": [1, {"d": 2}], "e": []}, "f": {}, "h": 2, "i": 1, "j": None}
+    assert file.to_python() == {"a": 1, "b": {"c": [1, {"d": 2}], "e": []}, "f": {}, "h": 2, "i": "${a}", "j": None}
     assert file.keys() == {"a", "b", "b.c", "b.c.0", "b.c.1", "b.c.1.d", "b.e", "f", "h", "i", "j"}
     assert [file.kind_of(key(name)) for name in ("a", "b", "b.c", "b.e", "x")] == ["scalar", "mapping", "sequence", None, None]
     assert file.length_of(("b", "c")) == 2

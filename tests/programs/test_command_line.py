@@ -267,7 +267,7 @@ def test_a_global_batch_is_the_target(config: Path) -> None:
         (["train.py"], ["micro_batch_size=CONFIG:name"], "has to be a whole number"),
         (["train.py"], ["sequence_length=CONFIG:trainer.lr"], "base.lr"),
         (["train.py"], ["micro_batch_size=nothere.yaml:a"], "nothere.yaml"),
-        (["train.py"], ["micro_batch_size=config/small.ini:batch_size"], "small.ini: is neither YAML, JSON, TOML nor Python"),
+        (["train.py"], ["micro_batch_size=config/small.ini:batch_size"], "small.ini: is neither YAML, JSON, TOML, Python nor a shell"),
     ],
 )
 def test_what_makes_no_sense_is_one_clear_error(config: Path, words: list[str], fields: list[str], said: str) -> None:

@@ -29,6 +29,8 @@ FILES = {
     "train.py": "from conf.base import Base\nimport torch\nbatch_size = Base.size\n",
     "hard_coded.py": "import torch\nimport plain\n\nBATCH_SIZE = 64\n",
     "imports.py": "import hard_coded\nfrom pack import *\n",
+    "start.sh": "BATCH_SIZE=${1:-64}\npython train.py --batch-size $BATCH_SIZE --grad-accum-steps 4 --eval-batch-size 1\n",
+    "uses.py": "SIZE = 8\ndef main(batch_size=SIZE):\n    loader = DataLoader(data, batch_size=batch_size)\n",
     "two_sizes.py": "def a(batch_size=1): ...\ndef b(batch_size=2): ...\n",
     "text.py": "print 2\n",
 }
@@ -86,6 +88,8 @@ def found(command: str) -> list[str]:
         ),
         ("train.py plain.toml", ["micro_batch_size=plain.toml:training.local_batch_size"]),
         ("train.py text.py", []),
+        ("train.py uses.py", ["micro_batch_size=uses.py:SIZE"]),
+        ("bash start.sh", ["micro_batch_size=start.sh:BATCH_SIZE", "gradient_accumulation_steps=start.sh:grad-accum-steps"]),
     ],
 )
 def test_the_last_file_that_has_the_key_holds_it(command: str, fields: list[str]) -> None:

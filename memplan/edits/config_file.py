@@ -63,5 +63,10 @@ def parse_config_file(path: Path, data: bytes) -> ConfigFile:
     return _format_of(path).parse(path, data)
 
 
+def settings_of(file: ConfigFile) -> Any:
+    """Return what *file* holds, as `to_python`; of source code only what it sets, and no arguments of functions."""
+    return file.to_python(with_arguments=False) if isinstance(file, FlatFile) else file.to_python()
+
+
 def _format_of(path: Path) -> type[YamlFile | FlatFile]:
     return _FORMATS.get(path.suffix, YamlFile)

@@ -22,6 +22,9 @@ from memplan.errors import ConfigError, EditRefusedError
 
 _MOST_REFERENCES = 20
 
+LONGEST_TOLD = 60
+"""Characters of a source that are told."""
+
 
 class PlacedValue(NamedTuple):
     """A value of a file, and where it stands."""
@@ -36,6 +39,8 @@ class PlacedValue(NamedTuple):
     """Why it is no value that a plan could write: "is computed: `args.batch_size`"."""
     source: KeyPath | None = None
     """The key whose value it stands for."""
+    is_argument: bool = False
+    """It is a parameter's default, or an argument of a call whose result has no name: no setting by its form."""
 
 
 class Container(NamedTuple):
@@ -145,7 +150,7 @@ class FlatFile(ABC):
         others = [
             one.key
             for one, now in zip(before, after, strict=True)
-            if not _holds(one, changed) and (one.value, one.problem, one.source) != (now.value, now.problem, now.source)
+            if not _holds(one, changed) and repr((one.value, one.problem, one.source)) != repr((now.value, now.problem, now.source))
         ]
         if others:
             problem = f"changing `{'.'.join(changed.key)}` would also change `{'.'.join(others[0])}`"
@@ -155,21 +160,34 @@ class FlatFile(ABC):
         """Return every path of the file, dotted."""
         return {".".join(key) for key in self.content.containers if key} | {".".join(value.key) for value in self.content.values}
 
-    def to_python(self) -> Any:
+    def to_python(self, *, with_arguments: bool = True) -> Any:
         """
         Return the file as dicts, lists and single values, of a key that is set twice the last value.
 
-        None stands for what is computed, `${other.key}` for the name of another value, as in YAML.
+        `${other.key}` stands for the name of another value, as in YAML, and `${ a + b }` for what is computed. *with_arguments*: those of
+        functions count as settings.
         """
         root: dict[str, Any] = {}
         for key in self.content.containers:
             _mapping_at(root, key)
         for value in self.content.values:
+            if value.is_argument and not with_arguments:
+                continue
             *above, name = value.key
             mapping = _mapping_at(root, above)
             if not isinstance(mapping.get(name), dict):
-                mapping[name] = value.value if value.source is None else f"${{{'.'.join(value.source)}}}"
+                mapping[name] = self._plain(value)
         return self._with_lists(root, ())
+
+    def _plain(self, value: PlacedValue) -> Scalar:
+        for _ in range(_MOST_REFERENCES):
+            source = self._values(value.source) if value.source is not None else []
+            if len(source) != 1 or source[0].source is None:
+                break
+            value = source[0]
+        if value.source is not None:
+            return f"${{{'.'.join(value.source)}}}"
+        return f"${{ {' '.join(self._text_of(value).split())[:LONGEST_TOLD]} }}" if value.problem else value.value
 
     def _with_lists(self, data: Any, key: KeyPath) -> Any:
         if not isinstance(data, dict):

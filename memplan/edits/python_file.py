@@ -16,15 +16,17 @@ A key is the name as the source has it, behind the functions and classes that it
 from __future__ import annotations
 
 import ast
+import functools
 import operator
 import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, cast
 
 from memplan.edits.edit import EditValue, KeyPath, Scalar, as_text
-from memplan.edits.flat_file import Container, Content, FlatFile, PlacedValue
+from memplan.edits.flat_file import LONGEST_TOLD, Container, Content, FlatFile, PlacedValue
+from memplan.edits.text import decode, read_whole
 from memplan.errors import ConfigError, EditRefusedError
 
 _OPERATIONS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
@@ -43,7 +45,6 @@ _MOST_SHIFTED = 64
 _NUMBER_OR_NAME = re.compile(r"True|False|None|[-+]?(\d+(\.\d*)?|\.\d+)([eE][-+]?\d+)?")
 _PLAIN_TEXT = re.compile(r"""(?P<quote>["'])[^"'\\\n]*(?P=quote)""")
 _UNWRITABLE = re.compile(r"""["'\\\x00-\x1f]""")
-_LONGEST_TOLD = 60
 
 
 class PythonFile(FlatFile):
@@ -55,9 +56,9 @@ class PythonFile(FlatFile):
         reader = _Reader(text)
         try:
             reader.statements(_parse(path, text).body, ())
+            return reader.content()
         except RecursionError as error:
             raise ConfigError("is nested too deeply to be a configuration", file=path, hint="is it the right file?") from error
-        return reader.content()
 
     def written(self, value: EditValue, present: PlacedValue) -> str:
         """Return *value* as Python writes it; text with the quotes that stand there. Raises EditRefusedError where that is not sure."""
@@ -80,6 +81,11 @@ class PythonFile(FlatFile):
         return ast.dump(_parse(self.path, replaced)) == ast.dump(_parse(self.path, edited.text))
 
 
+def syntax_tree(path: Path) -> ast.Module:
+    """Return the syntax tree of the file *path*. Raises ConfigError where it cannot be read, or is not Python."""
+    return _parse(path, decode(path, read_whole(path)))
+
+
 def _parse(path: Path, text: str) -> ast.Module:
     try:
         with warnings.catch_warnings():
@@ -96,6 +102,17 @@ def _as_python(value: EditValue) -> str:
     return {"true": "True", "false": "False"}.get(as_text(value), as_text(value)) if isinstance(value, bool) else as_text(value)
 
 
+class _Binding(NamedTuple):
+    """A value that the source gives a name, or that stands below one."""
+
+    key: KeyPath
+    node: ast.expr
+    scope: KeyPath
+    is_argument: bool
+    replaced_by: str
+    """What comes behind it in the same braces, and may set it anew: `**others`."""
+
+
 class _Reader:
     """From a syntax tree to values that know their place."""
 
@@ -104,17 +121,25 @@ class _Reader:
         self._starts = [0]
         for line in self._lines:
             self._starts.append(self._starts[-1] + len(line))
-        self._found: list[tuple[KeyPath, ast.expr, KeyPath]] = []
-        self._augmented: list[tuple[KeyPath, ast.AugAssign]] = []
+        self._found: list[_Binding] = []
+        self._computed: list[tuple[KeyPath, ast.AST]] = []
+        """Names that are given a value in another way than by an assignment."""
         self._containers: dict[KeyPath, Container] = {}
+        self._bound: dict[KeyPath, list[int]] = {}
+        """The lines in which each name gets a value of its own, parameters among them."""
+        self._classes: set[KeyPath] = set()
+        self._global: set[KeyPath] = set()
+        """Names of a function that are the file's."""
 
     def content(self) -> Content:
         """Return what was found, names of other values resolved."""
-        keys = {key for key, _, _ in self._found}
-        values = [self._value(key, node, scope, keys) for key, node, scope in self._found]
-        for key, node in self._augmented:
+        keys = {each.key for each in self._found}
+        values = [self._value(each, keys) for each in self._found]
+        for key, node in self._computed:
+            if isinstance(node, ast.Import | ast.ImportFrom) and key not in keys:
+                continue  # a module or what one has: no setting
             problem = f"is changed by `{_told(node)}`"
-            values.append(PlacedValue(key, node.lineno, *self._span(node.target), problem=problem))
+            values.append(PlacedValue(key, node.lineno, *self._span(node), problem=problem))  # type: ignore[attr-defined]  # of a statement
         return Content(tuple(sorted(values, key=lambda value: value.start)), self._containers)
 
     def statements(self, body: Iterable[ast.stmt], scope: KeyPath) -> None:
@@ -124,9 +149,12 @@ class _Reader:
 
     def _statement(self, node: ast.stmt, scope: KeyPath) -> None:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            self._defaults(node.args, (*scope, node.name))
-            self.statements(node.body, (*scope, node.name))
+            inner = (*scope, node.name)
+            self._parameters(node.args, inner)
+            self._global |= {(*inner, name) for each in ast.walk(node) if isinstance(each, ast.Global) for name in each.names}
+            self.statements(node.body, inner)
         elif isinstance(node, ast.ClassDef):
+            self._classes.add((*scope, node.name))
             self.statements(node.body, (*scope, node.name))
         elif isinstance(node, ast.Assign):
             for target in node.targets:
@@ -135,89 +163,137 @@ class _Reader:
             if node.value is not None:
                 self._assigned(node.target, node.value, scope)
         elif isinstance(node, ast.AugAssign):
-            key = _named(node.target)
-            if key is not None:
-                self._augmented.append(((*scope, *key), node))
+            self._set_otherwise(node.target, node, scope)
         elif isinstance(node, ast.Return):
             if isinstance(node.value, ast.Call | ast.Dict | ast.List | ast.Tuple):
                 self._put((*scope, "return"), node.value, scope)
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            for alias in node.names:
+                self._computed.append(((*scope, (alias.asname or alias.name).partition(".")[0]), node))
         else:
             self._parts(node, scope)
 
     def _parts(self, node: ast.AST, scope: KeyPath) -> None:
-        """Read the statements and calls inside *node*: branches, loops, contexts."""
+        """Read the statements, names and calls inside *node*: branches, loops, contexts."""
+        if isinstance(node, ast.For | ast.AsyncFor | ast.NamedExpr):
+            self._set_otherwise(node.target, node, scope)
+        if isinstance(node, ast.withitem) and node.optional_vars is not None:
+            self._set_otherwise(node.optional_vars, node.optional_vars, scope)
         for part in ast.iter_child_nodes(node):
             if isinstance(part, ast.stmt):
                 self._statement(part, scope)
             elif isinstance(part, ast.Call):
                 self._called(part, scope)
-            elif not isinstance(part, ast.expr) or isinstance(part, ast.Await):
+            elif not isinstance(part, ast.expr) or isinstance(part, ast.Await | ast.NamedExpr):
                 self._parts(part, scope)
 
-    def _defaults(self, arguments: ast.arguments, scope: KeyPath) -> None:
-        """Read the default values of a function's parameters."""
+    def _set_otherwise(self, target: ast.expr, node: ast.AST, scope: KeyPath) -> None:
+        """Take in that *target* gets a value that is not written out: by a loop, a context, a calculation with what it was."""
+        for each in target.elts if isinstance(target, ast.Tuple | ast.List) else [target]:
+            key = _named(each)
+            if key is not None:
+                self._bind(key, each, scope)
+                self._computed.append((self._in_scope(key, scope), node))
+
+    def _parameters(self, arguments: ast.arguments, scope: KeyPath) -> None:
+        """Read a function's parameters and their default values."""
         positional = [*arguments.posonlyargs, *arguments.args]
+        others = [each for each in (arguments.vararg, arguments.kwarg) if each is not None]
+        for argument in (*positional, *arguments.kwonlyargs, *others):
+            self._bound.setdefault((*scope, argument.arg), []).append(argument.lineno)
         defaults = arguments.defaults
         for argument, default in zip(positional[len(positional) - len(defaults) :], defaults, strict=True):
-            self._put((*scope, argument.arg), default, scope[:-1])
+            self._put((*scope, argument.arg), default, scope[:-1], is_argument=True)
         for argument, given in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True):
             if given is not None:
-                self._put((*scope, argument.arg), given, scope[:-1])
+                self._put((*scope, argument.arg), given, scope[:-1], is_argument=True)
 
     def _assigned(self, target: ast.expr, value: ast.expr, scope: KeyPath) -> None:
         if isinstance(target, ast.Tuple | ast.List):
             if isinstance(value, ast.Tuple | ast.List) and len(value.elts) == len(target.elts):
                 for one, its_value in zip(target.elts, value.elts, strict=True):
                     self._assigned(one, its_value, scope)
+            else:
+                self._set_otherwise(target, value, scope)
             return
         key = _named(target)
         if key is not None:
-            self._put((*scope, *key), value, scope)
+            self._bind(key, target, scope)
+            self._put(self._in_scope(key, scope), value, scope)
+
+    def _bind(self, key: KeyPath, node: ast.expr, scope: KeyPath) -> None:
+        self._bound.setdefault(self._in_scope(key, scope), []).append(node.lineno)
+
+    def _in_scope(self, key: KeyPath, scope: KeyPath) -> KeyPath:
+        """Return *key* behind the functions and classes *scope*, or alone where its name is the file's."""
+        return key if (*scope, key[0]) in self._global else (*scope, *key)
 
     def _called(self, node: ast.Call, scope: KeyPath) -> None:
         """Read the arguments of a call whose result has no name: its own name stands for it."""
-        name = _named(node.func)
+        name = _named(node.func, through_calls=True)
         if isinstance(node.func, ast.Attribute) and isinstance(node.func.value, ast.Call):  # Trainer(...).train(...)
             self._called(node.func.value, scope)
         if name is not None:
-            self._put((*scope, *name), node, scope)
+            self._put((*scope, *name), node, scope, is_argument=True)
 
-    def _put(self, key: KeyPath, node: ast.expr, scope: KeyPath) -> None:
+    def _put(self, key: KeyPath, node: ast.expr, scope: KeyPath, *, is_argument: bool = False, replaced_by: str = "") -> None:
         """Take in that *node* stands at *key*, inside *scope*."""
+        put = functools.partial(self._put, scope=scope, is_argument=is_argument)
         if isinstance(node, ast.Call):
             self._contain(key, "mapping", node)
             for name, argument in _arguments(node):
-                self._put((*key, *name), argument, scope)
+                put((*key, *name), argument, replaced_by=replaced_by)
         elif isinstance(node, ast.Dict):
             self._contain(key, "mapping", node)
-            for name_node, value in zip(node.keys, node.values, strict=True):
+            for place, (name_node, value) in enumerate(zip(node.keys, node.values, strict=True)):
+                later = next((other for named, other in zip(node.keys[place:], node.values[place:], strict=True) if named is None), None)
                 if isinstance(name_node, ast.Constant) and isinstance(name_node.value, str | int):
-                    self._put((*key, str(name_node.value)), value, scope)
+                    put((*key, str(name_node.value)), value, replaced_by=replaced_by if later is None else f"**{_told(later)}")
         elif isinstance(node, ast.List | ast.Tuple):
             self._contain(key, "sequence", node)
             for place, element in enumerate(node.elts):
-                self._put((*key, str(place)), element, scope)
+                put((*key, str(place)), element, replaced_by=replaced_by)
         elif key:
-            self._found.append((key, node, scope))
+            self._found.append(_Binding(key, node, scope, is_argument, replaced_by))
 
     def _contain(self, key: KeyPath, kind: str, node: ast.expr) -> None:
         if key:
             self._containers.setdefault(key, Container(kind, node.lineno))
 
-    def _value(self, key: KeyPath, node: ast.expr, scope: KeyPath, keys: set[KeyPath]) -> PlacedValue:
-        span = self._span(node)
-        value, is_written_out = _literal(node)
+    def _value(self, found: _Binding, keys: set[KeyPath]) -> PlacedValue:
+        place = found.key, found.node.lineno, *self._span(found.node)
+        again = next((key for length in range(1, len(found.key)) if len(self._bound.get(key := found.key[:length], ())) > 1), None)
+        if again is not None:
+            lines = ", ".join(map(str, self._bound[again]))
+            return PlacedValue(*place, problem=f"is part of `{'.'.join(again)}`, which is set several times (lines {lines})")
+        if found.replaced_by:
+            return PlacedValue(*place, problem=f"may be replaced by `{found.replaced_by}` behind it")
+        value, is_written_out = _literal(found.node)
         if is_written_out:
-            return PlacedValue(key, node.lineno, *span, value=value)
-        named = _named(node)
-        source = None if named is None else next((one for one in _seen_from(scope, named) if one in keys and one != key), None)
-        problem = "" if source is not None else f"is computed: `{_told(node)}`"
-        return PlacedValue(key, node.lineno, *span, problem=problem, source=source)
+            return PlacedValue(*place, value=value, is_argument=found.is_argument)
+        named = _named(found.node)
+        source = None if named is None else self._source(named, found, keys)
+        problem = "" if source is not None else f"is computed: `{_told(found.node)}`"
+        return PlacedValue(*place, problem=problem, source=source, is_argument=found.is_argument)
 
-    def _span(self, node: ast.expr) -> tuple[int, int]:
-        assert node.end_lineno is not None
-        assert node.end_col_offset is not None
-        return self._place(node.lineno, node.col_offset), self._place(node.end_lineno, node.end_col_offset)
+    def _source(self, name: KeyPath, found: _Binding, keys: set[KeyPath]) -> KeyPath | None:
+        """Return the key that *name* means where *found* stands, as Python looks names up; None where its value is not written out."""
+        for length in range(len(found.scope), -1, -1):
+            scope = found.scope[:length]
+            if scope in self._classes and length < len(found.scope):  # a class's names are not those of its methods
+                continue
+            key = (*scope, *name)
+            if key in keys and key != found.key:
+                return key
+            if any((*scope, *name[:part]) in self._bound for part in range(1, len(name) + 1)) and key != found.key:
+                return None
+        return None
+
+    def _span(self, node: ast.AST) -> tuple[int, int]:
+        start, end = cast("ast.expr", node), cast("ast.expr", node)
+        assert end.end_lineno is not None
+        assert end.end_col_offset is not None
+        return self._place(start.lineno, start.col_offset), self._place(end.end_lineno, end.end_col_offset)
 
     def _place(self, line: int, column_bytes: int) -> int:
         text = self._lines[line - 1]
@@ -236,31 +312,27 @@ def _arguments(call: ast.Call) -> Iterator[tuple[KeyPath, ast.expr]]:
             yield (keyword.arg,), keyword.value
 
 
-def _named(node: ast.expr) -> KeyPath | None:
-    """Return the key that `config.train["batch_size"]` names; None for what has no name."""
+def _named(node: ast.expr, *, through_calls: bool = False) -> KeyPath | None:
+    """Return the key that `config.train["batch_size"]` names; None for what has no name, as what a call returns."""
     if isinstance(node, ast.Name):
         return (node.id,)
-    if isinstance(node, ast.Call):  # Trainer(...).train
-        return _named(node.func)
+    if isinstance(node, ast.Call) and through_calls:  # Trainer(...).train
+        return _named(node.func, through_calls=True)
     if isinstance(node, ast.Attribute):
-        above = _named(node.value)
+        above = _named(node.value, through_calls=through_calls)
         return None if above is None else (*above, node.attr)
     if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant) and isinstance(node.slice.value, str | int):
-        above = _named(node.value)
+        above = _named(node.value, through_calls=through_calls)
         return None if above is None else (*above, str(node.slice.value))
     return None
-
-
-def _seen_from(scope: KeyPath, name: KeyPath) -> Iterator[KeyPath]:
-    """Yield the keys that *name* may mean in *scope*, the nearest first."""
-    for length in range(len(scope), -1, -1):
-        yield (*scope[:length], *name)
 
 
 def _literal(node: ast.expr) -> tuple[Scalar, bool]:
     """Return the value that *node* writes out, numbers calculated with one another; and whether it does."""
     if isinstance(node, ast.Constant):
         is_single = node.value is None or isinstance(node.value, bool | int | float | str)
+        if isinstance(node.value, int) and node.value > _LARGEST:
+            return None, False
         return (node.value, True) if is_single else (None, False)  # type: ignore[return-value]  # checked in the line above
     number = _number(node)
     return number, number is not None
@@ -291,5 +363,8 @@ def _calculated(operation: ast.operator, left: float, right: float) -> int | flo
 
 def _told(node: ast.AST) -> str:
     """Return the source of *node* in one short line."""
-    text = " ".join(ast.unparse(node).split())
-    return text if len(text) <= _LONGEST_TOLD else f"{text[:_LONGEST_TOLD]}…"
+    try:
+        text = " ".join(ast.unparse(node).split())
+    except ValueError:  # a number of thousands of digits
+        return "…"
+    return text if len(text) <= LONGEST_TOLD else f"{text[:LONGEST_TOLD]}…"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import sys
 from datetime import date, datetime, time
@@ -32,6 +33,7 @@ _TEXTS = (
 _PLAIN_TEXT = re.compile(r"""(?P<quote>["'])[^"'\\\n]*(?P=quote)""")
 _UNWRITABLE = re.compile(r"""["'\\\x00-\x1f]""")
 _LINE = re.compile(r"\(at line (\d+), column \d+\)")
+_LARGEST = 2**64
 _NUMBER = re.compile(r"[-+]?(0|[1-9]\d*)(\.\d+)?([eE][-+]?\d+)?")
 
 
@@ -43,7 +45,7 @@ class TomlFile(FlatFile):
         """Return the values of *text*. Raises ConfigError where it is not TOML."""
         try:
             _parse(text)
-        except tomllib.TOMLDecodeError as error:
+        except ValueError as error:  # tomllib's own, or a number of thousands of digits
             place = _LINE.search(str(error))
             problem = f"is not valid TOML: {_LINE.sub('', str(error)).strip()}"
             raise ConfigError(problem, file=path, line=int(place[1]) if place else None, hint="repair the file first") from error
@@ -71,11 +73,21 @@ class TomlFile(FlatFile):
             mapping = mapping[int(name) if isinstance(mapping, list) else name]
         name = changed.key[-1]
         mapping[int(name) if isinstance(mapping, list) else name] = _parse(f"value = {literal}")["value"]
-        return repr(before) == repr(after)  # of what is not a number, too; in the order of the file
+        return _are_same(before, after)
 
 
 def _parse(text: str) -> Any:
     return tomllib.loads(text.replace("\r\n", "\n"))
+
+
+def _are_same(one: Any, other: Any) -> bool:
+    """Say whether two parsed files are the same, "not a number" being itself."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(_are_same(value, other[name]) for name, value in one.items())
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(_are_same, one, other))
+    is_nan = isinstance(one, float) and isinstance(other, float) and math.isnan(one) and math.isnan(other)
+    return type(one) is type(other) and (is_nan or bool(one == other))
 
 
 class _Scanner:
@@ -197,5 +209,7 @@ def _as_scalar(value: object, text: str) -> tuple[Scalar, str]:
     """Return *value* as a single value, and why it is none that a plan could write; *text* is how it is written."""
     if isinstance(value, datetime | date | time):
         return None, f"is a date: {text}"
+    if isinstance(value, int) and abs(value) > _LARGEST:
+        return None, "is more than 64 bits hold"
     assert isinstance(value, int | float | str)
     return value, ""

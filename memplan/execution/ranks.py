@@ -85,8 +85,8 @@ def launched_by(words: Sequence[str]) -> Ranks:
     """
     Return how many GPUs and machines the launcher in the command *words* is told of: torchrun, accelerate or deepspeed.
 
-    They say it before the script that they start, or in Accelerate's file of settings. Accelerate counts the processes of all machines. Where
-    the command runs a shell script, the launcher is looked for in that.
+    They say it before the script that they start, or in Accelerate's file of settings. Accelerate counts the processes of all machines.
+    Where the command runs a shell script, the launcher is looked for in that.
     """
     words = _words_of_script(words) or words
     program = next((at for at, word in enumerate(words) if at and word.endswith(".py")), len(words))

@@ -85,6 +85,8 @@ class _AcceptedSizes:
         self.smallest = low
         self._is_settled = Outcome.REFUSED in known.values()
         """Which sizes the program takes has been looked into."""
+        self._power: int | None = None
+        """The power of two that was asked about before that."""
 
     def outcome(self, size: int) -> Outcome:
         if size not in self._known:
@@ -125,16 +127,19 @@ class _AcceptedSizes:
 
     def _power_of_what_is_taken(self, refused: int) -> int | None:
         """
-        Return the power of two below the size that was *refused*, where the program took another one, and this one fits.
+        Return the power of two below the size that was *refused*, where the program took another one and this one fits, and no larger one
+        is known to.
 
-        None where half as much again is taken too: the program takes more than powers of two, or what divides a number, and the smallest
-        that it takes has to say more. That one is not asked about here: a program that cuts a batch into parts runs very many of them then.
+        None where half as much again is taken too: what the program takes is told by the smallest that it takes. Else that one is not asked
+        about: a program that cuts a batch into parts runs very many of them then. The answer is that of `_largest_double`.
         """
         size = 1 << ((refused - 1).bit_length() - 1) if refused > 1 else 0
         more = size + size // 2
         is_likely = any(known > 1 and known & (known - 1) == 0 and how is not Outcome.REFUSED for known, how in self._known.items())
-        if not is_likely or not max(2, self._low) <= size or more > self._high or self.outcome(size) is not Outcome.FITS:
+        is_new = size >= max(2, self._low) and more <= self._high and size > self._largest_known_fit()
+        if not is_likely or not is_new or self.outcome(size) is not Outcome.FITS:
             return None
+        self._power = size
         self._is_settled = True
         if not self._refuses(more) or not self._refuses(size + 1):
             return None
@@ -164,8 +169,7 @@ class _AcceptedSizes:
         size = least
         while 2 * size < refused:
             size *= 2
-        fitting = max((known for known, how in self._known.items() if how is Outcome.FITS), default=0)
-        if size <= fitting or self.outcome(size) is not Outcome.FITS:
+        if size <= self._largest_known_fit() or self.outcome(size) is not Outcome.FITS:
             return least
         if size < self._high and self._refuses(size + 1):
             self.unit = size
@@ -173,6 +177,10 @@ class _AcceptedSizes:
             if size % 2 == 0 and more < refused and self.outcome(more) is Outcome.FITS:
                 self.unit, size = size // 2, more
         return size
+
+    def _largest_known_fit(self) -> int:
+        fitting = (known for known, how in self._known.items() if how is Outcome.FITS and known != self._power)
+        return max(fitting, default=0)
 
     def _refuses(self, size: int) -> bool:
         return self.outcome(size) is Outcome.REFUSED

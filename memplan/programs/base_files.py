@@ -8,12 +8,13 @@ says overrides what is in those that it names.
 from __future__ import annotations
 
 import ast
-import warnings
+import os
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from memplan.edits.config_file import ConfigFile, load_config_file
+from memplan.edits.config_file import ConfigFile, load_config_file, settings_of
+from memplan.edits.python_file import syntax_tree
 from memplan.errors import ConfigError
 
 _KEYS = ("_base_", "_BASE_")
@@ -42,26 +43,23 @@ def _follow(path: Path, file: ConfigFile, found: dict[Path, tuple[Path, ConfigFi
 
 def _named_by(path: Path, file: ConfigFile) -> Iterator[Path]:
     """Yield the files that *file* names as what it builds on."""
-    content = file.to_python()
+    content = settings_of(file)
     for key in _KEYS:
         named = content.get(key, ()) if isinstance(content, dict) else ()
         for name in [named] if isinstance(named, str) else named if isinstance(named, list) else ():
-            if isinstance(name, str) and (path.parent / name).is_file():
+            if isinstance(name, str) and os.path.isfile(path.parent / name):
                 yield path.parent / name
     if path.suffix == ".py":
-        yield from _imported_by_read_base(path, file.data)
+        yield from _imported_by_read_base(path)
 
 
-def _imported_by_read_base(path: Path, source: bytes) -> Iterator[Path]:
+def _imported_by_read_base(path: Path) -> Iterator[Path]:
     """Yield the files that `with read_base():` imports: relative ones, as mmengine wants them."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        tree = ast.parse(source)
-    for block in (node for node in tree.body if isinstance(node, ast.With)):
+    for block in (node for node in syntax_tree(path).body if isinstance(node, ast.With)):
         if any(ast.unparse(item.context_expr) == "read_base()" for item in block.items):
             for node in block.body:
                 if isinstance(node, ast.ImportFrom) and node.level:
                     folder = path.parent.joinpath(*[".."] * (node.level - 1))
-                    base = folder.joinpath(*(node.module or "").split(".")).with_suffix(".py")
-                    if base.is_file():
-                        yield base
+                    names = [node.module] if node.module else [alias.name for alias in node.names]
+                    bases = (folder.joinpath(*name.split(".")).with_suffix(".py") for name in names if name != "*")
+                    yield from (base for base in bases if os.path.isfile(base))

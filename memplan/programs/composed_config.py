@@ -46,6 +46,10 @@ _NOT_TRAINING = frozenset({
     "generate", "generation",
 })  # fmt: skip
 
+_WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
+_HOLDERS = re.compile(r"(data|loader|dataloader|set|config|cfg|args)$")
+"""What a name has behind the use: `testloader`."""
+
 _REFERENCE = re.compile(r"\$\{(\.*)([A-Za-z_][\w.]*)\}")
 _MOST_REFERENCES = 20
 
@@ -127,7 +131,7 @@ class ComposedConfig(NamedTuple):
             is_named = re.compile(rf"(.+\.)?{name}(\.train)?", re.IGNORECASE).fullmatch
             keys = [key for key, value in _leaves(self.values) if is_named(key.replace("-", "_")) and _is_size(value)]
             keys = list(filter(is_of_training, keys))
-            preferred = [key for key in keys if "train" in key[: -len(name)].lower()] or keys
+            preferred = [key for key in keys if "train" in re.sub(rf"{name}$", "", key.lower().replace("-", "_"))] or keys
             held = list({(one.file, one.key_in_file, one.problem): one for one in map(self._holder_of, preferred)}.values())
             if len(held) > 1:
                 told = " and ".join(f"`{one.key}` ({one.file or one.problem})" for one in held)
@@ -169,7 +173,8 @@ class ComposedConfig(NamedTuple):
 
 def is_of_training(key: str) -> bool:
     """Say whether nothing in the dotted *key* names another use of the model than its training."""
-    return not _NOT_TRAINING & set(re.split(r"[._]", key.lower()))
+    words = [word.lower() for word in _WORD.findall(key)]
+    return not any(word in _NOT_TRAINING or _HOLDERS.sub("", word) in _NOT_TRAINING for word in words)
 
 
 def _leaves(data: object, path: str = "", *, in_lists: bool = False) -> Iterator[tuple[str, object]]:

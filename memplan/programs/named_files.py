@@ -8,13 +8,14 @@ whose keys stand below `data`. An option of a key's name (`--data.batch_size 64`
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import zip_longest
 from pathlib import Path
 from typing import NamedTuple
 
-from memplan.edits.config_file import SUFFIXES, load_config_file
+from memplan.edits.config_file import SUFFIXES, load_config_file, settings_of
 from memplan.errors import ConfigError, UsageError
 from memplan.programs.base_files import with_bases
 from memplan.programs.composed_config import KEYS_OF, ComposedConfig, Part
@@ -25,6 +26,10 @@ MOST_BYTES = 2**20
 
 LIGHTNING_PARTS = frozenset({"trainer", "model", "data", "optimizer", "lr_scheduler"})
 """Options of LightningCLI that take a file with the keys of that part."""
+
+
+_OVERRIDE = re.compile(r"\+{0,2}[A-Za-z_]\w*(\.\w+)+=")
+"""A word that sets a key below another one."""
 
 
 class Option(NamedTuple):
@@ -50,7 +55,7 @@ def composed_by_words(words: Sequence[str]) -> ComposedConfig | None:
             files = with_bases(path)
             named.append(str(path))
             for part, file in files:
-                content = file.to_python()
+                content = settings_of(file)
                 package = (option.name,) if option.name in LIGHTNING_PARTS else ()
                 if isinstance(content, dict):
                     _merge(values, {package[0]: content} if package else content)
@@ -71,7 +76,7 @@ def fields_of_sources(words: Sequence[str]) -> list[str]:
     """
     Return where the script of a command holds the batch and the accumulation, or a Python file that it is given, or what these import.
 
-    None where they hold neither, or several keys may be the one.
+    Nothing where they hold neither, or several keys may be the one.
     """
     script = run_script(words)
     sources = [script.path, *map(Path, sorted(_python_files_given(words)))] if script is not None else []
@@ -117,8 +122,12 @@ def _options(words: Sequence[str]) -> Iterator[Option]:
         flag, equals, value = word.partition("=")
         if word.startswith("-") and equals:
             yield Option(flag.lstrip("-"), value, word)
-        elif before.startswith("-") and "=" not in before and not word.startswith("-"):
+        elif before.startswith("-") and "=" not in before and not word.startswith("-") and not _OVERRIDE.match(word):
             yield Option(before.lstrip("-"), word, f"{before} {word}")
+        elif not word.startswith("-") and _OVERRIDE.match(word):  # mmengine's, Hydra's
+            yield Option(flag.lstrip("+"), value, word)
+        elif not word.startswith("-") and _OVERRIDE.match(f"{before}="):  # yacs: SOLVER.BATCH_SIZE 64
+            yield Option(before, word, f"{before} {word}")
         elif not word.startswith("-"):
             yield Option("", word, word)
 
@@ -133,8 +142,8 @@ def _overridden(options: Sequence[Option], values: Mapping[str, object]) -> Iter
 
 
 def _same(name: str) -> str:
-    """Return *name* as it is compared: argparse takes `--train-batch` for `train_batch`."""
-    return name.replace("-", "_")
+    """Return *name* as it is compared: argparse takes `--train-batch` for `train_batch`, in small letters mostly."""
+    return name.replace("-", "_").lower()
 
 
 def _keys(values: Mapping[str, object], above: str = "") -> Iterator[str]:
@@ -149,7 +158,7 @@ def _merge(into: dict[str, object], content: Mapping[str, object]) -> None:
     """Put *content* over what is there, mapping by mapping."""
     for name, value in content.items():
         there = into.get(str(name))
-        if isinstance(there, dict) and isinstance(value, dict):
+        if isinstance(there, dict) and isinstance(value, dict) and value.get("_delete_") is not True:  # mmengine's
             _merge(there, value)
         else:
             into[str(name)] = value

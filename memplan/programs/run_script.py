@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import ast
 import os
-import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
+
+from memplan.edits.python_file import syntax_tree
+from memplan.errors import ConfigError
 
 
 class RunScript(NamedTuple):
@@ -34,21 +36,23 @@ def run_script(words: Sequence[str]) -> RunScript | None:
 
 def imported_files(script: Path) -> list[Path]:
     """Return the files of the project that *script* itself imports: beside it, or below the working folder; in the order of the imports."""
-    with suppress(OSError, SyntaxError, ValueError, RecursionError, MemoryError), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        tree = ast.parse(script.read_bytes())
-        paths = (folder / name for name in _imported(tree) for folder in (script.parent, Path()))
-        files = (path for stem in paths for path in (stem.with_suffix(".py"), stem / "__init__.py"))
-        return list(dict.fromkeys(path for path in files if path.is_file()))
+    with suppress(ConfigError):
+        paths = (folder / name for folder, name in _imported(syntax_tree(script), script.parent))
+        files = (path for stem in paths if stem.name for path in (stem.with_name(f"{stem.name}.py"), stem / "__init__.py"))
+        return list(dict.fromkeys(path for path in files if os.path.isfile(path)))
     return []
 
 
-def _imported(tree: ast.Module) -> Iterator[Path]:
-    """Yield the modules that *tree* imports, as paths without a suffix."""
+def _imported(tree: ast.Module, folder: Path) -> Iterator[tuple[Path, Path]]:
+    """Yield the modules that *tree*, of a file in *folder*, imports: where they may be, and their paths without a suffix."""
     for node in ast.walk(tree):
+        names = []
         if isinstance(node, ast.Import):
-            yield from (Path(*alias.name.split(".")) for alias in node.names)
+            names = [Path(*alias.name.split(".")) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
-            module = Path(*(node.module or "").split("."))
-            yield from (module / alias.name for alias in node.names if alias.name != "*")  # from conf import base
-            yield module
+            module = Path(*node.module.split(".")) if node.module else Path()
+            names = [module / alias.name for alias in node.names if alias.name != "*"]  # from conf import base
+            names += [module] if node.module else []
+        level = node.level if isinstance(node, ast.ImportFrom) else 0
+        places = [folder.joinpath(*[".."] * (level - 1))] if level else [folder, Path()]
+        yield from ((place, name) for name in names for place in places)

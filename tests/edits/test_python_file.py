@@ -162,11 +162,74 @@ def test_a_name_of_another_value_is_followed_for_reading() -> None:
     assert file.get(("nothing",)) is None
 
 
+@pytest.mark.parametrize(
+    "again",
+    [
+        "x, y = load()",
+        "for x in (1, 2): pass",
+        "for y, x in z: pass",
+        "with f() as x: pass",
+        "if (x := 8): pass",
+        "from base import x",
+        "import other as x",
+        "def f():\n    global x\n    x = 8",
+        "x += 1",
+    ],
+)
+def test_a_name_that_gets_a_value_in_another_way_too_is_set_twice(again: str) -> None:
+    """A loop, a context, an import, a function that says `global`: nobody knows which value counts."""
+    file = parsed(f"x = 64\n{again}\n")
+
+    with pytest.raises(EditRefusedError, match="`x` is set 2 times"):
+        file.replace(("x",), 8)
+
+
+@pytest.mark.parametrize(
+    ("source", "dotted", "said"),
+    [
+        ("c = dict(x=64)\nc = load()\n", "c.x", r"`c.x` is part of `c`, which is set several times \(lines 1, 2\)"),
+        ("c = {'x': 64, **over}\n", "c.x", r"`c.x` may be replaced by `\*\*over` behind it"),
+        ("x = 64\ndef f(x):\n    y = dict(x=x)\n", "f.y.x", "`f.y.x` is computed: `x`"),
+        ("x = 64\ndef f():\n    for x in z: y = x\n", "f.y", "`f.x` is changed by `for x in z: y = x`|is computed"),
+        ("def g(x=64): ...\ny = g(p).x\n", "y", r"`y` is computed: `g\(p\).x`"),
+        ("s(64)\ny = s(8)[0]\n", "y", r"`y` is computed: `s\(8\)\[0\]`"),
+        (f"x = f({'1' * 4000} + n)", "x.0", "is computed: `1111"),
+        (f"x = f(0x{'f' * 5000} + n)", "x.0", "is computed: `…`"),
+    ],
+)
+def test_what_another_value_may_replace_is_not_read(source: str, dotted: str, said: str) -> None:
+    """And a name is looked up as Python looks it up."""
+    with pytest.raises(ConfigError, match=said):
+        parsed(source).get(key(dotted))
+
+
+def test_the_names_of_a_class_are_not_those_of_its_methods() -> None:
+    """Python looks in the file."""
+    file = parsed("n = 3\nclass C:\n    n = 64\n    m = n\n    def f(self):\n        x = dict(n=n)\n")
+
+    assert file.get(("C", "f", "x", "n")) == Found(3, 1)
+    assert file.get(("C", "m")) == Found(64, 3)
+
+
+def test_what_comes_before_others_in_braces_counts_where_it_comes_last() -> None:
+    """`{**others, "x": 64}`."""
+    assert parsed("c = {**others, 'x': 64}\n").get(("c", "x")) == Found(64, 1)
+
+
+def test_arguments_of_functions_are_no_settings() -> None:
+    """A plan takes one of them where it is named."""
+    file = parsed("def plot(batch_size=4): ...\nrun(batch_size=5)\nloader = dict(batch_size=6)\n")
+
+    assert file.to_python(with_arguments=False)["loader"] == {"batch_size": 6}
+    assert {"plot", "run"}.isdisjoint(name for name, below in file.to_python(with_arguments=False).items() if below)
+    assert file.get(("plot", "batch_size")) == Found(4, 1)
+
+
 def test_the_whole_file_is_told_as_mappings_and_lists() -> None:
-    """What is computed is None, a name of another value `${name}`; of two branches the last counts."""
+    """A name of another value is `${name}`, as in YAML, what is computed `${ as it is }`; of two branches the last counts."""
     file = parsed("a = 1\nb = dict(c=[1, {'d': 2}], e=())\nf = g()\nif a:\n    h = 1\nelse:\n    h = 2\ni = a\nj = b.k\n")
 
-    assert file.to_python() == {"a": 1, "b": {"c": [1, {"d": 2}], "e": []}, "f": {}, "h": 2, "i": "${a}", "j": None}
+    assert file.to_python() == {"a": 1, "b": {"c": [1, {"d": 2}], "e": []}, "f": {}, "h": 2, "i": "${a}", "j": "${ b.k }"}
     assert file.keys() == {"a", "b", "b.c", "b.c.0", "b.c.1", "b.c.1.d", "b.e", "f", "h", "i", "j"}
     assert [file.kind_of(key(name)) for name in ("a", "b", "b.c", "b.e", "x")] == ["scalar", "mapping", "sequence", None, None]
     assert file.length_of(("b", "c")) == 2

@@ -69,3 +69,22 @@ def test_there_is_no_such_rank(ranks: Ranks, problem: str, hint: str) -> None:
         ranks.checked()
 
     assert hint in (found.value.hint or "")
+
+
+@pytest.mark.parametrize(
+    ("script", "num_gpus", "num_nodes"),
+    [
+        ("python prepare.py\ntorchrun --nproc_per_node 8 --nnodes=2 \\\n  train.py --x 1\n", 8, 2),
+        ("GPUS=4\n# torchrun --nproc_per_node 16\nexec torchrun --nproc_per_node=$GPUS train.py\n", 4, 1),
+        ('N=${1:-2}\naccelerate launch --num_processes "$N" train.py\n', 2, 1),
+        ("python train.py --num_gpus 8\n", 1, 1),
+        ("torchrun --nproc_per_node $(nvidia-smi -L | wc -l) train.py\n", 1, 1),
+        ("echo 'not closed\n", 1, 1),
+    ],
+)
+def test_the_launcher_in_a_shell_script_says_it_too(script: str, num_gpus: int, num_nodes: int, tmp_path: Path) -> None:
+    """Its variables are filled in, as far as the script sets them."""
+    path = tmp_path / "start.sh"
+    path.write_text(script)
+
+    assert launched_by(["bash", str(path)]) == Ranks(num_gpus, num_nodes)

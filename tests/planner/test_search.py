@@ -133,9 +133,7 @@ def test_what_takes_powers_of_two_is_found_in_a_few_questions(kind: str, limit: 
     assert len(program.asked) == num_asked
 
 
-@pytest.mark.parametrize(
-    ("present", "limit", "asked"), [(64, 62, [62, 32, 48, 33]), (16, 150, [150, 128, 192, 129, 256]), (256, 500, [500, 384, 257, 512])]
-)
+@pytest.mark.parametrize(("present", "limit", "asked"), [(64, 62, [62, 32, 48, 33]), (16, 150, [150, 128, 192, 129, 256])])
 def test_a_power_of_two_that_is_taken_leads_to_the_others(present: int, limit: int, asked: list[int]) -> None:
     """The smallest is not asked about: it may have the most steps of accumulation."""
     program = Program(KINDS["powers of two"], limit)

@@ -31,6 +31,9 @@ FILES = {
     "nets/other.py": "_base_ = 'circle.py'\nbatch_size = 1\n",
     "nets/broken_base.py": "_base_ = 'broken.py'\nbatch_size = 3\n",
     "nets/broken.py": "print 2\n",
+    "nets/lazy_package.py": "with read_base():\n    from . import small, missing\n    from .. import train\n",
+    "nets/odd.py": f"# coding: foo\n_base_ = {'x' * 5000!r}\nbatch_size = 3\n",
+    "nets/deleted.py": "_base_ = '../base/data.py'\ntrain_dataloader = dict(_delete_=True, num_workers=1)\n",
     "yacs/base.yaml": "SOLVER: {BATCH_SIZE: 16}\n",
     "yacs/large.yaml": "_BASE_: base.yaml\nMODEL: {DEPTH: 101}\n",
 }
@@ -52,6 +55,8 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("nets/small.py", ["base/data.py", "base/run.py"]),
         ("nets/large.py", ["base/data.py", "base/run.py", "nets/small.py"]),
         ("nets/lazy.py", ["base/data.py", "base/run.py", "nets/small.py"]),
+        ("nets/lazy_package.py", ["base/data.py", "base/run.py", "nets/small.py", "train.py"]),
+        ("nets/odd.py", []),
         ("nets/circle.py", ["nets/other.py"]),
         ("nets/broken_base.py", []),
         ("yacs/large.yaml", ["yacs/base.yaml"]),
@@ -85,6 +90,7 @@ def test_a_file_that_cannot_be_read_is_an_error() -> None:
                 STEPS,
             ],
         ),
+        ("train.py nets/deleted.py", []),
         ("train.py --config-file yacs/large.yaml", ["micro_batch_size=yacs/base.yaml:SOLVER.BATCH_SIZE"]),
     ],
 )

@@ -9,6 +9,8 @@ import pytest
 from memplan.errors import UsageError
 from memplan.programs.named_files import composed_by_words, fields_of_sources, unreadable_in, variables_in
 
+ARGUMENTS = "def plot(batch_size=4): ...\nrun(batch_size=2)\n"
+
 FILES = {
     "base.yaml": "trainer:\n  accumulate_grad_batches: 2\ndata:\n  init_args:\n    batch_size: 32\n    num_workers: 4\n",
     "large.yaml": "data:\n  init_args:\n    batch_size: 128\n",
@@ -31,6 +33,9 @@ FILES = {
     "imports.py": "import hard_coded\nfrom pack import *\n",
     "start.sh": "BATCH_SIZE=${1:-64}\npython train.py --batch-size $BATCH_SIZE --grad-accum-steps 4 --eval-batch-size 1\n",
     "uses.py": "SIZE = 8\ndef main(batch_size=SIZE):\n    loader = DataLoader(data, batch_size=batch_size)\n",
+    "computed.py": "import os\nbatch_size = 4 * int(os.environ['N'])\nsampler = dict(batch_size=2)\n",
+    "evaluated.py": "class EvalConfig:\n    batch_size = 64\ntestloader = dict(batch_size=64)\n" + ARGUMENTS,
+    "two_uses.yaml": "batch_size: {train: 32, val: 16}\nloader: {batch_size: 8}\n",
     "two_sizes.py": "def a(batch_size=1): ...\ndef b(batch_size=2): ...\n",
     "text.py": "print 2\n",
 }
@@ -81,13 +86,15 @@ def found(command: str) -> list[str]:
         ("train.py small.py", ["micro_batch_size=small.py:batch_size", "gradient_accumulation_steps=small.py:gradient_accumulation_steps"]),
         ("torchrun --nproc-per-node 2 train.py --config=dataloaders.py", ["micro_batch_size=dataloaders.py:train_dataloader.batch_size"]),
         ("python -m torch.distributed.run small.py", []),
-        ("python -m small train.py hard_coded.py", ["micro_batch_size=hard_coded.py:BATCH_SIZE"]),
+        ("python -m small hard_coded.py", ["micro_batch_size=hard_coded.py:BATCH_SIZE"]),
         (
             "train.py flat.yml small.py",
             ["micro_batch_size=small.py:batch_size", "gradient_accumulation_steps=small.py:gradient_accumulation_steps"],
         ),
         ("train.py plain.toml", ["micro_batch_size=plain.toml:training.local_batch_size"]),
         ("train.py text.py", []),
+        ("train.py evaluated.py", []),
+        ("train.py two_uses.yaml", ["micro_batch_size=two_uses.yaml:batch_size.train"]),
         ("train.py uses.py", ["micro_batch_size=uses.py:SIZE"]),
         ("bash start.sh", ["micro_batch_size=start.sh:BATCH_SIZE", "gradient_accumulation_steps=start.sh:grad-accum-steps"]),
     ],
@@ -102,6 +109,14 @@ def test_the_last_file_that_has_the_key_holds_it(command: str, fields: list[str]
     [
         ("main.py fit --config base.yaml --data.init_args.batch_size 64", r"which the command sets: `--data\.init_args\.batch_size 64`"),
         ("train.py flat.yml --batch-size=64", r"which the command sets: `--batch-size=64`"),
+        (
+            "train.py dataloaders.py --cfg-options train_dataloader.batch_size=64",
+            r"which the command sets: `train_dataloader\.batch_size=64`",
+        ),
+        ("train.py dataloaders.py train_dataloader.batch_size=64", r"which the command sets: `train_dataloader\.batch_size=64`"),
+        ("train.py capitals.yaml --batch_size 64", r"which the command sets: `--batch_size 64`"),
+        ("train.py capitals.yaml TRAIN.BATCH_SIZE 64", r"which the command sets: `TRAIN\.BATCH_SIZE 64`"),
+        ("train.py computed.py", r"several keys that may be the one: .* `batch_size` \(which is computed"),
         ("train.py two.yaml", r"several keys that may be the one: `bank\.batch_size` \(two\.yaml\) and `queue\.batch_size`"),
     ],
 )

@@ -48,3 +48,11 @@ def test_what_a_script_imports_of_its_project_is_found() -> None:
 
     assert imported_files(Path("train.py")) == [Path("conf.py"), Path("pack/run.py"), Path("pack/sizes.py"), Path("pack/__init__.py")]
     assert imported_files(Path("conf.py")) == []
+
+
+def test_relative_imports_are_those_of_the_package() -> None:
+    """Beside the script, or above it."""
+    Path("pack/run.py").write_text("from . import sizes\nfrom .. import conf\nfrom .__main__ import x\n")
+
+    found = [path.resolve() for path in imported_files(Path("pack/run.py"))]
+    assert found == [Path(name).resolve() for name in ("pack/sizes.py", "conf.py", "pack/__main__.py")]

@@ -42,8 +42,9 @@ _PROGRAM_OPTIONS = (
         multiple=True,
         metavar="NAME=PLACE",
         help="Where a variable is written: micro_batch_size=conf/config.yaml:data.batch_size, a key of YAML, JSON or TOML; "
-        "micro_batch_size=train.py:BATCH_SIZE, a value in Python; micro_batch_size=data.batch_size, a key of a file that the command "
-        "names; micro_batch_size=BATCH_SIZE, a variable of the environment; of a function, micro_batch_size=ARGUMENT. May be repeated.",
+        "micro_batch_size=train.py:BATCH_SIZE, a value in Python or a shell script; micro_batch_size=data.batch_size, a key of a file "
+        "that the command names; micro_batch_size=BATCH_SIZE, a variable of the environment; of a function, "
+        "micro_batch_size=ARGUMENT. May be repeated.",
     ),
     click.option(
         "--short",

@@ -12,6 +12,7 @@ A key is a variable's name, an option's without its dashes, or what stands befor
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -54,6 +55,8 @@ class Word(NamedTuple):
     start: int
     is_first: bool
     """It is where a command's name is, or stands before that."""
+    command: int
+    """Which command it is of, in the order of the script."""
 
     @property
     def end(self) -> int:
@@ -72,9 +75,11 @@ class ShellFile(FlatFile):
         keys = {key for key, _, _ in found}
         return Content(tuple(_value(text, key, start, end, keys) for key, start, end in found), {})
 
-    def words(self) -> list[str]:
-        """Return the words of all commands one after the other, without quotes, variables that the script sets filled in."""
-        return [_REFERENCE.sub(self._filled, word.text.strip("\"'")) for word in _words(self.path, self.text, 0)]
+    def commands(self) -> list[list[str]]:
+        """Return the words of each command, without quotes, variables that the script sets filled in."""
+        words = list(_words(self.path, self.text, 0))
+        grouped = itertools.groupby(words, key=lambda word: word.command)
+        return [[_REFERENCE.sub(self._filled, word.text.strip("\"'")) for word in command] for _, command in grouped]
 
     def _filled(self, reference: re.Match[str]) -> str:
         try:
@@ -107,7 +112,7 @@ class ShellFile(FlatFile):
 
 def _words(path: Path, text: str, start: int) -> Iterator[Word]:
     """Yield the words of *text*, which begins at *start* of a file; without comments and documents that stand in the script."""
-    place, is_first = 0, True
+    place, is_first, command = 0, True, 0
     marks: list[str] = []
     while place < len(text):
         token = _TOKEN.match(text, place)
@@ -117,12 +122,12 @@ def _words(path: Path, text: str, start: int) -> Iterator[Word]:
         place = token.end()
         if token["word"] is not None:
             word = token["word"]
-            yield Word(word, start + token.start(), is_first)
+            yield Word(word, start + token.start(), is_first, command)
             is_first = is_first and (word in _DECLARING or _ASSIGNED.match(word) is not None)
         elif token["here"] is not None:
             marks.append(token["mark"].strip("\"'"))
         elif token["end"] is not None:
-            is_first = True
+            is_first, command = True, command + 1
             if token["end"] == "\n" and marks:
                 place = _behind_documents(text, place, marks)
                 marks = []

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from memplan.edits.shell_file import SHELL_SUFFIXES, ShellFile
-from memplan.errors import ConfigError, UsageError
+from memplan.errors import UsageError
 from memplan.hardware.gpu import GpuSpec
 
 MOST_GPUS = 64
@@ -86,9 +84,7 @@ def launched_by(words: Sequence[str]) -> Ranks:
     Return how many GPUs and machines the launcher in the command *words* is told of: torchrun, accelerate or deepspeed.
 
     They say it before the script that they start, or in Accelerate's file of settings. Accelerate counts the processes of all machines.
-    Where the command runs a shell script, the launcher is looked for in that.
     """
-    words = _words_of_script(words) or words
     program = next((at for at, word in enumerate(words) if at and word.endswith(".py")), len(words))
     launcher = words[:program] if _launcher(words[:program]) else ()
     num_gpus, num_nodes = (_number(launcher, option) for option in (_GPUS, _NODES))
@@ -99,15 +95,10 @@ def launched_by(words: Sequence[str]) -> Ranks:
     return Ranks(num_gpus or 1, num_nodes or 1)
 
 
-def _words_of_script(words: Sequence[str]) -> list[str]:
-    """Return what the shell script that *words* run starts, from the first launcher on; nothing where they run none."""
-    script = next((Path(word) for word in words if word.endswith(SHELL_SUFFIXES) and os.path.isfile(word)), None)
-    if script is None:
-        return []
-    with contextlib.suppress(ConfigError):
-        started = ShellFile.load(script).words()
-        return next((started[at:] for at in range(len(started)) if _launcher(started[at : at + 1])), [])
-    return []
+def launched_by_one_of(commands: Iterable[Sequence[str]]) -> Ranks:
+    """Return what the first launcher among *commands*, as of a shell script, is told; one GPU where there is none."""
+    found = (launched_by(words) for words in commands)
+    return next((ranks for ranks in found if ranks != ONE_RANK), ONE_RANK)
 
 
 def _accelerate_settings(words: Sequence[str]) -> dict[str, int]:

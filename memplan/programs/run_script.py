@@ -1,4 +1,4 @@
-"""Which script a command runs, `torchrun --nproc-per-node 4 train.py …` or `python -m trainer …`, and what that imports of its project."""
+"""Which script a command runs, `torchrun --nproc-per-node 4 train.py …` or `python -m trainer …`, and what that imports or starts."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from memplan.edits.python_file import syntax_tree
+from memplan.edits.shell_file import SHELL_SUFFIXES, ShellFile
 from memplan.errors import ConfigError
 
 
@@ -32,6 +33,15 @@ def run_script(words: Sequence[str]) -> RunScript | None:
         elif word.endswith(".py") and os.path.isfile(word):
             return RunScript(Path(word), words[number + 1 :])
     return None
+
+
+def started_commands(words: Sequence[str]) -> list[Sequence[str]]:
+    """Return the commands of the shell script that the command *words* runs; the command itself where it runs none that can be read."""
+    script = next((Path(word) for word in words if word.endswith(SHELL_SUFFIXES) and os.path.isfile(word)), None)
+    if script is not None:
+        with suppress(ConfigError):
+            return [*ShellFile.load(script).commands()]
+    return [words]
 
 
 def imported_files(script: Path) -> list[Path]:

@@ -265,6 +265,23 @@ def test_what_stands_in_the_command_is_to_be_typed(run_memplan: Run, torch_build
     assert (tmp_path / "specs.json").read_text() == '{"scenes": 64}\n'
 
 
+ACCUMULATED = """
+import argparse, torch
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--batch_size", type=int)
+parser.add_argument("--accum_steps", type=int)
+args = parser.parse_args()
+torch.distributed.init_process_group("nccl")
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4096, 4096).cuda())
+update = torch.optim.SGD(model.parameters())
+for step in range(4 * args.accum_steps):
+    model(torch.randn(args.batch_size, 4096, device="cuda")).relu().sum().backward()
+    if (step + 1) % args.accum_steps == 0:
+        update.step()
+        update.zero_grad()
+"""
+
 HARD_CODED = """
 import torch
 from settings import Train
@@ -310,3 +327,22 @@ def test_a_size_in_python_or_toml_is_planned_written_and_put_back(
     assert (tmp_path / name).read_text() == text.replace("64", str(size))
     assert run_memplan("undo", cwd=tmp_path).returncode == 0
     assert (tmp_path / name).read_text() == text
+
+
+@pytest.mark.heavy
+def test_a_shell_script_is_planned_written_and_put_back(run_memplan: Run, torch_build: TorchBuild, tmp_path: Path) -> None:
+    """Its variable and its option are found by their names, with as many GPUs as its launcher starts."""
+    (tmp_path / "train.py").write_text(ACCUMULATED)
+    script = "#!/bin/bash\nSIZE=${1:-64}  # each GPU\ntorchrun --nproc_per_node 2 train.py \\\n  --batch_size $SIZE --accum_steps 4\n"
+    (tmp_path / "start.sh").write_text(script)
+    options = ("--gpu-memory", "2GiB", "--target-effective-batch", "1024", "--format", "json")
+
+    planned = run_memplan(*options, "--apply", "--", "bash", "start.sh", cwd=tmp_path)
+
+    assert planned.returncode == 0, planned.stderr
+    values = json.loads(planned.stdout)["stages"][0]["planned"]
+    size, steps = values["micro_batch_size"], values["gradient_accumulation_steps"]
+    assert 2 * size * steps == 1024
+    assert (tmp_path / "start.sh").read_text() == script.replace("64", str(size)).replace("accum_steps 4", f"accum_steps {steps}")
+    assert run_memplan("undo", cwd=tmp_path).returncode == 0
+    assert (tmp_path / "start.sh").read_text() == script

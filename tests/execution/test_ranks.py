@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from memplan.errors import UsageError
-from memplan.execution.ranks import ONE_RANK, Ranks, launched_by
+from memplan.execution.ranks import ONE_RANK, Ranks, launched_by, launched_by_one_of
+from memplan.programs.run_script import started_commands
 
 
 @pytest.mark.parametrize(
@@ -87,4 +88,4 @@ def test_the_launcher_in_a_shell_script_says_it_too(script: str, num_gpus: int, 
     path = tmp_path / "start.sh"
     path.write_text(script)
 
-    assert launched_by(["bash", str(path)]) == Ranks(num_gpus, num_nodes)
+    assert launched_by_one_of(started_commands(["bash", str(path)])) == Ranks(num_gpus, num_nodes)

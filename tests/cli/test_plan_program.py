@@ -319,7 +319,7 @@ def test_a_size_in_python_or_toml_is_planned_written_and_put_back(
     field = ("--field", f"micro_batch_size={name}:Train.batch_size")
     options = ("--gpu-memory", "2GiB", "--target-effective-batch", "max", "--format", "json")
 
-    planned = run_memplan(*options, "--apply", *field, "--", "python", "train.py", cwd=tmp_path, PYTHONDONTWRITEBYTECODE="")
+    planned = run_memplan(*options, "--apply", *field, "--", "train.py", cwd=tmp_path, PYTHONDONTWRITEBYTECODE="")
 
     assert planned.returncode == 0, planned.stderr
     size = json.loads(planned.stdout)["stages"][0]["planned"]["micro_batch_size"]
@@ -333,7 +333,8 @@ def test_a_size_in_python_or_toml_is_planned_written_and_put_back(
 def test_a_shell_script_is_planned_written_and_put_back(run_memplan: Run, torch_build: TorchBuild, tmp_path: Path) -> None:
     """Its variable and its option are found by their names, with as many GPUs as its launcher starts."""
     (tmp_path / "train.py").write_text(ACCUMULATED)
-    script = "#!/bin/bash\nSIZE=${1:-64}  # each GPU\ntorchrun --nproc_per_node 2 train.py \\\n  --batch_size $SIZE --accum_steps 4\n"
+    launcher = f"{sys.executable} -m torch.distributed.run --nproc_per_node 2"
+    script = f"#!/bin/bash\nSIZE=${{1:-64}}  # each GPU\n{launcher} train.py \\\n  --batch_size $SIZE --accum_steps 4\n"
     (tmp_path / "start.sh").write_text(script)
     options = ("--gpu-memory", "2GiB", "--target-effective-batch", "1024", "--format", "json")
 
@@ -343,6 +344,6 @@ def test_a_shell_script_is_planned_written_and_put_back(run_memplan: Run, torch_
     values = json.loads(planned.stdout)["stages"][0]["planned"]
     size, steps = values["micro_batch_size"], values["gradient_accumulation_steps"]
     assert 2 * size * steps == 1024
-    assert (tmp_path / "start.sh").read_text() == script.replace("64", str(size)).replace("accum_steps 4", f"accum_steps {steps}")
+    assert (tmp_path / "start.sh").read_text() == script.replace("{1:-64", f"{{1:-{size}").replace("accum_steps 4", f"accum_steps {steps}")
     assert run_memplan("undo", cwd=tmp_path).returncode == 0
     assert (tmp_path / "start.sh").read_text() == script

@@ -22,14 +22,20 @@ from memplan.edits.edit import EditValue, KeyPath, Scalar, as_text
 from memplan.edits.flat_file import Content, FlatFile, PlacedValue
 from memplan.errors import ConfigError, EditRefusedError
 
+_COMMAND = r"\$\((?:[^()]|\([^()]*\))*\)"
+"""What a command prints; other brackets may stand in it, once."""
+_EXPANDED = r"\$\{(?:[^{}]|\{[^{}]*\})*\}"
+_QUOTED = rf'"(?:{_COMMAND}|{_EXPANDED}|\$(?![({{])|[^"\\$]|\\.)*"|"(?:[^"\\]|\\.)*"'
+"""In double quotes, those of a command in them apart where that can be told."""
+
 # One piece of a script. Quotes may run over several lines; a backslash at the end of a line joins it with the next.
 _TOKEN = re.compile(
-    r"""
-    (?P<blank>(?:[ \t\r]|\\\r?\n)+)
+    rf"""
+    (?P<blank>(?:[ \t\r]|\\\r?\n|\\\Z)+)
   | (?P<comment>(?<![^\s;&|()])\#[^\n]*)
   | (?P<here><<-?[ \t]*(?P<mark>["']?\w+["']?))
   | (?P<end>\n|;|&&|\|\||[&|()]|<<<|>>|[<>])
-  | (?P<word>(?:'[^']*'|"(?:[^"\\]|\\.)*"|\\.|\$\((?:[^()]|\([^()]*\))*\)|\$\{[^}]*\}|`[^`]*`|[^\s'"\\;&|()<>`])+)
+  | (?P<word>(?:'[^']*'|{_QUOTED}|\\.|{_COMMAND}|{_EXPANDED}|`[^`]*`|[^\s'"\\;&|()<>`])+)
     """,
     re.VERBOSE | re.DOTALL,
 )

@@ -86,6 +86,22 @@ def test_what_only_looks_like_a_value_is_none() -> None:
     assert parsed(SOURCE).keys().isdisjoint({"batch", "batch_size", "x", "flag", "A", "echo", "s"})
 
 
+@pytest.mark.parametrize(
+    "source",
+    [
+        "f --n 8 \\",
+        'X="$(g "it\'s $Y")"; f --n 8',
+        "echo \\'; f --n 8",
+        "f --n 8 # it's",
+        'A=${B:-"${C}/it\'s"}; f --n 8',
+        'f ${A[@]+"${A[@]}"} --n 8',
+    ],
+)
+def test_what_else_stands_in_a_script_is_passed_over(source: str) -> None:
+    """A backslash at its end, quotes in a command's output, a quote in a comment."""
+    assert parsed(source).get(("n",)) == Found(8, 1)
+
+
 def test_a_variable_is_followed_for_reading() -> None:
     """And an edit is refused with where it is set."""
     file = parsed(SOURCE)

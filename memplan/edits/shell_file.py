@@ -79,7 +79,9 @@ class ShellFile(FlatFile):
         words = list(_words(path, text, 0))
         found = list(_placed(path, text, words))
         keys = {key for key, _, _ in found}
-        return Content(tuple(_value(text, key, start, end, keys) for key, start, end in found), {})
+        values = [_value(text, key, start, end, keys) for key, start, end in found]
+        # `--lr $lr` says nothing of its own where the script sets `lr`.
+        return Content(tuple(value for value in values if value.source != value.key), {})
 
     def commands(self) -> list[list[str]]:
         """Return the words of each command, without quotes, variables that the script sets filled in."""
@@ -190,7 +192,7 @@ def _value(text: str, key: KeyPath, start: int, end: int, keys: set[KeyPath]) ->
     reference = _REFERENCE.fullmatch(plain) if quote != "'" else None
     if reference is not None:
         source = (reference["inner"] or reference["name"],)
-        if source in keys and source != key:
+        if source in keys:
             return PlacedValue(key, line, start, end, source=source)
         return PlacedValue(key, line, start, end, problem=f"is {plain}, which this file does not set")
     if not _PLAIN.fullmatch(plain):

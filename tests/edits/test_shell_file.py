@@ -102,6 +102,15 @@ def test_what_else_stands_in_a_script_is_passed_over(source: str) -> None:
     assert parsed(source).get(("n",)) == Found(8, 1)
 
 
+def test_an_option_of_a_variables_name_stands_for_it() -> None:
+    """`--batch_size $batch_size`; with another value than the variable's, nobody knows which one is meant."""
+    file = parsed("batch_size=8\nf --batch_size ${batch_size} \\\n  --lr 1\n")
+
+    assert file.replace(("batch_size",), 16) == b"batch_size=16\nf --batch_size ${batch_size} \\\n  --lr 1\n"
+    with pytest.raises(EditRefusedError, match=r"`n` is set 2 times \(lines 1, 2\)"):
+        parsed("n=8\nf --n 4\n").replace(("n",), 16)
+
+
 def test_a_variable_is_followed_for_reading() -> None:
     """And an edit is refused with where it is set."""
     file = parsed(SOURCE)

@@ -11,6 +11,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -227,21 +228,30 @@ class FlatFile(ABC):
     def line_of(self, key: KeyPath) -> int | None:
         """Return the line of what stands at *key*, or of the nearest thing above it."""
         for length in range(len(key), 0, -1):
-            dotted = ".".join(key[:length])
-            lines = [value.line for value in self._values(key[:length])]
-            lines += [container.line for name, container in self.content.containers.items() if ".".join(name) == dotted]
+            container = self._containers.get(".".join(key[:length]))
+            lines = [value.line for value in self._values(key[:length])] + ([] if container is None else [container.line])
             if lines:
                 return min(lines)
         return 1
 
     def _values(self, key: KeyPath) -> list[PlacedValue]:
         """Return the values at *key*; a name may have dots in it."""
-        dotted = ".".join(key)
-        return [value for value in self.content.values if ".".join(value.key) == dotted]
+        return self._by_name.get(".".join(key), [])
+
+    @cached_property
+    def _by_name(self) -> dict[str, list[PlacedValue]]:
+        found: dict[str, list[PlacedValue]] = {}
+        for value in self.content.values:
+            found.setdefault(".".join(value.key), []).append(value)
+        return found
+
+    @cached_property
+    def _containers(self) -> dict[str, Container]:
+        return {".".join(name): container for name, container in reversed(self.content.containers.items())}
 
     def _container(self, key: KeyPath) -> str | None:
-        dotted = ".".join(key)
-        return next((container.kind for name, container in self.content.containers.items() if ".".join(name) == dotted), None)
+        found = self._containers.get(".".join(key))
+        return None if found is None else found.kind
 
     def _only(self, key: KeyPath, *, refused: bool = True) -> PlacedValue | None:
         """Return the one value at *key*, None where there is nothing. Raises ConfigError where there are several, or no single value."""

@@ -67,9 +67,10 @@ def composed_by_words(words: Sequence[str]) -> ComposedConfig | None:
 
 
 def _python_files_given(words: Sequence[str]) -> frozenset[str]:
-    """Return the Python files that the script of a command is given: what stands before them are programs."""
+    """Return the Python files that the script of a command is given, but for those that are programs themselves."""
     script = run_script(words)
-    return frozenset(option.value for option in _options(script.words if script is not None else ()) if option.value.endswith(".py"))
+    given = (option.value for option in _options(script.words if script is not None else ()) if option.value.endswith(".py"))
+    return frozenset(name for name in given if os.path.isfile(name) and b"__main__" not in Path(name).read_bytes())
 
 
 def fields_of_sources(words: Sequence[str]) -> list[str]:

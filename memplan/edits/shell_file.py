@@ -6,7 +6,7 @@ A key is a variable's name, an option's without its dashes, or what stands befor
     BATCH_SIZE=64                                       BATCH_SIZE
     torchrun train.py --per_device_batch 8 --lr=1e-4    per_device_batch, lr
     python train.py data.batch_size=64                  data.batch_size
-    ARGS="--batch-size 64 --bf16"                       batch-size, beside ARGS itself
+    ARGS="--bsz 64 --bf16"                       bsz, beside ARGS itself
     SEED=${1:-7}                                        SEED, what counts by default
 """
 
@@ -168,7 +168,7 @@ def _placed(path: Path, text: str, words: list[Word]) -> Iterator[tuple[KeyPath,
 
 
 def _inside_quotes(path: Path, text: str, word: Word) -> Iterator[tuple[KeyPath, int, int]]:
-    """Yield what options in a quoted text set: `ARGS="--batch-size 64"`."""
+    """Yield what options in a quoted text set: `ARGS="--bsz 64"`."""
     first = word.text.find('"')
     inner = word.text[first + 1 : -1]
     if first >= 0 and word.text.endswith('"') and "--" in inner and '"' not in inner and "\\\\" not in inner:

@@ -6,7 +6,7 @@ A key is a variable's name, an option's without its dashes, or what stands befor
     BATCH_SIZE=64                                       BATCH_SIZE
     torchrun train.py --per_device_batch 8 --lr=1e-4    per_device_batch, lr
     python train.py data.batch_size=64                  data.batch_size
-    ARGS="--bsz 64 --bf16"                       bsz, beside ARGS itself
+    ARGS="--bsz 64 --bf16"                              bsz, beside ARGS itself
     SEED=${1:-7}                                        SEED, what counts by default
 """
 

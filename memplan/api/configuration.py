@@ -333,9 +333,9 @@ def command_configuration(
     *num_gpus*, *num_nodes*: how many train together; None: as its launcher is told. *pinned*: variables that get a value besides. Raises
     UsageError for a program without a variable to plan, where it *is_planned*, and as `command_program`.
     """
-    from memplan.execution.ranks import launched_by_one_of  # noqa: PLC0415
+    from memplan.execution.ranks import launched_by  # noqa: PLC0415
     from memplan.programs.command_line import command_program  # noqa: PLC0415
-    from memplan.programs.run_script import started_commands  # noqa: PLC0415
+    from memplan.programs.run_script import launcher_words  # noqa: PLC0415
     from memplan.programs.typed_places import read_place  # noqa: PLC0415
 
     fields, composed = list(fields), []
@@ -345,7 +345,7 @@ def command_configuration(
         composed = _composed_fields(words, located, is_planned=is_planned)
         fields += composed or (located.fields() if located is not None else ())
         short = [*short, *(located.short() if located is not None else ())]
-    told = launched_by_one_of(started_commands(words))
+    told = launched_by(launcher_words(words))
     parallelism = Parallelism(devices=num_gpus or told.num_gpus, nodes=num_nodes or (told.num_nodes if num_gpus is None else 1))
     program = command_program(words, fields=fields, short=short, stages=stages, parallelism=parallelism, pinned=pinned)
     if is_planned and not program.varies("micro_batch_size"):

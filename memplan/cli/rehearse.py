@@ -211,10 +211,10 @@ def ranks_for(program: Sequence[str], gpus: Sequence[GpuSpec], num_gpus: int | N
 
     *gpus*: those of each machine, or the one that all are. Raises UsageError where several are named, and not as many as ranks.
     """
-    from memplan.execution.ranks import Ranks, launched_by_one_of
-    from memplan.programs.run_script import started_commands
+    from memplan.execution.ranks import Ranks, launched_by
+    from memplan.programs.run_script import launcher_words
 
-    told, kinds = launched_by_one_of(started_commands(program)), tuple(gpus) if len(gpus) > 1 else ()
+    told, kinds = launched_by(launcher_words(program)), tuple(gpus) if len(gpus) > 1 else ()
     nodes = num_nodes or (told.num_nodes if num_gpus is None else 1)
     asked = num_gpus or (len(kinds) if told.num_gpus == 1 else 0)
     count = asked or told.num_gpus

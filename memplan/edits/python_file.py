@@ -169,7 +169,10 @@ class _Reader:
                 self._put((*scope, "return"), node.value, scope)
         elif isinstance(node, ast.Import | ast.ImportFrom):
             for alias in node.names:
-                self._computed.append(((*scope, (alias.asname or alias.name).partition(".")[0]), node))
+                name = (alias.asname or alias.name).partition(".")[0]
+                self._computed.append(((*scope, name), node))
+                if scope:
+                    self._bound.setdefault((*scope, name), []).append(node.lineno)
         else:
             self._parts(node, scope)
 
@@ -233,7 +236,11 @@ class _Reader:
         name = _named(node.func, through_calls=True)
         if isinstance(node.func, ast.Attribute) and isinstance(node.func.value, ast.Call):  # Trainer(...).train(...)
             self._called(node.func.value, scope)
-        if name is not None:
+        if name is not None and len(name) > 1 and name[-1] == "update":  # config.update(batch_size=64)
+            for inner, argument in _arguments(node):
+                if not inner or not inner[0].isdigit():
+                    self._put(self._in_scope((*name[:-1], *inner), scope), argument, scope)
+        elif name is not None:
             self._put((*scope, *name), node, scope, is_argument=True)
 
     def _put(self, key: KeyPath, node: ast.expr, scope: KeyPath, *, is_argument: bool = False, replaced_by: str = "") -> None:
@@ -245,10 +252,10 @@ class _Reader:
                 put((*key, *name), argument, replaced_by=replaced_by)
         elif isinstance(node, ast.Dict):
             self._contain(key, "mapping", node)
+            last = max((place for place, name_node in enumerate(node.keys) if name_node is None), default=-1)
             for place, (name_node, value) in enumerate(zip(node.keys, node.values, strict=True)):
-                later = next((other for named, other in zip(node.keys[place:], node.values[place:], strict=True) if named is None), None)
                 if isinstance(name_node, ast.Constant) and isinstance(name_node.value, str | int):
-                    put((*key, str(name_node.value)), value, replaced_by=replaced_by if later is None else f"**{_told(later)}")
+                    put((*key, str(name_node.value)), value, replaced_by=replaced_by if place > last else f"**{_told(node.values[last])}")
         elif isinstance(node, ast.List | ast.Tuple):
             self._contain(key, "sequence", node)
             for place, element in enumerate(node.elts):
@@ -262,7 +269,9 @@ class _Reader:
 
     def _value(self, found: _Binding, keys: set[KeyPath]) -> PlacedValue:
         place = found.key, found.node.lineno, *self._span(found.node)
-        again = next((key for length in range(1, len(found.key)) if len(self._bound.get(key := found.key[:length], ())) > 1), None)
+        above = (found.key[:length] for length in range(1, len(found.key)))
+        line = found.node.lineno
+        again = next((key for key in above if len(bound := self._bound.get(key, ())) > 1 and max(bound) > line), None)
         if again is not None:
             lines = ", ".join(map(str, self._bound[again]))
             return PlacedValue(*place, problem=f"is part of `{'.'.join(again)}`, which is set several times (lines {lines})")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -93,12 +93,6 @@ def launched_by(words: Sequence[str]) -> Ranks:
         num_gpus, num_nodes = num_gpus or settings.get("num_processes", 0), num_nodes or settings.get("num_machines", 0)
         num_gpus //= num_nodes or 1
     return Ranks(num_gpus or 1, num_nodes or 1)
-
-
-def launched_by_one_of(commands: Iterable[Sequence[str]]) -> Ranks:
-    """Return what the first launcher among *commands*, as of a shell script, is told; one GPU where there is none."""
-    found = (launched_by(words) for words in commands)
-    return next((ranks for ranks in found if ranks != ONE_RANK), ONE_RANK)
 
 
 def _accelerate_settings(words: Sequence[str]) -> dict[str, int]:

@@ -88,13 +88,14 @@ class ComposedConfig(NamedTuple):
     in_command: str
     """How a value is written into the command, with KEY and VALUE."""
 
-    def fields(self) -> list[str]:
+    def fields(self, variables: Collection[str] = tuple(KEYS_OF)) -> list[str]:
         """
         Return where it holds the batch and the accumulation, as "micro_batch_size=FILE:KEY"; none where it has none.
 
-        Raises UsageError where that is not certain: several keys, one that the command itself sets, one that is computed.
+        *variables*: those that are looked for. Raises UsageError where that is not certain: several keys, one that the command itself sets,
+        one that is computed.
         """
-        found = {name: self._holder_of_any(keys, name) for name, keys in KEYS_OF.items()}
+        found = {name: self._holder_of_any(keys, name) for name, keys in KEYS_OF.items() if name in variables}
         held = {name: one for name, one in found.items() if one is not None}
         for name, one in held.items():
             if one.file is None:

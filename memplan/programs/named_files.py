@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from memplan.edits.config_file import SUFFIXES, load_config_file, settings_of
+from memplan.edits.shell_file import SHELL_SUFFIXES
 from memplan.errors import ConfigError, UsageError
 from memplan.programs.base_files import with_bases
 from memplan.programs.composed_config import KEYS_OF, ComposedConfig, Part
-from memplan.programs.run_script import imported_files, run_script
+from memplan.programs.run_script import imported_files, run_script, shell_script
 
 MOST_BYTES = 2**20
 """A larger file is data."""
@@ -49,7 +50,7 @@ def composed_by_words(words: Sequence[str]) -> ComposedConfig | None:
     parts, named, values = [], list[str](), dict[str, object]()
     for option in options:
         path = Path(option.value)
-        if not _may_be_configuration(path) or (path.suffix == ".py" and option.value not in given):
+        if not _may_be_configuration(path) or path.suffix in SHELL_SUFFIXES or (path.suffix == ".py" and option.value not in given):
             continue
         with suppress(ConfigError):  # whatever it is, no configuration that could be written
             files = with_bases(path)
@@ -77,17 +78,23 @@ def fields_of_sources(words: Sequence[str]) -> list[str]:
     """
     Return where the script of a command holds the batch and the accumulation, or a Python file that it is given, or what these import.
 
-    Nothing where they hold neither, or several keys may be the one.
+    Nothing where they do not hold it, or several keys may be the one. What a script does with its values nobody knows who does not run it:
+    such a place is told, and not taken.
     """
-    script = run_script(words)
+    script, shell = run_script(words), shell_script(words)
     sources = [script.path, *map(Path, sorted(_python_files_given(words)))] if script is not None else []
-    for path in (path for source in sources for path in (source, *imported_files(source))):
-        if _may_be_configuration(path):
-            with suppress(ConfigError, UsageError):
-                found = ComposedConfig(str(path), load_config_file(path).to_python(), [Part(path)], {}, in_command="").fields()
-                if found:
-                    return found
-    return []
+    imported = [path for source in sources for path in (source, *imported_files(source))]
+    found = (_fields_of(path) for path in ([shell] if shell is not None else []) + imported if _may_be_configuration(path))
+    return next(filter(None, found), [])
+
+
+def _fields_of(path: Path) -> list[str]:
+    """Return where *path* holds the batch and the accumulation, each where that is certain."""
+    fields = []
+    for variable in KEYS_OF:
+        with suppress(ConfigError, UsageError):
+            fields += ComposedConfig(str(path), load_config_file(path).to_python(), [Part(path)], {}, in_command="").fields([variable])
+    return fields if any(field.startswith("micro_batch_size=") for field in fields) else []
 
 
 def _may_be_configuration(path: Path) -> bool:

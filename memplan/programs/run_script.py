@@ -13,6 +13,13 @@ from memplan.edits.python_file import syntax_tree
 from memplan.edits.shell_file import SHELL_SUFFIXES, ShellFile
 from memplan.errors import ConfigError
 
+LAUNCHERS = frozenset({"torchrun", "torch.distributed.run", "torch.distributed.launch", "accelerate", "deepspeed"})
+LAUNCHER_OPTIONS = (
+    *("nproc_per_node", "nproc-per-node", "num_processes", "num-processes", "num_gpus", "num-gpus"),
+    *("nnodes", "num_machines", "num-machines", "num_nodes", "num-nodes", "config_file"),
+)
+"""What launchers are told of how many processes there are."""
+
 
 class RunScript(NamedTuple):
     """A script, and what the command gives it."""
@@ -35,18 +42,41 @@ def run_script(words: Sequence[str]) -> RunScript | None:
     return None
 
 
-def started_commands(words: Sequence[str]) -> list[Sequence[str]]:
-    """Return the commands of the shell script that the command *words* runs; the command itself where it runs none that can be read."""
-    script = next((Path(word) for word in words if word.endswith(SHELL_SUFFIXES) and os.path.isfile(word)), None)
-    if script is not None:
-        with suppress(ConfigError):
-            return [*ShellFile.load(script).commands()]
-    return [words]
+def shell_script(words: Sequence[str]) -> Path | None:
+    """Return the shell script that the command *words* runs; None where it runs none."""
+    return next((Path(word) for word in words if word.endswith(SHELL_SUFFIXES) and os.path.isfile(word)), None)
+
+
+def launcher_words(words: Sequence[str]) -> Sequence[str]:
+    """
+    Return the launcher that the shell script of the command *words* starts, with how many processes it is told of; else *words* themselves.
+
+    Nothing is told of what the script does not write out, or says twice.
+    """
+    script = shell_script(words)
+    if script is None:
+        return words
+    try:
+        file = ShellFile.load(script)
+    except ConfigError:
+        return words
+    launcher = next((word for word in file.word_texts() if word.rpartition("/")[2] in LAUNCHERS), None)
+    if launcher is None:
+        return words
+    told = ((option, _told(file, option)) for option in LAUNCHER_OPTIONS)
+    return [launcher, *(f"--{option}={value}" for option, value in told if value is not None)]
+
+
+def _told(file: ShellFile, option: str) -> str | None:
+    with suppress(ConfigError):
+        found = file.get((option,))
+        return None if found is None else str(found.value)
+    return None
 
 
 def imported_files(script: Path) -> list[Path]:
     """Return the files of the project that *script* itself imports: beside it, or below the working folder; in the order of the imports."""
-    with suppress(ConfigError):
+    with suppress(ConfigError, RecursionError):
         paths = (folder / name for folder, name in _imported(syntax_tree(script), script.parent))
         files = (path for stem in paths if stem.name for path in (stem.with_name(f"{stem.name}.py"), stem / "__init__.py"))
         return list(dict.fromkeys(path for path in files if os.path.isfile(path)))

@@ -331,15 +331,20 @@ def test_a_size_in_python_or_toml_is_planned_written_and_put_back(
 
 @pytest.mark.heavy
 def test_a_shell_script_is_planned_written_and_put_back(run_memplan: Run, torch_build: TorchBuild, tmp_path: Path) -> None:
-    """Its variable and its option are found by their names, with as many GPUs as its launcher starts."""
+    """Its variable and its option, with as many GPUs as its launcher starts; without the places the error names them."""
     (tmp_path / "train.py").write_text(ACCUMULATED)
     launcher = f"{sys.executable} -m torch.distributed.run --nproc_per_node 2"
     script = f"#!/bin/bash\nSIZE=${{1:-64}}  # each GPU\n{launcher} train.py \\\n  --batch_size $SIZE --accum_steps 4\n"
     (tmp_path / "start.sh").write_text(script)
     options = ("--gpu-memory", "2GiB", "--target-effective-batch", "1024", "--format", "json")
 
-    planned = run_memplan(*options, "--apply", "--", "bash", "start.sh", cwd=tmp_path)
+    places = ("micro_batch_size=start.sh:SIZE", "gradient_accumulation_steps=start.sh:accum_steps")
+    fields = [word for place in places for word in ("--field", place)]
 
+    refused = run_memplan(*options, "--", "bash", "start.sh", cwd=tmp_path)
+    planned = run_memplan(*options, "--apply", *fields, "--", "bash", "start.sh", cwd=tmp_path)
+
+    assert f"name the place: `--field {places[0]} --field {places[1]}`" in refused.stderr
     assert planned.returncode == 0, planned.stderr
     values = json.loads(planned.stdout)["stages"][0]["planned"]
     size, steps = values["micro_batch_size"], values["gradient_accumulation_steps"]

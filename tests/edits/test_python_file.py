@@ -203,6 +203,31 @@ def test_what_another_value_may_replace_is_not_read(source: str, dotted: str, sa
         parsed(source).get(key(dotted))
 
 
+@pytest.mark.parametrize(
+    ("source", "dotted"),
+    [
+        ("def f(c=None):\n    c = c or C()\n    c.x = 8\n", "f.c.x"),
+        ("c = {}\nc = D(c)\nc.x = 8\n", "c.x"),
+        ("c.update(dict(x=8))", "c.x"),
+        ("c = D()\nc.update(x=8, y=f(3))", "c.x"),
+    ],
+)
+def test_what_is_set_last_counts(source: str, dotted: str) -> None:
+    """Behind the last time that what it is a part of gets a value."""
+    found = parsed(source).get(key(dotted))
+
+    assert found is not None
+    assert found.value == 8
+
+
+def test_what_an_update_sets_again_is_set_twice() -> None:
+    """And an import in a function is a value of that function's."""
+    with pytest.raises(EditRefusedError, match=r"`d\.x` is set 2 times"):
+        parsed("d = dict(x=4)\nd.update(x=9)\n").replace(("d", "x"), 8)
+    with pytest.raises(ConfigError, match="is computed: `n`"):
+        parsed("n = 3\ndef f():\n    from a import n\n    return dict(x=n)\n").get(("f", "return", "x"))
+
+
 def test_the_names_of_a_class_are_not_those_of_its_methods() -> None:
     """Python looks in the file."""
     file = parsed("n = 3\nclass C:\n    n = 64\n    m = n\n    def f(self):\n        x = dict(n=n)\n")

@@ -95,11 +95,16 @@ def test_what_only_looks_like_a_value_is_none() -> None:
         "f --n 8 # it's",
         'A=${B:-"${C}/it\'s"}; f --n 8',
         'f ${A[@]+"${A[@]}"} --n 8',
+        "echo $'it\\'s'; f --n 8",
+        'X=$(echo ")"); f --n 8',
+        "x=`echo \\`a\\``; f --n 8",
+        "(( T = 1 << S )); f --n 8",
+        "cat <<'END-OF-FILE'\nx\nEND-OF-FILE\nf --n 8",
     ],
 )
 def test_what_else_stands_in_a_script_is_passed_over(source: str) -> None:
     """A backslash at its end, quotes in a command's output, a quote in a comment."""
-    assert parsed(source).get(("n",)) == Found(8, 1)
+    assert parsed(source).get(("n",)) == Found(8, source.count("\n") + 1)
 
 
 def test_an_option_of_a_variables_name_stands_for_it() -> None:
@@ -109,6 +114,60 @@ def test_an_option_of_a_variables_name_stands_for_it() -> None:
     assert file.replace(("batch_size",), 16) == b"batch_size=16\nf --batch_size ${batch_size} \\\n  --lr 1\n"
     with pytest.raises(EditRefusedError, match=r"`n` is set 2 times \(lines 1, 2\)"):
         parsed("n=8\nf --n 4\n").replace(("n",), 16)
+
+
+@pytest.mark.parametrize(
+    "source",
+    ["n+=0", "for n in 1 2; do f; done", "read -r n", "((n *= 2))", "let n=n*2", "while getopts a n; do f; done", "unset n", "n=9"],
+)
+def test_a_variable_that_gets_another_value_is_set_twice(source: str) -> None:
+    """Nobody knows which one counts."""
+    with pytest.raises(EditRefusedError, match=r"`n` is set 2 times \(lines 1, 2\)"):
+        parsed(f"n=8\n{source}\n").replace(("n",), 16)
+
+
+@pytest.mark.parametrize(
+    ("source", "name", "said"),
+    [
+        ("for lr in 1 2; do\n  RUN=$lr\n  f --lr $lr --name $RUN\ndone", "RUN", r"is \$lr, which this file does not set"),
+        ("f --lr 3 --bsz $lr", "bsz", r"is \$lr, which this file does not set"),
+        ("A=$A; B=$A", "B", "`A` is|stands for itself|does not set"),
+    ],
+)
+def test_what_no_variable_of_the_script_says_is_not_read(source: str, name: str, said: str) -> None:
+    """An option is no variable."""
+    with pytest.raises(ConfigError, match=said):
+        parsed(source).get((name,))
+
+
+def test_a_default_counts_where_the_script_does_not_set_the_variable() -> None:
+    """Else the variable does."""
+    assert parsed("f --n ${N:-32}").get(("n",)) == Found(32, 1)
+    assert parsed("N=64\nf --n ${N:-32}").get(("n",)) == Found(64, 1)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        'echo "use --n 64"',
+        "echo n=64",
+        "grep -- '--n 3' log",
+        "awk -v n=64 x",
+        "[ x --n 3 ]",
+        "cat <<\\EOF\nn=3\nEOF",
+        "cat <<-EOF\n\tn=3\n\tEOF",
+    ],
+)
+def test_texts_and_documents_are_no_settings(source: str) -> None:
+    """What is printed, compared or written into another file."""
+    assert parsed(f"{source}\nf --n 8\n").get(("n",)) == Found(8, source.count("\n") + 2)
+
+
+@pytest.mark.parametrize("source", ["cat <<EOF\n  EOF\nn=3\n", "f <<n\nx"])
+def test_a_document_whose_end_is_not_seen_is_refused(source: str) -> None:
+    """The rest of the script would be taken for a part of it."""
+    with pytest.raises(ConfigError, match=r"start.sh:1: has a document in the script whose end memplan does not see"):
+        parsed(source)
 
 
 def test_a_variable_is_followed_for_reading() -> None:
@@ -187,7 +246,8 @@ def test_whatever_the_script_one_value_changes_or_nothing(source: str, data: st.
 
 def test_the_shell_sees_the_changed_value(tmp_path: Path) -> None:
     """Run by bash, every argument but that one is as before."""
-    script = 'B=${B:-4}\nARGS="--seq 512 --fast"\nprintf "%s\\n" --batch $B $ARGS --name=\'a b\' x.y=3\n'
+    show = 'show() { printf "%s\\n" "$@"; }\n'
+    script = show + "B=${B:-4}\nARGS=\"--seq 512 --fast\"\nshow --batch $B $ARGS --name='a b' x.y=3\n"
 
     def arguments(text: str) -> list[str]:
         return subprocess.run(["bash", "-c", text], capture_output=True, text=True, check=True, env={}).stdout.splitlines()

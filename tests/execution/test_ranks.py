@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from memplan.errors import UsageError
-from memplan.execution.ranks import ONE_RANK, Ranks, launched_by, launched_by_one_of
-from memplan.programs.run_script import started_commands
+from memplan.execution.ranks import ONE_RANK, Ranks, launched_by
+from memplan.programs.run_script import launcher_words
 
 
 @pytest.mark.parametrize(
@@ -79,6 +79,12 @@ def test_there_is_no_such_rank(ranks: Ranks, problem: str, hint: str) -> None:
         ("GPUS=4\n# torchrun --nproc_per_node 16\nexec torchrun --nproc_per_node=$GPUS train.py\n", 4, 1),
         ('N=${1:-2}\naccelerate launch --num_processes "$N" train.py\n', 2, 1),
         ("python train.py --num_gpus 8\n", 1, 1),
+        ('GPUS=8\nDISTRIBUTED_ARGS="--nproc_per_node 8 --nnodes 1"\ntorchrun $DISTRIBUTED_ARGS train.py\n', 8, 1),
+        ("ARGS=( --nproc_per_node 4 )\ntorchrun ${ARGS[@]} train.py\n", 4, 1),
+        ('LAUNCH="torchrun --nproc_per_node 4"\n$LAUNCH train.py\n', 4, 1),
+        ('G=4\ntorchrun --nproc_per_node="$G" train.py\n', 4, 1),
+        ("torchrun --nproc_per_node=${G:-4} train.py\n", 4, 1),
+        ("torchrun --nproc_per_node 1 train.py; torchrun --nproc_per_node 8 evaluate.py\n", 1, 1),
         ("torchrun --nproc_per_node $(nvidia-smi -L | wc -l) train.py\n", 1, 1),
         ("echo 'not closed\n", 1, 1),
     ],
@@ -88,4 +94,4 @@ def test_the_launcher_in_a_shell_script_says_it_too(script: str, num_gpus: int, 
     path = tmp_path / "start.sh"
     path.write_text(script)
 
-    assert launched_by_one_of(started_commands(["bash", str(path)])) == Ranks(num_gpus, num_nodes)
+    assert launched_by(launcher_words(["bash", str(path)])) == Ranks(num_gpus, num_nodes)

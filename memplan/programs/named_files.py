@@ -89,12 +89,19 @@ def fields_of_sources(words: Sequence[str]) -> list[str]:
 
 
 def _fields_of(path: Path) -> list[str]:
-    """Return where *path* holds the batch and the accumulation, each where that is certain."""
+    """Return where *path* holds the batch and the accumulation, each where that is certain; what is computed is a use of it."""
     fields = []
     for variable in KEYS_OF:
         with suppress(ConfigError, UsageError):
-            fields += ComposedConfig(str(path), load_config_file(path).to_python(), [Part(path)], {}, in_command="").fields([variable])
+            written_out = _written_out(load_config_file(path).to_python())
+            fields += ComposedConfig(str(path), written_out, [Part(path)], {}, in_command="").fields([variable])
     return fields if any(field.startswith("micro_batch_size=") for field in fields) else []
+
+
+def _written_out(values: dict[str, object]) -> dict[str, object]:
+    """Return *values* without those that are computed."""
+    kept = {name: value for name, value in values.items() if not (isinstance(value, str) and value.startswith("${ "))}
+    return {name: _written_out(value) if isinstance(value, dict) else value for name, value in kept.items()}
 
 
 def _may_be_configuration(path: Path) -> bool:

@@ -164,7 +164,7 @@ def test_a_measured_context_takes_the_place_of_the_usual_one(torch_build: TorchB
     usual = rehearse(f"{STEPS}:mlp", gpu="t4")
     gpu = here("t4").model_copy(update={"context_bytes": 300 * MIB})
 
-    told = with_context(usual, gpu)
+    told = with_context(usual, gpu, made_on=find_gpu("t4"))
 
     assert told.device_used_bytes == usual.device_used_bytes - usual_context(gpu).expected_bytes + 300 * MIB
     assert told.device_used.high_bytes == usual.peak_reserved_bytes + 300 * MIB + KERNELS_BYTES

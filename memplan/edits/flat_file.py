@@ -1,5 +1,5 @@
 """
-A file as the list of its values, each with its place in the text: what Python and TOML files have in common.
+A file as the list of its values, each with its place in the text: what Python, TOML and shell files have in common.
 
 What is changed is the text of one value. The result is parsed again, and exactly that value must have changed; each format adds what it
 knows of its own structure. What cannot be changed without guessing is refused with file, line and reason: a key that is set twice, a
@@ -8,6 +8,7 @@ value that is computed, or that stands for another.
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -22,6 +23,9 @@ from memplan.edits.text import decode, encode, read_whole
 from memplan.errors import ConfigError, EditRefusedError
 
 _MOST_REFERENCES = 20
+
+_PLAIN_TEXT = re.compile(r"""(?P<quote>["'])[^"'\\\n]*(?P=quote)""")
+_UNWRITABLE = re.compile(r"""["'\\\x00-\x1f]""")
 
 LONGEST_TOLD = 60
 """Characters of a source that are told."""
@@ -142,6 +146,15 @@ class FlatFile(ABC):
         if not self.is_as_before(edited, found, literal):
             raise self._cannot_be_set(found, value)
         return edited.data
+
+    def quoted(self, text: str, present: PlacedValue) -> str:
+        """Return *text* in the quotes that stand at *present*, else in double ones. Raises EditRefusedError where it would need others."""
+        stands, is_text = self._text_of(present), isinstance(present.value, str)
+        if _UNWRITABLE.search(text) or (is_text and not _PLAIN_TEXT.fullmatch(stands)):
+            hint = "write it as plain text in one pair of quotes"
+            raise self._error(f"`{'.'.join(present.key)}` is {stands}", present.line, hint=hint)
+        quote = stands[0] if is_text else '"'
+        return f"{quote}{text}{quote}"
 
     def _verify(self, edited: Self, changed: PlacedValue) -> None:
         """Check that exactly the value at *changed* has another value, and what it is a part of."""

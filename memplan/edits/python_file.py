@@ -27,7 +27,7 @@ from typing import Any, NamedTuple, cast
 from memplan.edits.edit import EditValue, KeyPath, Scalar, as_text
 from memplan.edits.flat_file import LONGEST_TOLD, Container, Content, FlatFile, PlacedValue
 from memplan.edits.text import decode, read_whole
-from memplan.errors import ConfigError, EditRefusedError
+from memplan.errors import ConfigError
 
 _OPERATIONS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
@@ -43,8 +43,6 @@ _MOST_SHIFTED = 64
 """An exponent beyond this makes no size of anything."""
 
 _NUMBER_OR_NAME = re.compile(r"True|False|None|[-+]?(\d+(\.\d*)?|\.\d+)([eE][-+]?\d+)?")
-_PLAIN_TEXT = re.compile(r"""(?P<quote>["'])[^"'\\\n]*(?P=quote)""")
-_UNWRITABLE = re.compile(r"""["'\\\x00-\x1f]""")
 
 
 class PythonFile(FlatFile):
@@ -66,12 +64,7 @@ class PythonFile(FlatFile):
         is_text = isinstance(present.value, str)
         if not is_text and (not isinstance(value, str) or _NUMBER_OR_NAME.fullmatch(text)):
             return text
-        stands = self.text[present.start : present.end]
-        if _UNWRITABLE.search(text) or (is_text and not _PLAIN_TEXT.fullmatch(stands)):
-            hint = "write it as plain text in one pair of quotes"
-            raise EditRefusedError(f"`{'.'.join(present.key)}` is {stands}", file=self.path, line=present.line, hint=hint)
-        quote = stands[0] if is_text else '"'
-        return f"{quote}{text}{quote}"
+        return self.quoted(text, present)
 
     def is_as_before(self, edited: FlatFile, changed: PlacedValue, literal: str) -> bool:
         """Say whether the syntax tree of *edited* is this file's, but for *literal* in the place of *changed*."""

@@ -16,7 +16,7 @@ else:
 
 from memplan.edits.edit import EditValue, KeyPath, Scalar, as_text
 from memplan.edits.flat_file import Container, Content, FlatFile, PlacedValue
-from memplan.errors import ConfigError, EditRefusedError
+from memplan.errors import ConfigError
 
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 _BLANK = re.compile(r"[ \t]*")
@@ -30,8 +30,6 @@ _TEXTS = (
     re.compile(r'"(?:[^"\\\n]|\\.)*"'),
     re.compile(r"'[^'\n]*'"),
 )
-_PLAIN_TEXT = re.compile(r"""(?P<quote>["'])[^"'\\\n]*(?P=quote)""")
-_UNWRITABLE = re.compile(r"""["'\\\x00-\x1f]""")
 _LINE = re.compile(r"\(at line (\d+), column \d+\)")
 _LARGEST = 2**64
 _NUMBER = re.compile(r"[-+]?(0|[1-9]\d*)(\.\d+)?([eE][-+]?\d+)?")
@@ -58,12 +56,7 @@ class TomlFile(FlatFile):
         text, is_text = as_text(value), isinstance(present.value, str)
         if not is_text and (not isinstance(value, str) or text in ("true", "false") or _NUMBER.fullmatch(text)):
             return text
-        stands = self.text[present.start : present.end]
-        if _UNWRITABLE.search(text) or (is_text and not _PLAIN_TEXT.fullmatch(stands)):
-            hint = "write it as plain text in one pair of quotes"
-            raise EditRefusedError(f"`{'.'.join(present.key)}` is {stands}", file=self.path, line=present.line, hint=hint)
-        quote = stands[0] if is_text else '"'
-        return f"{quote}{text}{quote}"
+        return self.quoted(text, present)
 
     def is_as_before(self, edited: FlatFile, changed: PlacedValue, literal: str) -> bool:
         """Say whether an independent parser finds in *edited* what it finds here, but for *literal* at *changed*."""

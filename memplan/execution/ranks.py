@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from memplan.errors import UsageError
 from memplan.hardware.gpu import GpuSpec
+from memplan.hardware.torchrun import NAMES
 
 MOST_GPUS = 64
 """Of one machine: cards that the simulated machine has (csrc/card.c)."""
@@ -108,7 +109,7 @@ def _accelerate_settings(words: Sequence[str]) -> dict[str, int]:
 
 def _launcher(words: Sequence[str]) -> str | None:
     names = [word.rpartition("/")[2] for word in words]
-    if any(name in ("torchrun", "torch.distributed.run", "torch.distributed.launch", "tune") for name in names):
+    if any(name in NAMES or name == "tune" for name in names):
         return "torchrun"
     return next((name for name in ("accelerate", "deepspeed") if any(word.split(".")[0] == name for word in names)), None)
 

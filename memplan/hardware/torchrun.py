@@ -10,6 +10,9 @@ from typing import Any, NamedTuple
 
 from memplan.errors import UsageError
 
+NAMES = frozenset({"torchrun", "torch.distributed.run", "torch.distributed.launch"})
+"""Of the launcher, in a command."""
+
 
 class Rank(NamedTuple):
     """One process of several that train together."""

@@ -90,11 +90,12 @@ def fields_of_sources(words: Sequence[str]) -> list[str]:
 
 def _fields_of(path: Path) -> list[str]:
     """Return where *path* holds the batch and the accumulation, each where that is certain; what is computed is a use of it."""
-    fields = []
-    for variable in KEYS_OF:
-        with suppress(ConfigError, UsageError):
-            written_out = _written_out(load_config_file(path).to_python())
-            fields += ComposedConfig(str(path), written_out, [Part(path)], {}, in_command="").fields([variable])
+    fields = list[str]()
+    with suppress(ConfigError):
+        config = ComposedConfig(str(path), _written_out(load_config_file(path).to_python()), [Part(path)], {}, in_command="")
+        for variable in KEYS_OF:
+            with suppress(UsageError):
+                fields += config.fields([variable])
     return fields if any(field.startswith("micro_batch_size=") for field in fields) else []
 
 

@@ -12,13 +12,9 @@ from typing import NamedTuple
 from memplan.edits.python_file import syntax_tree
 from memplan.edits.shell_file import SHELL_SUFFIXES, ShellFile
 from memplan.errors import ConfigError
+from memplan.hardware.torchrun import NAMES
 
-LAUNCHERS = frozenset({"torchrun", "torch.distributed.run", "torch.distributed.launch", "accelerate", "deepspeed"})
-LAUNCHER_OPTIONS = (
-    *("nproc_per_node", "nproc-per-node", "num_processes", "num-processes", "num_gpus", "num-gpus"),
-    *("nnodes", "num_machines", "num-machines", "num_nodes", "num-nodes", "config_file"),
-)
-"""What launchers are told of how many processes there are."""
+LAUNCHERS = NAMES | {"accelerate", "deepspeed"}
 
 
 class RunScript(NamedTuple):
@@ -49,9 +45,9 @@ def shell_script(words: Sequence[str]) -> Path | None:
 
 def launcher_words(words: Sequence[str]) -> Sequence[str]:
     """
-    Return the launcher that the shell script of the command *words* starts, with how many processes it is told of; else *words* themselves.
+    Return the launcher that the shell script of the command *words* starts, and the options in that script; else *words* themselves.
 
-    Nothing is told of what the script does not write out, or says twice.
+    An option whose value the script does not write out, or sets twice, is left out.
     """
     script = shell_script(words)
     if script is None:
@@ -63,15 +59,12 @@ def launcher_words(words: Sequence[str]) -> Sequence[str]:
     launcher = next((word for word in file.word_texts() if word.rpartition("/")[2] in LAUNCHERS), None)
     if launcher is None:
         return words
-    told = ((option, _told(file, option)) for option in LAUNCHER_OPTIONS)
-    return [launcher, *(f"--{option}={value}" for option, value in told if value is not None)]
-
-
-def _told(file: ShellFile, option: str) -> str | None:
-    with suppress(ConfigError):
-        found = file.get((option,))
-        return None if found is None else str(found.value)
-    return None
+    options = []
+    for option in sorted(file.keys()):
+        with suppress(ConfigError):
+            found = file.get((option,))
+            options += [] if found is None else [f"--{option}={found.value}"]
+    return [launcher, *options]
 
 
 def imported_files(script: Path) -> list[Path]:

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from memplan.edits.edit import EditValue
 from memplan.edits.toml_file import TomlFile
 from memplan.errors import ConfigError, EditRefusedError
-from tests.edits.faults import answer_or_error
 from tests.edits.test_python_file import key
 
 if sys.version_info >= (3, 11):
@@ -210,36 +209,3 @@ def test_whatever_the_file_one_value_changes_or_nothing(source: str, line_end: s
         assert after.startswith(text[: chosen.start])
         assert after.endswith(text[chosen.end :])
         assert str(parsed(after).get(chosen.key)[0]) == "4242"  # type: ignore[index]  # it was just written
-
-
-cuts = st.tuples(st.integers(0, len(SOURCE)), st.integers(0, 12), st.text(" \t\n=[]{}()\"'#.,:\\a1é\ufeff", max_size=4))
-
-
-@settings(
-    deadline=None,
-    max_examples=3 * int(os.environ.get("MEMPLAN_EXAMPLES", "100")),
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
-)
-@given(mutations=st.lists(cuts, min_size=1, max_size=4), data=st.data())
-def test_any_damaged_file_is_read_or_refused(mutations: list[tuple[int, int, str]], data: st.DataObject) -> None:
-    """Nothing ends in a traceback, whatever is asked of it; an edit that is accepted changes no byte beside its value."""
-    text = SOURCE
-    for place, length, instead in mutations:
-        text = text[:place] + instead + text[place + length :]
-    file = answer_or_error(lambda: parsed(text))
-    if isinstance(file, ConfigError):
-        assert str(file).startswith("conf.toml")
-        return
-    asked = key(data.draw(st.sampled_from(sorted({*file.keys(), "nothing"}))))
-    chosen = [value for value in file.content.values if ".".join(value.key) == ".".join(asked)]
-
-    for question in (lambda: file.get(asked), lambda: file.length_of(asked), lambda: file.line_of(asked), file.to_python):
-        found = answer_or_error(question)
-        assert not isinstance(found, ConfigError) or str(found).startswith("conf.toml")
-    after = answer_or_error(lambda: file.replace(asked, 4242))
-
-    if not isinstance(after, ConfigError):
-        assert (
-            after.decode().removeprefix("\ufeff") == file.text[: chosen[0].start] + "4242" + file.text[chosen[0].end :]
-            or '"' in after.decode()
-        )

@@ -36,6 +36,7 @@ from memplan.child.not_compiled import not_compiled, not_followed
 from memplan.child.one_rank import world
 from memplan.child.program_frames import place_in
 from memplan.child.recorded_values import RecordedValues, ValueWriter
+from memplan.child.repeated_step import repeated_step
 from memplan.child.tensor_notes import TensorNotes, is_compiled
 from memplan.child.tensor_types import TypeRecorder
 from memplan.child.tracked_objects import without_collections
@@ -85,6 +86,8 @@ class Recorder:
         self._events: list[dict[str, Any]] = []
         self._highest = {"peak_allocated_bytes": 0, "peak_reserved_bytes": 0}
         self._ends_at: tuple[int, int] | None = None
+        self._num_run: int | None = None
+        """Steps before those that are not run, but have their requests made again."""
         self._step_seconds: list[float] = []
         self._began_at = time.monotonic()
         self._types_from: tuple[int, int] | None = None
@@ -227,6 +230,22 @@ class Recorder:
         if self._is_recording and sum(self._counts()) > MOST_RECORDED:
             self._events, _, self._ends_at = self._stop_history()
         self._began_at = time.monotonic()
+
+    def repeated_step(self) -> Callable[[], None] | None:
+        """
+        Return what asks again for all that the last step asked for; the events of steps that consist of that are not recorded.
+
+        None where such a step has to be run.
+        """
+        if not self._is_recording or not is_simulated():
+            return None
+        begin = next(mark[:2] for mark in self.marks if mark[2] == self._step)
+        events = self._history()
+        found = repeated_step(events, begin)
+        if found is not None:
+            torch.cuda.memory._record_memory_history(enabled=None)
+            self._events, self._ends_at, self._num_run = events, self._counts(), len(self.steps)
+        return found
 
     def varies(self) -> bool:
         """Say whether the last step allocated more or less in all than the one before."""
@@ -424,7 +443,7 @@ class Recorder:
             return {"torch": torch.__version__, "gpu_name": None, "failure": failure}
         peaks = self.steps[-1] if self.types and self.steps else self._peaks()  # recording types keeps arguments alive for longer
         workspaces: set[tuple[int, int]] = set()
-        was_stopped = not self._is_recording
+        was_stopped = not self._is_recording and self._num_run is None
         if self._is_recording:
             self._events, workspaces, self._ends_at = self._stop_history(clear=True)
         elif self._ends_at is not None:  # a long program, whose events ended while its workspaces were in use
@@ -448,6 +467,7 @@ class Recorder:
             "events": columns(events),
             "end": self._ends_at if was_stopped else self._types_from or self._ends_at,
             "was_stopped": was_stopped,
+            "num_repeated_steps": 0 if self._num_run is None else len(self.steps) - self._num_run,
             "marks": self.marks,
             "notes": self._tensors.in_all(workspaces),
             "tensor_types": self.types.seen if self.types and not was_stopped and not is_compiled() else [],
@@ -493,10 +513,14 @@ class Recorder:
         frees = all_frees if frees is None else frees
         if clear:
             self._clear_workspaces()
-        with without_collections():
-            events = torch.cuda.memory._snapshot()["device_traces"][self._device]
+        events = self._history()
         torch.cuda.memory._record_memory_history(enabled=None)
         return events, {(address, count) for address in freed_after(events, frees)}, (count, all_frees)
+
+    def _history(self) -> list[dict[str, Any]]:
+        with without_collections():
+            events: list[dict[str, Any]] = torch.cuda.memory._snapshot()["device_traces"][self._device]
+        return events
 
 
 def freed_after(events: list[dict[str, Any]], count: int) -> list[int]:

@@ -41,6 +41,7 @@ from memplan.child.one_rank import World, world
 from memplan.child.ordinary_answers import answer_with_numbers
 from memplan.child.recorder import Recorder
 from memplan.child.redraws import end_redraws
+from memplan.child.repeated_step import SteadyStep
 from memplan.child.skipped_loading import skipped
 from memplan.child.skipped_weights import lacks_weights, skip_weights
 from memplan.workload.step_function import is_device
@@ -49,6 +50,9 @@ Build = Callable[..., Callable[[], object]]
 
 _GROWTH_FROM = 3
 """The step after which growth is asked about."""
+
+_STEADY_FROM = 2
+"""The step that those of a SteadyStep are like: the first makes the optimizer's state."""
 
 
 def load_build(source: str, function: str) -> Build:
@@ -88,12 +92,14 @@ def run(build: Build, request: dict[str, Any], recorder: Recorder) -> dict[str, 
         step = build(*_device_of(build), **values)
         if not callable(step):
             raise MistakeError(f"{request['function']} returned {reprlib.repr(step)}, and not a function that runs one step")
-        number = 0
+        number, again = 0, None
         while number < _steps_to_run(request, recorder):
             number += 1
             recorder.begin_step(number)
-            step()
+            (again or step)()
             recorder.end_step()
+            if number == _STEADY_FROM and isinstance(step, SteadyStep) and not (request["values_file"] or request["until"]):
+                again = recorder.repeated_step()
     except Exception as error:
         return _told(error, recorder)
     if request["checks_tensor_types"]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
@@ -21,6 +22,7 @@ from memplan.child.models.fine_tuning import prepare_fine_tuning
 from memplan.child.models.huggingface import FromTransformers
 from memplan.child.models.together import SHORT_TYPES, Trainer, trainer_of
 from memplan.child.models.transformer import Adapted, Transformer, TransformerWithHead
+from memplan.child.repeated_step import SteadyStep
 from memplan.workload.model import ContrastiveEncoderModel, HuggingFaceModel, Model, ParametersModel, TransformerModel, encoder_of
 from memplan.workload.stage import Stage
 from memplan.workload.workload import Workload
@@ -45,7 +47,8 @@ def step_of(workload: Workload, stage: Stage | None, device: str) -> Callable[[]
 
         return pipelined_step(workload, root, trainer, device)
     micro_batch = make_micro_batch(workload, stage, root, trainer, device)
-    return lambda: trainer.run(micro_batch)
+    run = partial(trainer.run, micro_batch)
+    return SteadyStep(run) if workload.parallelism.num_gpus == 1 else run
 
 
 class Encoding(nn.Module):

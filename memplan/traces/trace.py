@@ -180,12 +180,18 @@ class MemoryTrace:
             for time in range(num_times)
             for mark in last
         ]
-        own = "".join(self.actions[place] for place in places)
-        columns = (
-            array("Q", [*column, *num_times * [column[place] for place in places]]) for column in (self.addresses, self.sizes, self.streams)
+
+        def longer(column: Sequence[int]) -> Sequence[int]:
+            return array("Q", [*column, *num_times * [column[place] for place in places]])
+
+        return MemoryTrace(
+            self.actions + num_times * "".join(self.actions[place] for place in places),
+            longer(self.addresses),
+            longer(self.sizes),
+            longer(self.streams),
+            purposes=self.purposes + num_times * self.purposes[self.actions[:begin].count(ALLOC) :],
+            marks=(*self.marks, *marks),
         )
-        purposes = self.purposes + num_times * self.purposes[self.actions[:begin].count(ALLOC) :]
-        return MemoryTrace(self.actions + num_times * own, *columns, purposes=purposes, marks=(*self.marks, *marks))
 
     def phase_at(self, position: int) -> Mark:
         """Return the mark that holds at event *position*."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 
 from pydantic import Field
 from typing_extensions import Self
@@ -60,7 +61,7 @@ class UserProgram(Program):
         if name in PLANNED:
             return str(getattr(self.training, name))
         if name not in self.values:
-            raise UsageError(f"the variable {name} has no value", hint=f'give it one: `pins={{"{name}": 512}}`')
+            raise UsageError(f"the variable {name} has no value", hint=f'give it one: `pins={{"{name}": {_example(name)}}}`')
         return self.values[name]
 
     def pinned(self, name: str, text: str) -> Self:
@@ -81,3 +82,8 @@ def did_you_mean(name: str, known: frozenset[str]) -> str:
     """Return the end of a sentence that offers the name nearest to *name*, where one is near."""
     near = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.6)
     return f": did you mean {near[0]}?" if near else ""
+
+
+def _example(name: str) -> int:
+    """Return a value such as the variable *name* may have: of a length, hundreds."""
+    return 512 if re.search("len|seq|tokens", name.lower()) else 8

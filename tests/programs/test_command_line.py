@@ -108,6 +108,15 @@ def test_variables_without_a_present_value_are_named(config: Path) -> None:
     assert command_program(["train.py", "{micro_batch_size}"]).without_value == ("micro_batch_size",)
 
 
+@pytest.mark.parametrize(("name", "example"), [("sequence_length", 512), ("n_negatives", 8)])
+def test_a_variable_that_has_no_value_is_asked_for_with_a_likely_one(name: str, example: int) -> None:
+    """Nobody trains with 512 negatives."""
+    with pytest.raises(UsageError, match=f"the variable {name} has no value") as error:
+        _ = command_program(["train.py", f"{{{name}}}"]).words
+
+    assert error.value.hint == f'give it one: `pins={{"{name}": {example}}}`'
+
+
 def test_a_variable_of_the_environment_comes_in_front() -> None:
     """As a shell has it."""
     program = command_program(["bash", "run.sh"], fields=["micro_batch_size=BATCH"]).with_training(micro_batch_size=5)

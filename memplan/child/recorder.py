@@ -14,7 +14,7 @@ import random
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, cast
@@ -36,7 +36,7 @@ from memplan.child.not_compiled import not_compiled, not_followed
 from memplan.child.one_rank import world
 from memplan.child.program_frames import place_in
 from memplan.child.recorded_values import RecordedValues, ValueWriter
-from memplan.child.repeated_step import repeated_step
+from memplan.child.repeated_step import Event, RepeatedStep, repeated_step
 from memplan.child.tensor_notes import TensorNotes, is_compiled
 from memplan.child.tensor_types import TypeRecorder
 from memplan.child.tracked_objects import without_collections
@@ -83,11 +83,11 @@ class Recorder:
         self.batches = Batches(lambda: (self._step, self.num_backwards))
         self.is_on = False
         self._backwards = 0
-        self._events: list[dict[str, Any]] = []
+        self._events: Sequence[Event] = ()
         self._highest = {"peak_allocated_bytes": 0, "peak_reserved_bytes": 0}
         self._ends_at: tuple[int, int] | None = None
-        self._num_run: int | None = None
-        """Steps before those that are not run, but have their requests made again."""
+        self._repeated: RepeatedStep | None = None
+        self._segments: list[int] = []  # counts of them, before a step was repeated
         self._step_seconds: list[float] = []
         self._began_at = time.monotonic()
         self._types_from: tuple[int, int] | None = None
@@ -231,11 +231,11 @@ class Recorder:
             self._events, _, self._ends_at = self._stop_history()
         self._began_at = time.monotonic()
 
-    def repeated_step(self) -> Callable[[], None] | None:
+    def repeated_step(self) -> RepeatedStep | None:
         """
-        Return what asks again for all that the last step asked for; the events of steps that consist of that are not recorded.
+        Return what asks again for all that the last step asked for; None where such a step has to be run.
 
-        None where such a step has to be run.
+        The history goes on for those that only ask, since the allocator may need other segments for them; nothing else is noted of them.
         """
         if not self._is_recording or not is_simulated():
             return None
@@ -243,9 +243,13 @@ class Recorder:
         events = self._history()
         found = repeated_step(events, begin)
         if found is not None:
-            torch.cuda.memory._record_memory_history(enabled=None)
-            self._events, self._ends_at, self._num_run = events, self._counts(), len(self.steps)
+            self._repeated, self._ends_at, self._segments = found, self._counts(), self._segment_counts()
         return found
+
+    def _segment_counts(self) -> list[int]:
+        """Return what changes where the allocator takes memory from the device, or gives some back."""
+        stats = torch.cuda.memory_stats(self._device)
+        return [stats[f"{name}.all.{change}"] for name in ("segment", "reserved_bytes") for change in ("allocated", "freed")]
 
     def varies(self) -> bool:
         """Say whether the last step allocated more or less in all than the one before."""
@@ -443,15 +447,22 @@ class Recorder:
             return {"torch": torch.__version__, "gpu_name": None, "failure": failure}
         peaks = self.steps[-1] if self.types and self.steps else self._peaks()  # recording types keeps arguments alive for longer
         workspaces: set[tuple[int, int]] = set()
-        was_stopped = not self._is_recording and self._num_run is None
-        if self._is_recording:
+        was_stopped = not self._is_recording and self._repeated is None
+        has_other_segments = self._repeated is not None and self._segments != self._segment_counts()
+        if self._is_recording or has_other_segments:
             self._events, workspaces, self._ends_at = self._stop_history(clear=True)
-        elif self._ends_at is not None:  # a long program, whose events ended while its workspaces were in use
+        elif self._ends_at is not None:  # of a long program, or of steps that were repeated, events ended while its workspaces were in use
+            torch.cuda.memory._record_memory_history(enabled=None)
             torch.cuda.memory._record_memory_history(context=None, max_entries=MOST_EVENTS)
             _, given_back, _ = self._stop_history(clear=True, frees=0)
             workspaces = {(address, self._ends_at[0]) for address, _ in given_back}
-        events, self._events = self._events, []
+        events, self._events = self._events, ()
         workspaces |= self._buckets_in(events) | self._given_back
+        notes, marks = self._tensors.in_all(workspaces), self.marks
+        if self._repeated is not None and self._ends_at is not None:
+            if not has_other_segments:
+                events, self._ends_at = self._repeated.events, self._repeated.end(self._ends_at)
+            notes, marks = self._repeated.notes(notes, events), self._repeated.marks(marks)
         free, reserved = torch.cuda.mem_get_info(self._device)[0], torch.cuda.memory_reserved(self._device)
         return {
             "gpu_name": torch.cuda.get_device_properties(self._device).name,
@@ -467,9 +478,8 @@ class Recorder:
             "events": columns(events),
             "end": self._ends_at if was_stopped else self._types_from or self._ends_at,
             "was_stopped": was_stopped,
-            "num_repeated_steps": 0 if self._num_run is None else len(self.steps) - self._num_run,
-            "marks": self.marks,
-            "notes": self._tensors.in_all(workspaces),
+            "marks": marks,
+            "notes": notes,
             "tensor_types": self.types.seen if self.types and not was_stopped and not is_compiled() else [],
             "reads": self.reads.seen(),
             "chosen_by_time": self.compilers.chosen_by_time(),
@@ -490,7 +500,7 @@ class Recorder:
             "failure": failure,
         }
 
-    def _buckets_in(self, events: list[dict[str, Any]]) -> set[tuple[int, int]]:
+    def _buckets_in(self, events: Sequence[Event]) -> set[tuple[int, int]]:
         """Return where DDP's buckets lie: the events of allocations are in the order of their numbers."""
         if not self._buckets:
             return set()
@@ -503,7 +513,7 @@ class Recorder:
 
     def _stop_history(
         self, *, clear: bool = False, frees: int | None = None
-    ) -> tuple[list[dict[str, Any]], set[tuple[int, int]], tuple[int, int]]:
+    ) -> tuple[Sequence[Event], set[tuple[int, int]], tuple[int, int]]:
         """
         Return the events up to now, where cuBLAS's workspaces lie (*clear*: known by giving them back), and where the events end.
 
@@ -517,18 +527,18 @@ class Recorder:
         torch.cuda.memory._record_memory_history(enabled=None)
         return events, {(address, count) for address in freed_after(events, frees)}, (count, all_frees)
 
-    def _history(self) -> list[dict[str, Any]]:
+    def _history(self) -> Sequence[Event]:
         with without_collections():
-            events: list[dict[str, Any]] = torch.cuda.memory._snapshot()["device_traces"][self._device]
+            events: Sequence[Event] = torch.cuda.memory._snapshot()["device_traces"][self._device]
         return events
 
 
-def freed_after(events: list[dict[str, Any]], count: int) -> list[int]:
+def freed_after(events: Sequence[Event], count: int) -> list[int]:
     """Return the addresses that were freed after *count* frees."""
     return [event["addr"] for event in events if event["action"] == "free_completed"][count:]
 
 
-def columns(events: list[dict[str, Any]]) -> dict[str, Any]:
+def columns(events: Sequence[Event]) -> dict[str, Any]:
     """Return the allocator's events as columns: one letter each, addresses, bytes, streams."""
     kept = events_of(events)
     return {

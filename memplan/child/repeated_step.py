@@ -7,8 +7,9 @@ other free blocks than in the step before; it is PyTorch's own here too.
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Callable, Iterable, Mapping
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -25,47 +26,101 @@ class SteadyStep:
         self._run()
 
 
-def repeated_step(events: Iterable[Mapping[str, Any]], begin: tuple[int, int]) -> Callable[[], None] | None:
+Event = Mapping[str, Any]
+"""As PyTorch has it in its history."""
+
+_REQUESTS = ("alloc", "free_requested", "free_completed")
+_OF_NO_STEP = ("segment_free", "segment_unmap", "oom")
+
+
+class RepeatedStep:
+    """The requests of a step, to be made again as often as it is called; and what is told of a program then."""
+
+    def __init__(self, before: Sequence[Event], step: Sequence[Event], requests: Sequence[int]) -> None:
+        self._before, self._step, self._requests = before, step, requests
+        self._num_allocs = sum(request > 0 for request in requests)
+        self.num_times = 0
+
+    def __call__(self) -> None:
+        """Ask for all that the step asked for, and give it back, in its order."""
+        allocate, free = torch._C._cuda_cudaCachingAllocator_raw_alloc, torch._C._cuda_cudaCachingAllocator_raw_delete
+        addresses: list[int] = []
+        for request in self._requests:
+            if request > 0:
+                addresses.append(allocate(request, 0))
+            else:
+                free(addresses[-request - 1])
+        self.num_times += 1
+
+    @property
+    def events(self) -> list[Event]:
+        """Return those of all steps where no time needed another segment: each time the step's own, at its addresses."""
+        again = [event for event in self._step if event["action"] in _REQUESTS]
+        return [*self._before, *self._step, *self.num_times * again]
+
+    def end(self, end: tuple[int, int]) -> tuple[int, int]:
+        """Return by how many allocations and frees the last time had ended, where the step itself had by those of *end*."""
+        num_again = self.num_times * self._num_allocs
+        return end[0] + num_again, end[1] + num_again
+
+    def marks(self, marks: Sequence[tuple[int, int, int, str]]) -> list[tuple[int, int, int, str]]:
+        """Return *marks*, of which the last are the step's, with those of each time."""
+        last = [mark for mark in marks if mark[2] == marks[-1][2]]
+        again = [
+            (allocs + time * self._num_allocs, frees + time * self._num_allocs, step + time, phase)
+            for time in range(1, self.num_times + 1)
+            for allocs, frees, step, phase in last
+        ]
+        return [*marks, *again]
+
+    def notes(self, notes: Mapping[str, Iterable[tuple[int, int]]], events: Iterable[Event]) -> dict[str, list[tuple[int, int]]]:
+        """Return *notes*, and what those of the step's allocations say of the same ones each time; *events* are those of all steps."""
+        places = [event["addr"] for event in events if event["action"] == "alloc"]
+        num_before = sum(event["action"] == "alloc" for event in self._before)
+        numbers: dict[int, list[int]] = defaultdict(list)
+        for number, address in enumerate(places[: num_before + self._num_allocs], start=1):
+            numbers[address].append(number)
+        found: dict[str, list[tuple[int, int]]] = {}
+        for name, noted in notes.items():
+            found[name] = list(noted)
+            for address, num_allocs in noted:
+                of_address = numbers[address]
+                place = bisect_right(of_address, num_allocs)
+                if place and of_address[place - 1] > num_before:
+                    again = (of_address[place - 1] + time * self._num_allocs for time in range(1, self.num_times + 1))
+                    found[name] += ((places[number - 1], number) for number in again)
+        return found
+
+
+def repeated_step(events: Sequence[Event], begin: tuple[int, int]) -> RepeatedStep | None:
     """
     Return what makes the requests of a step again: those of *events* behind the first *begin* allocations and frees.
 
     None where that is not all that a step does: it keeps what it made, frees what it found, empties the cache, or uses another stream.
     """
-    num_allocs = num_frees = 0
-    requests = array("q")  # bytes to allocate; minus a number: to free the allocation with that number, 1 for the step's first
-    numbers: dict[int, int] = {}
-    num_made = 0
-    for event in events:
-        is_before = num_allocs < begin[0] or num_frees < begin[1]
-        action = event["action"]
+    first = _position(events, begin)
+    requests: list[int] = []  # bytes to allocate; minus a number: to free the allocation with that number, 1 for the step's first
+    live: dict[int, int] = {}
+    num_allocs = 0
+    for event in events[first:]:
+        action, address = event["action"], event["addr"]
+        if action in _OF_NO_STEP or event["stream"] or (action == "free_completed" and address not in live):
+            return None
         if action == "alloc":
             num_allocs += 1
-            if not is_before:
-                num_made += 1
-                numbers[event["addr"]] = num_made
-                requests.append(event["size"])
+            live[address] = num_allocs
+            requests.append(event["size"])
         elif action == "free_completed":
-            num_frees += 1
-            if not is_before:
-                number = numbers.pop(event["addr"], None)
-                if number is None:
-                    return None
-                requests.append(-number)
-        if not is_before and (action in _OF_NO_STEP or event.get("stream", 0)):
-            return None
-    if numbers or not num_made:
-        return None
-    return lambda: _ask(requests)
+            requests.append(-live.pop(address))
+    return RepeatedStep(events[:first], events[first:], requests) if requests and not live else None
 
 
-_OF_NO_STEP = ("segment_free", "segment_unmap", "oom")
-
-
-def _ask(requests: Iterable[int]) -> None:
-    allocate, free = torch._C._cuda_cudaCachingAllocator_raw_alloc, torch._C._cuda_cudaCachingAllocator_raw_delete
-    addresses: list[int] = []
-    for request in requests:
-        if request > 0:
-            addresses.append(allocate(request, 0))
-        else:
-            free(addresses[-request - 1])
+def _position(events: Sequence[Event], begin: tuple[int, int]) -> int:
+    """Return the event behind the first *begin* allocations and frees."""
+    left = {"alloc": begin[0], "free_completed": begin[1]}
+    for position, event in enumerate(events):
+        if not any(left.values()):
+            return position
+        if event["action"] in left:
+            left[event["action"]] -= 1
+    return len(events)

@@ -157,9 +157,6 @@ class RunRecord(Description):
     was_stopped: bool = False
     """Recording ended before the program did: a long one."""
 
-    num_repeated_steps: NonNegativeInt = 0
-    """The last steps, of which only the requests were made, those of the step before them: the events have none of these."""
-
     was_cut: bool = False
     """It was ended after the steps that were asked for."""
 
@@ -271,8 +268,7 @@ class RunRecord(Description):
 
         *workspace_sizes*: the bytes that libraries asked for as their workspaces.
         """
-        trace = make_trace(self.events, marks=self.marks, notes=self.notes, end=self.end, workspace_sizes=workspace_sizes)
-        return trace.with_last_step_again(self.num_repeated_steps)
+        return make_trace(self.events, marks=self.marks, notes=self.notes, end=self.end, workspace_sizes=workspace_sizes)
 
     def whole_trace(self) -> MemoryTrace:
         """Return all events, those of the step that was run once more included."""

@@ -168,31 +168,6 @@ class MemoryTrace:
         marks = tuple(Mark(*mark) for mark in told["marks"])
         return cls(rest[:count].decode(), addresses, sizes, streams, purposes=rest[25 * count :], marks=marks)
 
-    def with_last_step_again(self, num_times: int) -> MemoryTrace:
-        """Return the trace with *num_times* more of its last step, which has left nothing, at the same addresses."""
-        if not num_times:
-            return self
-        last = [mark for mark in self.marks if mark.step == self.marks[-1].step]
-        begin = last[0].position
-        places = [place for place, action in enumerate(self.actions[begin:], start=begin) if action in (ALLOC, FREE)]
-        marks = [
-            Mark(len(self.actions) + time * len(places) + bisect.bisect_left(places, mark.position), mark.step + time + 1, mark.phase)
-            for time in range(num_times)
-            for mark in last
-        ]
-
-        def longer(column: Sequence[int]) -> Sequence[int]:
-            return array("Q", [*column, *num_times * [column[place] for place in places]])
-
-        return MemoryTrace(
-            self.actions + num_times * "".join(self.actions[place] for place in places),
-            longer(self.addresses),
-            longer(self.sizes),
-            longer(self.streams),
-            purposes=self.purposes + num_times * self.purposes[self.actions[:begin].count(ALLOC) :],
-            marks=(*self.marks, *marks),
-        )
-
     def phase_at(self, position: int) -> Mark:
         """Return the mark that holds at event *position*."""
         place = bisect.bisect_right([mark.position for mark in self.marks], position)

@@ -95,6 +95,7 @@ def test_a_repeated_step_may_reserve_more(rehearser_of: RehearserOf) -> None:
     assert [step.reserved_bytes // MIB for step in repeated.steps[:4]] == [34, 48, 62, 62]
     assert repeated.steps == run.steps
     assert repeated.peak_reserved_bytes == run.peak_reserved_bytes == 62 * MIB
+    assert (repeated.trace, repeated.breakdown) == (run.trace, run.breakdown)  # its segments, marks and purposes too
 
 
 def test_a_step_that_keeps_something_is_run_whatever_it_says(rehearser_of: RehearserOf) -> None:

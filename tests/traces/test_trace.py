@@ -56,20 +56,6 @@ def test_the_peak_is_the_highest_moment() -> None:
     }
 
 
-def test_a_step_that_came_again_is_in_the_trace_as_often() -> None:
-    """Its requests and marks at the same addresses; what the allocator did about them in its first time was done."""
-    built, step = [("a", 1, 10)], [("a", 2, 20), ("S", 9, 90), ("a", 3, 30), ("f", 2, 0), ("f", 3, 0)]
-    marks = ((0, 0, 0, "build"), (1, 0, 1, "forward"), (2, 0, 1, "backward"))
-    requests = [event for event in step if event[0] != "S"]
-    later = ((3, 2, 2, "forward"), (4, 2, 2, "backward"), (5, 4, 3, "forward"), (6, 4, 3, "backward"))
-
-    once = trace([*built, *step], marks, batch_data=[(2, 2)])
-
-    of_each = [(2, 2), (2, 4), (2, 6)]
-    assert once.with_last_step_again(2) == trace([*built, *step, *requests, *requests], (*marks, *later), batch_data=of_each)
-    assert once.with_last_step_again(0) is once
-
-
 def test_a_peak_at_the_end_counts() -> None:
     """Nothing is freed behind it."""
     assert trace([("a", 1, 10), ("a", 2, 1)]).peak()[1].keys() == {1, 2}

@@ -239,6 +239,9 @@ _TOLD_OF_PROGRAMS = (
     "chosen_by_time",
     "drawn_values",
     "not_served",
+    "uncounted_workspaces",
+    "managed_memory",
+    "library_workspaces",
 )
 """What a rehearsal of the user's own program found that a plan rests on."""
 

@@ -93,7 +93,9 @@ class Configuration(NamedTuple):
     def _lacks_batch(self) -> str:
         if isinstance(self.program, FunctionProgram):
             return f"a default of {self.source} is not taken as the batch that is wanted"
-        return f"{'the command' if self.is_own_program else self.source} names no batch size"
+        if self.is_own_program:
+            return "the batch size in the command is a placeholder, without a present value"
+        return f"{self.source} names no batch size"
 
     def with_pins(self, names: Iterable[str]) -> Configuration:
         """Return a copy in which what is pinned is not assumed."""

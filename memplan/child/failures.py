@@ -16,7 +16,7 @@ class MistakeError(Exception):
     """What was asked for does not go with the program: the user's to put right, and nothing of the program's own."""
 
 
-_NO_ENGINE = "was unable to find an engine to execute this computation"
+NO_ENGINE = "was unable to find an engine to execute this computation"
 """What PyTorch says where none of cuDNN's engines runs, also for want of the memory that each asks for (Conv_v8.cpp)."""
 
 
@@ -26,10 +26,10 @@ _STANDARD, _PACKAGES = (f"{sysconfig.get_path(name)}{os.sep}" for name in ("stdl
 
 def failure_of(error: BaseException, *, has_run_out: bool = False) -> dict[str, Any]:
     """Return what is told of *error*: the fields of the parent's ``Failure``, but for the phase. *has_run_out*: the GPU was full before."""
-    is_for_want = is_out_of_memory(error) or (has_run_out and _NO_ENGINE in str(error))
+    is_for_want = is_out_of_memory(error) or (has_run_out and NO_ENGINE in str(error))
     kind = "mistake" if isinstance(error, MistakeError) else "out_of_memory" if is_for_want else "error"
     said = str(error).split("\nException raised from ")[0]  # and from where in PyTorch's own libraries
-    message = f"{type(error).__name__}: {said}" if kind == "error" else said
+    message = f"{type(error).__name__}: {said or _line_of(error)}" if kind == "error" else said
     return {"kind": kind, "message": message, "place": place_of(error), "is_chosen": is_chosen(error)}
 
 
@@ -67,6 +67,12 @@ def place_of(error: BaseException) -> str | None:
     found = [frame for frame in traceback.extract_tb(error.__traceback__) if not is_own(frame.filename)]
     place = next((frame for frame in reversed(found) if not _is_standard(frame.filename)), found[-1] if found else None)
     return f"{place.filename}:{place.lineno}" if place else None
+
+
+def _line_of(error: BaseException) -> str:
+    """Return the line that raised *error*, as what an `assert` without words says."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return frames[-1].line or "" if frames else ""
 
 
 def _is_standard(filename: str) -> bool:

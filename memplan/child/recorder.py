@@ -8,6 +8,7 @@ What the notes mean is worked out by whoever reads the record (`execution/run_re
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import os
 import random
@@ -29,6 +30,7 @@ from memplan.child.compilers import Compilers
 from memplan.child.copied_masks import note_masks
 from memplan.child.device_reads import Reads, is_simulated
 from memplan.child.evaluations import Evaluations
+from memplan.child.failures import NO_ENGINE
 from memplan.child.habits import habits_asked_for
 from memplan.child.host_values import HostValues
 from memplan.child.not_captured import capture_nothing
@@ -415,15 +417,37 @@ class Recorder:
             return
         if self.out_of_memory is None and self._is_recording:
             self._tensors.note_what_lasts()  # no step ends here that would
-        self.out_of_memory = self.out_of_memory or {
+        place = place_in(sys._getframe())  # of the main thread where it is one of autograd's, without frames of the program
+        message = f"tried to allocate {asked} bytes with {free} bytes free"
+        self.out_of_memory = self.out_of_memory or self._out_of_memory(asked, free, message=message, place=place)
+
+    def _out_of_memory(self, asked: int, free: int, *, message: str, place: str | None) -> dict[str, Any]:
+        return {
             "requested_bytes": asked,
             "free_bytes": free,
             "step": self._step,
             "phase": self._phase,
-            "place": place_in(sys._getframe()),  # of the main thread where it is one of autograd's, without frames of the program
-            "message": f"tried to allocate {asked} bytes with {free} bytes free",
+            "place": place,
+            "message": message,
             "batch_size": self.batches.last_size,
         }
+
+    def note_failure(self, error: BaseException) -> None:
+        """
+        Note that memory ran out where *error* says that none of cuDNN's engines runs, and what they want is not free.
+
+        Under `torch.backends.cudnn.benchmark` PyTorch leaves out those that need more than is free, without asking for it (Conv_v8.cpp).
+        """
+        if not self.is_on or self.out_of_memory is not None or NO_ENGINE not in str(error) or not is_simulated():
+            return
+        largest_workspace = ctypes.CDLL(None).memplan_largest_workspace
+        largest_workspace.restype = ctypes.c_size_t
+        given_back = torch.cuda.max_memory_reserved(self._device) - torch.cuda.memory_reserved(
+            self._device
+        )  # as PyTorch does behind trials
+        asked, free = int(largest_workspace()), max(0, torch.cuda.mem_get_info(self._device)[0] - given_back)
+        if asked > free:
+            self.out_of_memory = self._out_of_memory(asked, free, message=str(error).splitlines()[0], place=None)
 
     def _where(self) -> str:
         if self._phase == EVALUATION:

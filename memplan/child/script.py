@@ -378,6 +378,7 @@ class Script:
         error = self._last_error
         failure = None
         if error is not None and not isinstance(error, (KeyboardInterrupt, SystemExit)):
+            self._recorder.note_failure(error)
             failure = failure_of(answered_by(error), has_run_out=self._recorder.out_of_memory is not None)
         record = self._recorder.result(failure) | {
             "pid": self._process,

@@ -180,6 +180,7 @@ def _check_values(build: Build, values: dict[str, Any], function: str) -> None:
 
 def _told(error: Exception, recorder: Recorder) -> dict[str, Any]:
     """Return what is told of *error*; that of the program is printed as Python would, for the last words."""
+    recorder.note_failure(error)
     failure = failure_of(error, has_run_out=recorder.out_of_memory is not None)
     if failure["kind"] == "error":
         traceback.print_exc()

@@ -64,8 +64,10 @@ def parse_config_file(path: Path, data: bytes) -> ConfigFile:
 
 
 def settings_of(file: ConfigFile) -> Any:
-    """Return what *file* holds, as `to_python`; of source code only what it sets, and no arguments of functions."""
-    return file.to_python(with_arguments=False) if isinstance(file, FlatFile) else file.to_python()
+    """Return what *file* holds as a program takes it: of source code no arguments of functions, of a repeated key the last."""
+    if isinstance(file, FlatFile):
+        return file.to_python(with_arguments=False)
+    return file.to_python(may_repeat_keys=True) if isinstance(file, YamlFile) else file.to_python()
 
 
 def _format_of(path: Path) -> type[YamlFile | FlatFile]:

@@ -190,17 +190,18 @@ class YamlFile:
         """Return every key that stands twice in one mapping, wherever that is."""
         return [duplicate for document in self.documents for duplicate in _duplicates(document)]
 
-    def to_python(self) -> Any:
+    def to_python(self, *, may_repeat_keys: bool = False) -> Any:
         """
         Return the only document as dicts, lists and scalars.
 
-        Raises ConfigError for duplicate keys, keys that are not scalars, and several documents.
+        Raises ConfigError for keys that are not scalars, several documents, and duplicate keys unless *may_repeat_keys*: then the last one
+        counts, as PyYAML has it.
         """
         if not self.documents:
             return None
         if len(self.documents) > 1:
             raise ConfigError(f"holds {len(self.documents)} documents", file=self.path, hint="keep one")
-        for duplicate in self.duplicate_keys():
+        for duplicate in [] if may_repeat_keys else self.duplicate_keys():
             problem = f"`{duplicate.key}` is set here and in line {duplicate.first_line}"
             raise ConfigError(problem, file=self.path, line=duplicate.line, hint="keep one of them")
         sum(1 for _ in self._flatten())  # refuses aliases that multiply without end

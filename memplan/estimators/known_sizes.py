@@ -64,6 +64,7 @@ class KnownSizes:
         self._not_kept: set[tuple[str, int]] = set()
         self._failures: dict[str, dict[int, _Failure]] = {}  # by family and size
         self._killed: dict[str, set[int]] = {}  # sizes that the system ended, by family
+        self._have_run: set[str] = set()  # families, whatever their programs have read since: a cache that each run writes changes
         self._made_ns = time.time_ns()
 
     # the files that are read
@@ -127,7 +128,8 @@ class KnownSizes:
             return SizeRefusedError(text, hint="rehearse it on a machine with more memory", is_limit=True)
         failures[step.micro_batch_size] = _Failure(message, text, hint, begin_ns)
         alike = sorted(size for size, failure in failures.items() if failure.message == message)
-        if not self._runs_of(step) and len(alike) >= (NUM_ALIKE_OF_VALUES if _OF_VALUES.search(message) else NUM_ALIKE):
+        has_run = step.family in self._have_run or bool(self._runs_of(step))
+        if not has_run and len(alike) >= (NUM_ALIKE_OF_VALUES if _OF_VALUES.search(message) else NUM_ALIKE):
             sizes = " and ".join([", ".join(map(str, alike[:-1])), str(alike[-1])])
             return NotRehearsedError(f"{where}with micro-batches of {sizes} alike, {message}", hint=hint)
         self._keep_failures(step)
@@ -149,6 +151,7 @@ class KnownSizes:
         there are no more samples.
         """
         assert found.trace is not None
+        self._have_run.add(step.family)
         requests = requests_of(found.trace)
         digest = hashlib.sha256(f"{requests.sequence} {list(requests.sizes)}".encode()).hexdigest()[:16]
         self._compare(step, "micro_batch_size", step.micro_batch_size, digest, num_samples=max(found.trained_batch_sizes, default=None))

@@ -362,7 +362,7 @@ def _is_decided_by_data(record: RunRecord) -> bool:
 def _workspaces(log: DeviceLog, *, tries_convolutions: bool) -> Iterator[Finding]:
     if log.has_unknown_attention:
         yield Finding(
-            kind="library_workspaces",
+            kind="uncounted_workspaces",
             message="cuDNN computes attention here: what PyTorch allocates for it is counted, what its kernels may ask for on top is not "
             "known (`torch.backends.cuda.enable_cudnn_sdp(False)` takes another kernel, which is counted whole)",
         )
@@ -381,7 +381,7 @@ def _workspaces(log: DeviceLog, *, tries_convolutions: bool) -> Iterator[Finding
         )
     if tries_convolutions and "convolution" in log.workspaces:
         yield Finding(
-            kind="library_workspaces",
+            kind="uncounted_workspaces",
             message="`torch.backends.cudnn.benchmark` has cuDNN try kernels with larger workspaces in the first step: what they take is "
             "not known, and not counted (on an H100 filters' gradients took 2.6 times the allowance's copies in the median, 13 times in "
             "one of ten)",

@@ -138,7 +138,7 @@ class Finding(Description):
         "checkpointing_without_effect", "parameters_without_gradient", "wide_tensors", "growth", "library_workspaces", "device_values",
         "guessed_sizes", "unrecorded_peak", "not_served", "batch_shapes", "epoch_shapes", "cached_shapes", "peak_before_steps",
         "peak_before_state", "chosen_by_time", "nothing_walked", "drawn_values", "skipped_weights", "missing_weights", "varying_steps",
-        "signal_at_exit", "dropped_gradients", "missing_gpu", "managed_memory",
+        "signal_at_exit", "dropped_gradients", "missing_gpu", "managed_memory", "uncounted_workspaces",
     ]  # fmt: skip
     """Which kind of finding."""
 

@@ -131,7 +131,9 @@ def _definition_of(file: Path, function: str) -> ast.FunctionDef:
     functions = {node.name: node for node in reversed(list(ast.walk(tree))) if isinstance(node, ast.FunctionDef)}
     if function not in functions:
         near = did_you_mean(function, frozenset(functions))
-        raise UsageError(f"{file} defines no function {function}{near}", hint="name the file in which it is defined")
+        own = ", ".join(node.name for node in tree.body if isinstance(node, ast.FunctionDef) and not node.name.startswith("_"))
+        hint = f"it defines {own}: `{file}:NAME`" if own else "name the file in which it is defined"
+        raise UsageError(f"{file} defines no function {function}{near}", hint=hint)
     return functions[function]
 
 

@@ -7,6 +7,7 @@ whose keys stand below `data`. An option of a key's name (`--data.batch_size 64`
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -83,20 +84,36 @@ def fields_of_sources(words: Sequence[str]) -> list[str]:
     """
     script, shell = run_script(words), shell_script(words)
     sources = [script.path, *map(Path, sorted(_python_files_given(words)))] if script is not None else []
-    imported = [path for source in sources for path in (source, *imported_files(source))]
-    found = (_fields_of(path) for path in ([shell] if shell is not None else []) + imported if _may_be_configuration(path))
-    return next(filter(None, found), [])
+    own = [shell, *sources] if shell is not None else sources
+    found = [_fields_of(path) for path in own if _may_be_configuration(path)]
+    imported = (path for source in sources for path in imported_files(source) if _may_be_configuration(path))
+    return next(filter(None, itertools.chain(found, map(_fields_of_imported, imported))), [])
+
+
+def _fields_of_imported(path: Path) -> list[str]:
+    """Return what `_fields_of` does of a module that a script imports, but for what a class sets of its instances: there may be none."""
+    fields = _fields_of(path)
+    return [] if any(".self." in field for field in fields) else fields
 
 
 def _fields_of(path: Path) -> list[str]:
     """Return where *path* holds the batch and the accumulation, each where that is certain; what is computed is a use of it."""
     fields = list[str]()
     with suppress(ConfigError):
-        config = ComposedConfig(str(path), _written_out(load_config_file(path).to_python()), [Part(path)], {}, in_command="")
+        values = _written_out(load_config_file(path).to_python())
+        config = ComposedConfig(str(path), values, [Part(path)], {}, in_command="")
         for variable in KEYS_OF:
             with suppress(UsageError):
-                fields += config.fields([variable])
+                fields += (field for field in config.fields([variable]) if _is_count(values, field.rpartition(":")[2]))
     return fields if any(field.startswith("micro_batch_size=") for field in fields) else []
+
+
+def _is_count(values: Mapping[str, object], key: str) -> bool:
+    """Say whether *values* have a number from 1 on at *key*: 0 is how some programs say that nothing is accumulated."""
+    found: object = values
+    for name in key.split("."):
+        found = found.get(name) if isinstance(found, Mapping) else None
+    return isinstance(found, int) and found >= 1
 
 
 def _written_out(values: dict[str, object]) -> dict[str, object]:
@@ -114,7 +131,7 @@ def unreadable_in(words: Sequence[str]) -> ConfigError | None:
     for option in _options(words):
         try:
             if _may_be_configuration(path := Path(option.value)):
-                load_config_file(path)
+                settings_of(load_config_file(path))
         except ConfigError as error:
             return error
     return None

@@ -19,6 +19,8 @@ from memplan.workload.workload import Workload
 METHOD_NOTES = {
     "analytic": f"formulas; checked against their upper bound, which held for {HELD_OUT_COVERAGE:.0%} of test rehearsals",
     "rehearsed": "real PyTorch on a simulated GPU: exact except the CUDA context; checked against its upper bound",
+    "rehearsed with allowances": "real PyTorch on a simulated GPU: exact except the CUDA context and workspaces that libraries choose; "
+    "checked against its upper bound",
     "modelled": "memplan's own model of it in real PyTorch on a simulated GPU: near what the program takes, not exact",
     "measured": "the step was run on the GPU itself, at each size that was tried",
     "guide": "the guide's rule of thumb, for comparison",
@@ -137,7 +139,17 @@ _STRATEGIES: dict[Strategy, str] = {
 
 
 def _note_of(plan: Plan) -> str:
-    return "modelled" if plan.method == "rehearsed" and plan.budget.model_error else plan.method
+    """Return which of METHOD_NOTES is true of *plan*."""
+    if plan.method != "rehearsed":
+        return plan.method
+    if plan.budget.model_error:
+        return "modelled"
+    estimates = (stage.estimate for stage in plan.stages)
+    kinds = {finding.kind for estimate in estimates if isinstance(estimate, Rehearsal) for finding in estimate.findings}
+    return "rehearsed with allowances" if kinds & _CHOSEN_ON_THE_GPU else plan.method
+
+
+_CHOSEN_ON_THE_GPU = {"library_workspaces", "uncounted_workspaces"}
 
 
 def _gpus(program: Program) -> str:

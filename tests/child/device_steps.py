@@ -606,6 +606,14 @@ def convolution(device, is_channels_last=False, is_trained=True, dtype="float32"
     return step
 
 
+def wide_convolution(device):
+    """A convolution of 40 images of 64 x 224 x 224 to as many channels, whose kernels are tried."""
+    torch.backends.cudnn.benchmark = True
+    layer = nn.Conv2d(64, 64, 3, padding=1, device=device)
+    batch = torch.randn(40, 64, 224, 224, device=device, requires_grad=True)
+    return lambda: layer(batch).relu().sum().backward()
+
+
 def optimizer(device, name, **options):
     """A layer of 1024 x 1024 under an optimizer of torch.optim."""
     layer = nn.Linear(1024, 1024, bias=False, device=device)

@@ -1,5 +1,8 @@
 """A failure: what is told of it, and whether the program itself chose to end."""
 
+import runpy
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -42,6 +45,17 @@ def test_a_failure_is_told_with_its_type_and_place() -> None:
     assert failure_of(error) == {"kind": "error", "message": "ValueError: diverged", "place": "program.py:2", "is_chosen": True}
     assert failure_of(MistakeError("no such function"))["message"] == "no such function"
     assert failure_of(torch.OutOfMemoryError("out"))["kind"] == "out_of_memory"
+
+
+def test_an_assertion_without_words_is_told_by_its_line(tmp_path: Path) -> None:
+    """What did not hold is in it."""
+    file = tmp_path / "queue.py"
+    file.write_text("size = 65\nassert 64 % size == 0\n")
+
+    with pytest.raises(AssertionError) as raised:
+        runpy.run_path(str(file))
+
+    assert failure_of(raised.value)["message"] == "AssertionError: assert 64 % size == 0"
 
 
 def test_what_pythons_library_raises_is_told_where_it_was_called() -> None:

@@ -144,6 +144,34 @@ def test_a_function_fills_each_gpu(run_memplan: Run, torch_build: TorchBuild, pr
     assert 1 < sizes[0] < sizes[1]
 
 
+CONVOLVES = """
+import sys, torch
+from torch import nn
+torch.backends.cudnn.benchmark = True
+model = nn.Sequential(nn.Conv2d(3, 64, 3, padding=1), nn.ReLU(), nn.Conv2d(64, 64, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten()).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(4):
+    model(torch.randn(int(sys.argv[1]), 3, 224, 224).cuda()).square().mean().backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.heavy
+def test_a_plan_says_what_of_a_convolving_program_is_not_exact(run_memplan: Run, torch_build: TorchBuild, tmp_path: Path) -> None:
+    """As its rehearsal does; a size that finds no kernel for want of memory is one that does not fit, and not one that is refused."""
+    (tmp_path / "train.py").write_text(CONVOLVES)
+
+    result = run_memplan("--gpu", "t4", "--", sys.executable, "train.py", "{micro_batch_size}", cwd=tmp_path)
+
+    report = " ".join(result.stdout.split())
+    assert "exact except the CUDA context and workspaces that libraries choose" in report
+    assert "an allowance is counted (convolution up to" in report
+    assert "`torch.backends.cudnn.benchmark` has cuDNN try kernels" in report
+    assert "would be" in report
+    assert "over the budget" in report
+    assert "the batch size in the command is a placeholder, without a present value" in report
+
+
 GRAPHS = """
 import sys, torch
 from torch import nn

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import memplan
-from memplan.errors import NotRehearsedError, UsageError
+from memplan.errors import NotRehearsedError, SizeRefusedError, UsageError
 from memplan.estimators.rehearsal_cache import RehearsalCache
 from memplan.estimators.rehearsed import RehearsedEstimator
 from memplan.hardware.gpu import GpuSpec
@@ -61,6 +61,37 @@ def test_a_program_that_never_runs_is_told_so(torch_build: TorchBuild, gpu: GpuS
     ):
         with pytest.raises(NotRehearsedError, match=f"with micro-batches of {said}"):
             planned(program, gpu)
+
+
+DIVIDES = """
+import sys, time, torch
+batch, steps = int(sys.argv[1]), 8 // int(sys.argv[1])
+open(sys.argv[2]).read()
+model = torch.nn.Linear(256, 256).cuda()
+update = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(3):
+    for _ in range(8 // steps):
+        model(torch.zeros(batch, 256).cuda()).square().sum().backward()
+    update.step()
+"""
+
+
+@pytest.mark.heavy
+def test_a_size_is_refused_where_another_has_run_whatever_the_program_reads_anew(
+    torch_build: TorchBuild, gpu: GpuSpec, tmp_path: Path
+) -> None:
+    """As a cache that each run writes: four sizes that fail alike do not say that it never runs."""
+    script, kept = tmp_path / "train.py", tmp_path / "kept.txt"
+    script.write_text(DIVIDES)
+    kept.write_text("0")
+    program = command_program([sys.executable, str(script), "{micro_batch_size}", str(kept)])
+    estimator = RehearsedEstimator(RehearsalCache(tmp_path / "cache"), is_slow=True)
+    estimator(program.with_training(micro_batch_size=4), gpu, None)
+
+    for size in (9, 12, 18, 27, 40):
+        kept.write_text(str(size))
+        with pytest.raises(SizeRefusedError, match=f"with a micro-batch of {size} .*ZeroDivisionError"):
+            estimator(program.with_training(micro_batch_size=size), gpu, None)
 
 
 A_THIRD = """

@@ -120,6 +120,16 @@ def test_what_is_not_there_is_one_clear_error(source: Path, monkeypatch: pytest.
         function_program(name)
 
 
+def test_the_functions_of_the_file_are_named_where_none_has_the_name(source: Path) -> None:
+    """One that begins with an underscore is its own affair."""
+    source.write_text("def make(device): ...\ndef _inner(): ...\nasync def later(): ...\n")
+
+    with pytest.raises(UsageError, match="defines no function build") as raised:
+        function_program(f"{source}:build")
+
+    assert raised.value.hint == f"it defines make: `{source}:NAME`"
+
+
 def test_a_variable_that_is_not_there_is_named(source: Path) -> None:
     """With the one that was probably meant."""
     with pytest.raises(UsageError, match="no variable sequ: did you mean seq"):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from memplan.errors import UsageError
+from memplan.errors import EditRefusedError, UsageError
 from memplan.programs.named_files import composed_by_words, fields_of_sources, unreadable_in, variables_in
 
 ARGUMENTS = "def plot(batch_size=4): ...\nrun(batch_size=2)\n"
@@ -21,6 +21,7 @@ FILES = {
     "config.json": '{"train": {"batch_size": 12}}',
     "broken.yaml": "a: [\n",
     "twice.yaml": "batch_size: 1\nbatch_size: 2\n",
+    "another_twice.yaml": "lr: 1.0\nbatch_size: 16\nlr: 2.0\n",
     "words.yaml": "batch_size: auto\n",
     "commented.json": '{\n  "loader": {"dataloader_batch_size": 8}  // samples\n}\n',
     "device.yaml": "device_batch_size: 8\n",
@@ -41,6 +42,9 @@ FILES = {
     "two_uses.yaml": "batch_size: {train: 32, val: 16}\nloader: {batch_size: 8}\n",
     "two_sizes.py": "def a(batch_size=1): ...\ndef b(batch_size=2): ...\n",
     "text.py": "print 2\n",
+    "library.py": "class Loader:\n    def __init__(self):\n        self.batch_size = 1\n",
+    "uses_library.py": "from library import Loader\n",
+    "never.py": "BATCH_SIZE = 16\nACCUMULATION_STEPS = 0\n",
 }
 
 
@@ -81,7 +85,7 @@ def found(command: str) -> list[str]:
             ],
         ),
         ("main.py fit --data data.yaml", ["micro_batch_size=data.yaml:init_args.batch_size"]),
-        ("main.py fit --data data.yaml broken.yaml twice.yaml missing.yaml", ["micro_batch_size=data.yaml:init_args.batch_size"]),
+        ("main.py fit --data data.yaml broken.yaml missing.yaml", ["micro_batch_size=data.yaml:init_args.batch_size"]),
         ("train.py words.yaml", []),
         ("train.py device.yaml", ["micro_batch_size=device.yaml:device_batch_size"]),
         ("train.py", []),
@@ -101,6 +105,7 @@ def found(command: str) -> list[str]:
         ("train.py two_uses.yaml", ["micro_batch_size=two_uses.yaml:batch_size.train"]),
         ("train.py uses.py", ["micro_batch_size=uses.py:SIZE"]),
         ("bash start.sh", []),
+        ("train.py another_twice.yaml", ["micro_batch_size=another_twice.yaml:batch_size"]),
     ],
 )
 def test_the_last_file_that_has_the_key_holds_it(command: str, fields: list[str]) -> None:
@@ -131,6 +136,12 @@ def test_what_is_not_certain_is_not_guessed(command: str, problem: str) -> None:
 
     assert raised.value.hint is not None
     assert "micro_batch_size" in raised.value.hint
+
+
+def test_a_batch_that_is_set_twice_in_its_file_is_not_written() -> None:
+    """Programs take the last one of such keys; a reader may take the first."""
+    with pytest.raises(EditRefusedError, match="`batch_size` stands 2 times"):
+        found("train.py twice.yaml")
 
 
 @pytest.mark.parametrize(
@@ -171,6 +182,9 @@ def test_a_file_that_is_no_configuration_is_told_with_why() -> None:
         ("python divided.py", ["micro_batch_size=divided.py:batch_size"]),
         ("python text.py", []),
         ("python missing.py", []),
+        ("python library.py", ["micro_batch_size=library.py:Loader.__init__.self.batch_size"]),
+        ("python uses_library.py", []),  # it may make none
+        ("python never.py", ["micro_batch_size=never.py:BATCH_SIZE"]),  # where 0 is not to accumulate
     ],
 )
 def test_a_size_that_the_script_itself_holds_is_told(command: str, fields: list[str]) -> None:

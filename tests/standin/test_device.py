@@ -139,7 +139,7 @@ def test_memory_given_back_can_be_taken_again(device: Device, settings: str) -> 
 
 def test_the_allocator_gives_its_cache_back_before_it_fails(device: Device) -> None:
     """30, 50 and 80 MiB of which the program lets go, and the allocator does not: it has to try again, and can."""
-    seen = device.run("takes", sizes=[30 * MIB, 50 * MIB, 80 * MIB], lets_go=True, memory_bytes=90 * MIB, steps=1)
+    seen = device.run("takes", sizes=[30 * MIB, 50 * MIB, 80 * MIB], lets_go=True, memory_bytes=2560 * MIB, steps=1)
 
     assert (seen.out_of_memory, seen.verdict) == (None, "tight")
     assert seen.num_alloc_retries == 1  # 30 and 50 fit side by side, 80 takes the place of both
@@ -469,6 +469,16 @@ def test_a_convolution_is_allowed_copies_of_its_tensors(
     assert allowed.peak_allocated_bytes - bare.peak_allocated_bytes == allowance
     assert bool(allowed.findings) == bool(allowance)
     assert bare.findings == ()
+
+
+def test_no_room_for_a_kernels_workspace_is_want_of_memory(device: Device) -> None:
+    """Where cuDNN tries its kernels, PyTorch leaves out those whose workspace is not free, and asks for none of it."""
+    full = device.run("wide_convolution", workspaces=True, memory_bytes=2560 * MIB, steps=1)
+
+    assert full.verdict == "does_not_fit"
+    assert full.out_of_memory is not None
+    assert "find an engine" in full.out_of_memory.message
+    assert full.out_of_memory.requested_bytes > full.out_of_memory.free_bytes
 
 
 def test_that_cudnn_tries_its_kernels_is_told(device: Device) -> None:

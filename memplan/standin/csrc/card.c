@@ -252,8 +252,12 @@ int not_served(const char *call, int code) {
     return code;
 }
 /* An odd number of bytes, which no tensor of numbers has and which takes the same block: so what was allocated for it is found again. */
+static size_t largest_workspace;
+
+size_t memplan_largest_workspace(void) { return largest_workspace; } /* the most bytes that a library was said to want */
+
 size_t library_workspace(const char *kind, size_t allowance) {
-    static size_t told[256], largest;
+    static size_t told[256];
     static unsigned num_told;
     const char *wanted = getenv("MEMPLAN_WORKSPACES");
     if (!wanted || *wanted != '1' || !allowance) return 0;
@@ -262,8 +266,8 @@ size_t library_workspace(const char *kind, size_t allowance) {
         if (told[i] == allowance) return allowance;
     int has_room = num_told < sizeof told / sizeof *told;
     if (has_room) told[num_told++] = allowance;
-    if (has_room || allowance > largest) tell_parent("workspace", kind, allowance);
-    if (allowance > largest) largest = allowance;
+    if (has_room || allowance > largest_workspace) tell_parent("workspace", kind, allowance);
+    if (allowance > largest_workspace) largest_workspace = allowance;
     return allowance;
 }
 void library_unknown(const char *kind) {

@@ -16,7 +16,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from itertools import pairwise
+from itertools import compress, pairwise
 from pathlib import Path
 from typing import Any, cast
 
@@ -42,7 +42,7 @@ from memplan.child.repeated_step import Event, RepeatedStep, repeated_step
 from memplan.child.tensor_notes import TensorNotes, is_compiled
 from memplan.child.tensor_types import TypeRecorder
 from memplan.child.tracked_objects import without_collections
-from memplan.traces.trace import ACTIONS, BUILD, EVALUATION, evaluation_before, events_of
+from memplan.traces.trace import ACTIONS, ALLOC, BUILD, EVALUATION, evaluation_before, events_of
 
 MOST_EVENTS = 10_000_000
 MOST_RECORDED = 600_000
@@ -246,7 +246,13 @@ class Recorder:
         found = repeated_step(events, begin)
         if found is not None:
             self._repeated, self._ends_at, self._segments = found, self._counts(), self._segment_counts()
+            self._restart_history()
         return found
+
+    def _restart_history(self) -> None:
+        """Forget the events so far."""
+        torch.cuda.memory._record_memory_history(enabled=None)
+        torch.cuda.memory._record_memory_history(context=None, max_entries=MOST_EVENTS)
 
     def _segment_counts(self) -> list[int]:
         """Return what changes where the allocator takes memory from the device, or gives some back."""
@@ -473,20 +479,26 @@ class Recorder:
         workspaces: set[tuple[int, int]] = set()
         was_stopped = not self._is_recording and self._repeated is None
         has_other_segments = self._repeated is not None and self._segments != self._segment_counts()
-        if self._is_recording or has_other_segments:
+        if self._is_recording:
             self._events, workspaces, self._ends_at = self._stop_history(clear=True)
+        elif self._repeated is not None and self._ends_at is not None and has_other_segments:
+            again, workspaces, ends_at = self._stop_history(clear=True, frees=self._counts()[1] - self._ends_at[1])
+            self._events, self._ends_at = [*self._repeated.events, *again], ends_at
         elif self._ends_at is not None:  # of a long program, or of steps that were repeated, events ended while its workspaces were in use
-            torch.cuda.memory._record_memory_history(enabled=None)
-            torch.cuda.memory._record_memory_history(context=None, max_entries=MOST_EVENTS)
+            self._restart_history()
             _, given_back, _ = self._stop_history(clear=True, frees=0)
             workspaces = {(address, self._ends_at[0]) for address, _ in given_back}
+            self._events = self._events if self._repeated is None else self._repeated.events
         events, self._events = self._events, ()
         workspaces |= self._buckets_in(events) | self._given_back
-        notes, marks = self._tensors.in_all(workspaces), self.marks
+        told, notes, marks = columns(events), self._tensors.in_all(workspaces), self.marks
         if self._repeated is not None and self._ends_at is not None:
             if not has_other_segments:
-                events, self._ends_at = self._repeated.events, self._repeated.end(self._ends_at)
-            notes, marks = self._repeated.notes(notes, events), self._repeated.marks(marks)
+                own = columns(self._repeated.request_events)
+                told = {name: column + self._repeated.num_times * own[name] for name, column in told.items()}
+                self._ends_at = self._repeated.end(self._ends_at)
+            places = list(compress(told["addresses"], map(ALLOC.__eq__, told["actions"])))
+            notes, marks = self._repeated.notes(notes, places), self._repeated.marks(marks)
         free, reserved = torch.cuda.mem_get_info(self._device)[0], torch.cuda.memory_reserved(self._device)
         return {
             "gpu_name": torch.cuda.get_device_properties(self._device).name,
@@ -499,7 +511,7 @@ class Recorder:
             "reserved_bytes": reserved,
             "outside_bytes": max(0, self._free_at_first - free - reserved),  # what libraries took besides, and kernels as they were loaded
             "num_alloc_retries": self._num_retries() if self._retries is None else self._retries,
-            "events": columns(events),
+            "events": told,
             "end": self._ends_at if was_stopped else self._types_from or self._ends_at,
             "was_stopped": was_stopped,
             "marks": marks,

@@ -54,9 +54,13 @@ class RepeatedStep:
 
     @property
     def events(self) -> list[Event]:
-        """Return those of all steps where no time needed another segment: each time the step's own, at its addresses."""
-        again = [event for event in self._step if event["action"] in _REQUESTS]
-        return [*self._before, *self._step, *self.num_times * again]
+        """Return those of the step and of what was before it."""
+        return [*self._before, *self._step]
+
+    @property
+    def request_events(self) -> list[Event]:
+        """Return those of the step that come again each time, at the same addresses where no time needs another segment."""
+        return [event for event in self._step if event["action"] in _REQUESTS]
 
     def end(self, end: tuple[int, int]) -> tuple[int, int]:
         """Return by how many allocations and frees the last time had ended, where the step itself had by those of *end*."""
@@ -73,9 +77,8 @@ class RepeatedStep:
         ]
         return [*marks, *again]
 
-    def notes(self, notes: Mapping[str, Iterable[tuple[int, int]]], events: Iterable[Event]) -> dict[str, list[tuple[int, int]]]:
-        """Return *notes*, and what those of the step's allocations say of the same ones each time; *events* are those of all steps."""
-        places = [event["addr"] for event in events if event["action"] == "alloc"]
+    def notes(self, notes: Mapping[str, Iterable[tuple[int, int]]], places: Sequence[int]) -> dict[str, list[tuple[int, int]]]:
+        """Return *notes*, and what those of the step's allocations say of the same ones each time; *places* are the addresses of all."""
         num_before = sum(event["action"] == "alloc" for event in self._before)
         numbers: dict[int, list[int]] = defaultdict(list)
         for number, address in enumerate(places[: num_before + self._num_allocs], start=1):

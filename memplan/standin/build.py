@@ -10,6 +10,7 @@ import hashlib
 import platform
 import re
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from memplan.hardware.cache_dir import default_cache
@@ -127,12 +128,17 @@ def _compile_all(torch: TorchBuild, compiler: str, folder: Path) -> None:
         RUNTIME: "".join(map(_runtime_stub, sorted(runtime_functions(callers) - served[RUNTIME]))),
         DRIVER: "".join(map(_driver_stub, sorted(_driver_functions(torch, callers) - served[DRIVER]))),
     }
-    for library, paths in sources.items():
-        if library in stubs:
-            path = folder / f"{library}.stubs.c"
-            path.write_text('#include "card.h"\n' + stubs[library], encoding="utf-8")
-            paths.append(path)
-        _compile(torch, compiler, folder / library, paths, soname=_soname(torch, library))
+    for library, text in stubs.items():
+        path = folder / f"{library}.stubs.c"
+        path.write_text('#include "card.h"\n' + text, encoding="utf-8")
+        sources[library].append(path)
+    with ThreadPoolExecutor() as pool:
+        compiling = [
+            pool.submit(_compile, torch, compiler, folder / library, paths, soname=_soname(torch, library))
+            for library, paths in sources.items()
+        ]
+        for each in compiling:
+            each.result()
     (folder / "libcuda.so").symlink_to(DRIVER)  # the name that Triton links with
 
 

@@ -106,8 +106,8 @@ def repeated_step(events: Sequence[Event], begin: tuple[int, int]) -> RepeatedSt
     live: dict[int, int] = {}
     num_allocs = 0
     for event in events[first:]:
-        action, address = event["action"], event["addr"]
-        if action in _OF_NO_STEP or event["stream"] or (action == "free_completed" and address not in live):
+        action, address = event["action"], event.get("addr", 0)
+        if action in _OF_NO_STEP or event.get("stream", 0) or (action == "free_completed" and address not in live):
             return None
         if action == "alloc":
             num_allocs += 1

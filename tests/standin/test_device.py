@@ -139,7 +139,7 @@ def test_memory_given_back_can_be_taken_again(device: Device, settings: str) -> 
 
 def test_the_allocator_gives_its_cache_back_before_it_fails(device: Device) -> None:
     """30, 50 and 80 MiB of which the program lets go, and the allocator does not: it has to try again, and can."""
-    seen = device.run("takes", sizes=[30 * MIB, 50 * MIB, 80 * MIB], lets_go=True, memory_bytes=2560 * MIB, steps=1)
+    seen = device.run("takes", sizes=[30 * MIB, 50 * MIB, 80 * MIB], lets_go=True, memory_bytes=90 * MIB, steps=1)
 
     assert (seen.out_of_memory, seen.verdict) == (None, "tight")
     assert seen.num_alloc_retries == 1  # 30 and 50 fit side by side, 80 takes the place of both

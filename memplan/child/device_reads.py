@@ -346,6 +346,15 @@ def is_simulated() -> bool:
     return _device() is not None
 
 
+def counted_bytes(name: str) -> int:
+    """Return the bytes that the simulated GPU has counted under *name*, one of its functions; 0 on a real device."""
+    if not is_simulated():
+        return 0
+    count = getattr(ctypes.CDLL(None), name)
+    count.restype = ctypes.c_size_t
+    return int(count())
+
+
 def _device() -> Any:
     """Return the function of the simulated GPU that takes a reader; None on a real device."""
     try:

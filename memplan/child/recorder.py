@@ -8,7 +8,6 @@ What the notes mean is worked out by whoever reads the record (`execution/run_re
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import os
 import random
@@ -28,7 +27,7 @@ from memplan.child.assumed_values import Variant
 from memplan.child.batches import Batches
 from memplan.child.compilers import Compilers
 from memplan.child.copied_masks import note_masks
-from memplan.child.device_reads import Reads, is_simulated
+from memplan.child.device_reads import Reads, counted_bytes, is_simulated
 from memplan.child.evaluations import Evaluations
 from memplan.child.failures import NO_ENGINE
 from memplan.child.habits import habits_asked_for
@@ -444,14 +443,11 @@ class Recorder:
 
         Under `torch.backends.cudnn.benchmark` PyTorch leaves out those that need more than is free, without asking for it (Conv_v8.cpp).
         """
-        if not self.is_on or self.out_of_memory is not None or NO_ENGINE not in str(error) or not is_simulated():
+        if not self.is_on or self.out_of_memory is not None or NO_ENGINE not in str(error):
             return
-        largest_workspace = ctypes.CDLL(None).memplan_largest_workspace
-        largest_workspace.restype = ctypes.c_size_t
-        given_back = torch.cuda.max_memory_reserved(self._device) - torch.cuda.memory_reserved(
-            self._device
-        )  # as PyTorch does behind trials
-        asked, free = int(largest_workspace()), max(0, torch.cuda.mem_get_info(self._device)[0] - given_back)
+        reserved, most_reserved = torch.cuda.memory_reserved(self._device), torch.cuda.max_memory_reserved(self._device)
+        given_back = most_reserved - reserved  # PyTorch empties its cache behind such trials
+        asked, free = counted_bytes("memplan_largest_workspace"), max(0, torch.cuda.mem_get_info(self._device)[0] - given_back)
         if asked > free:
             self.out_of_memory = self._out_of_memory(asked, free, message=str(error).splitlines()[0], place=None)
 

@@ -36,8 +36,10 @@ _OF_NO_STEP = ("segment_free", "segment_unmap", "oom")
 class RepeatedStep:
     """The requests of a step, to be made again as often as it is called; and what is told of a program then."""
 
-    def __init__(self, before: Sequence[Event], step: Sequence[Event], requests: Sequence[int]) -> None:
-        self._before, self._step, self._requests = before, step, requests
+    def __init__(self, events: Sequence[Event], first: int, requests: Sequence[int]) -> None:
+        self.events = events
+        """Those of the step, from *first* on, and of what was before it."""
+        self._first, self._requests = first, requests
         self._num_allocs = sum(request > 0 for request in requests)
         self.num_times = 0
 
@@ -53,14 +55,9 @@ class RepeatedStep:
         self.num_times += 1
 
     @property
-    def events(self) -> list[Event]:
-        """Return those of the step and of what was before it."""
-        return [*self._before, *self._step]
-
-    @property
     def request_events(self) -> list[Event]:
         """Return those of the step that come again each time, at the same addresses where no time needs another segment."""
-        return [event for event in self._step if event["action"] in _REQUESTS]
+        return [event for event in self.events[self._first :] if event["action"] in _REQUESTS]
 
     def end(self, end: tuple[int, int]) -> tuple[int, int]:
         """Return by how many allocations and frees the last time had ended, where the step itself had by those of *end*."""
@@ -79,7 +76,7 @@ class RepeatedStep:
 
     def notes(self, notes: Mapping[str, Iterable[tuple[int, int]]], places: Sequence[int]) -> dict[str, list[tuple[int, int]]]:
         """Return *notes*, and what those of the step's allocations say of the same ones each time; *places* are the addresses of all."""
-        num_before = sum(event["action"] == "alloc" for event in self._before)
+        num_before = sum(event["action"] == "alloc" for event in self.events[: self._first])
         numbers: dict[int, list[int]] = defaultdict(list)
         for number, address in enumerate(places[: num_before + self._num_allocs], start=1):
             numbers[address].append(number)
@@ -115,7 +112,7 @@ def repeated_step(events: Sequence[Event], begin: tuple[int, int]) -> RepeatedSt
             requests.append(event["size"])
         elif action == "free_completed":
             requests.append(-live.pop(address))
-    return RepeatedStep(events[:first], events[first:], requests) if requests and not live else None
+    return RepeatedStep(events, first, requests) if requests and not live else None
 
 
 def _position(events: Sequence[Event], begin: tuple[int, int]) -> int:

@@ -37,6 +37,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, 
 
 from memplan.child.collectives import hand_objects_on, seen
 from memplan.child.deepspeed_optimizers import skip_optimizer_kernels
+from memplan.child.device_reads import counted_bytes
 from memplan.child.failures import answered_by, failure_of
 from memplan.child.fewer_workers import use_fewer_workers
 from memplan.child.held_back import hold_back
@@ -382,8 +383,8 @@ class Script:
             failure = failure_of(answered_by(error), has_run_out=self._recorder.out_of_memory is not None)
         record = self._recorder.result(failure) | {
             "pid": self._process,
-            "others_bytes": _counted("memplan_most_of_others"),
-            "shared_bytes": _counted("memplan_most_shared"),
+            "others_bytes": counted_bytes("memplan_most_of_others"),
+            "shared_bytes": counted_bytes("memplan_most_shared"),
             "command": _command(),
             "python": sys.executable,
             "given_variables": {name: value for name, value in self._given.items() if not name.startswith("MEMPLAN_")},
@@ -446,15 +447,6 @@ def _write_stack_when_asked(path: Path) -> None:
     """
     if signal.getsignal(signal.SIGUSR2) is signal.SIG_DFL:
         faulthandler.register(signal.SIGUSR2, file=path.open("w", encoding="utf-8"), all_threads=False)
-
-
-def _counted(name: str) -> int:
-    """Return the bytes that the simulated GPU has counted under *name*: of other processes, or of what is shared with them."""
-    if _is_measured():
-        return 0
-    count = getattr(ctypes.CDLL(None), name)
-    count.restype = ctypes.c_size_t
-    return int(count())
 
 
 def _parameters(optimizer: Any) -> set[int]:

@@ -26,6 +26,9 @@ METHOD_NOTES = {
     "guide": "the guide's rule of thumb, for comparison",
 }
 
+_CHOSEN_ON_THE_GPU = {"library_workspaces", "uncounted_workspaces"}
+"""Findings of workspaces that only a real GPU decides."""
+
 MOST_NOTES = 4
 """Reasons and warnings in a short report."""
 
@@ -147,9 +150,6 @@ def _note_of(plan: Plan) -> str:
     estimates = (stage.estimate for stage in plan.stages)
     kinds = {finding.kind for estimate in estimates if isinstance(estimate, Rehearsal) for finding in estimate.findings}
     return "rehearsed with allowances" if kinds & _CHOSEN_ON_THE_GPU else plan.method
-
-
-_CHOSEN_ON_THE_GPU = {"library_workspaces", "uncounted_workspaces"}
 
 
 def _gpus(program: Program) -> str:

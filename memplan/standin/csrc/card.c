@@ -251,11 +251,9 @@ int not_served(const char *call, int code) {
     fprintf(stderr, "memplan: the simulated GPU does not serve %s\n", call);
     return code;
 }
-/* An odd number of bytes, which no tensor of numbers has and which takes the same block: so what was allocated for it is found again. */
 static size_t largest_workspace;
-
 size_t memplan_largest_workspace(void) { return largest_workspace; } /* the most bytes that a library was said to want */
-
+/* An odd number of bytes, which no tensor of numbers has and which takes the same block: so what was allocated for it is found again. */
 size_t library_workspace(const char *kind, size_t allowance) {
     static size_t told[256];
     static unsigned num_told;

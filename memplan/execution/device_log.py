@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from memplan.errors import MissingError
 from memplan.memory.nccl_buffers import Communicator
+from memplan.traces.block_sizes import LARGE_ROUND_BYTES, LARGE_SEGMENT_BYTES
 
 
 class DeviceLog(NamedTuple):
@@ -18,7 +19,11 @@ class DeviceLog(NamedTuple):
     workspaces: Mapping[str, int] = {}
     """The largest allowance in bytes for what a library picks at run time, by kind of operation."""
     workspace_sizes: frozenset[int] = frozenset()
-    """The bytes of all allowances, up to some hundreds: an allocation of so many is for one of them."""
+    """The bytes of all workspaces, up to some hundreds: an allocation of so many is for one of them."""
+    asks_cudnn: bool = False
+    """cuDNN itself said which kernels convolutions take, and what they want."""
+    partial_sums_bytes: int = 0
+    """By how much a workspace that cuDNN asks for may differ on the GPU."""
     has_unknown_attention: bool = False
     """cuDNN computed attention: what its kernels may ask for is not known."""
 
@@ -31,6 +36,12 @@ class DeviceLog(NamedTuple):
     def largest_workspace_bytes(self) -> int:
         """Return the largest allowance: what a run may have reserved less, where none was made without any."""
         return max(self.workspaces.values(), default=0)
+
+    @property
+    def unsure_reserved_bytes(self) -> int:
+        """Return by how much what is reserved may differ for partial sums: a block for them has a segment, which may hold more."""
+        at_most = -(-self.partial_sums_bytes // LARGE_ROUND_BYTES) * LARGE_ROUND_BYTES
+        return max(at_most, LARGE_SEGMENT_BYTES) if at_most else 0
 
     def check(self) -> None:
         """Raise MissingError where a call was not served: no number of that run would be true."""
@@ -48,7 +59,7 @@ def read_device_log(path: Path) -> DeviceLog:
     workspaces: dict[str, int] = {}
     sizes: set[int] = set()
     communicators: list[Communicator] = []
-    has_unknown_attention, managed_bytes = False, 0
+    has_unknown_attention, asks_cudnn, managed_bytes, partial_sums_bytes = False, False, 0, 0
     for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
         kind, _, rest = line.partition(" ")
         if line.startswith("not served "):
@@ -57,6 +68,10 @@ def read_device_log(path: Path) -> DeviceLog:
             name, _, size = rest.rpartition(" ")
             workspaces[name] = max(workspaces.get(name, 0), int(size))
             sizes.add(int(size))
+        elif kind == "known":
+            sizes.add(int(rest.rpartition(" ")[2]))
+        elif kind == "partial":
+            partial_sums_bytes = max(partial_sums_bytes, int(rest.rpartition(" ")[2]))
         elif kind == "communicator":
             communicators.append(Communicator(int(rest)))
         elif kind == "peers":
@@ -66,4 +81,15 @@ def read_device_log(path: Path) -> DeviceLog:
             managed_bytes = max(managed_bytes, int(rest.rpartition(" ")[2]))
         elif line == "unknown attention":
             has_unknown_attention = True
-    return DeviceLog(tuple(sorted(not_served)), workspaces, frozenset(sizes), has_unknown_attention, tuple(communicators), managed_bytes)
+        elif line == "asked cuDNN":
+            asks_cudnn = True
+    return DeviceLog(
+        not_served=tuple(sorted(not_served)),
+        workspaces=workspaces,
+        workspace_sizes=frozenset(sizes),
+        asks_cudnn=asks_cudnn,
+        partial_sums_bytes=partial_sums_bytes,
+        has_unknown_attention=has_unknown_attention,
+        communicators=tuple(communicators),
+        managed_bytes=managed_bytes,
+    )

@@ -379,6 +379,19 @@ def _workspaces(log: DeviceLog, *, tries_convolutions: bool) -> Iterator[Finding
             message=f"the libraries pick their algorithms, and with them workspaces, on the GPU: an allowance is counted ({kinds}); "
             "the lower bound is without it",
         )
+    if log.partial_sums_bytes:
+        yield Finding(
+            kind="library_workspaces",
+            message="convolutions have the workspaces that cuDNN asks for; some of its kernels leave partial sums, as many as the GPU runs "
+            f"blocks at once: up to {format_bytes(log.partial_sums_bytes)} more or less, which the range allows for",
+        )
+    if tries_convolutions and log.asks_cudnn:
+        yield Finding(
+            kind="uncounted_workspaces",
+            message="`torch.backends.cudnn.benchmark` has cuDNN try kernels in the first step, which is counted; which of them is the fastest "
+            "is not known, and counted is the one that cuDNN names first (on an H100 one of six chosen kernels took more: by a MiB in the "
+            "median of those, by 105 MiB at most)",
+        )
     if tries_convolutions and "convolution" in log.workspaces:
         yield Finding(
             kind="uncounted_workspaces",

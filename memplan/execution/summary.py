@@ -75,15 +75,16 @@ def rehearsal_of(
     more_bytes = record.dropped_bytes + (0 if first_again is None else first_again.more_bytes)
     ends = {cause: other.record for cause, other in others.items()}
     outside_bytes = context.expected_bytes + nccl.expected_bytes + beside_bytes
+    unsure_bytes = run.log.unsure_reserved_bytes
     return Rehearsal(
         method="rehearsed",
         breakdown=_breakdown(recorded, allocated, reserved, context.expected_bytes, nccl.expected_bytes, record),
         peak_allocated_bytes=allocated,
         peak_reserved_bytes=reserved,
         device_used=MemoryRange(
-            low_bytes=min(low, reserved) + context.low_bytes + nccl.low_bytes + record.shared_bytes,
+            low_bytes=max(0, min(low, reserved) - unsure_bytes) + context.low_bytes + nccl.low_bytes + record.shared_bytes,
             expected_bytes=reserved + outside_bytes,
-            high_bytes=reserved + more_bytes + context.high_bytes + nccl.high_bytes + beside_bytes,
+            high_bytes=reserved + unsure_bytes + more_bytes + context.high_bytes + nccl.high_bytes + beside_bytes,
         ),
         peak_phase="a step behind those recorded" if behind else where,
         gpu_name=record.gpu_name,

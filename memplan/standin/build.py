@@ -7,11 +7,13 @@ that nobody expects more (a kernel of a library), or else says that it is not se
 from __future__ import annotations
 
 import hashlib
+import os
 import platform
 import re
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import NamedTuple
 
 from memplan.hardware.cache_dir import default_cache
 from memplan.hardware.torch_install import TorchBuild
@@ -34,7 +36,7 @@ _PARTS = {
             "graphs.c",
             "libraries.c",
         ),
-        *("products.c", "solvers.c", "backend.c", "rnn.c", "nccl.c", "python.c"),
+        *("products.c", "solvers.c", "backend.c", "cudnn.c", "rnn.c", "nccl.c", "python.c"),
     ),
     DRIVER: ("driver.c",),
     NVML: ("nvml.c",),
@@ -91,6 +93,12 @@ _COMPUTES = re.compile(
     r"|cufft(Xt)?Exec\w*"
     r"|cudaLaunch\w*Kernel\w*|cudaMemcpyToSymbol(Async)?"
 )
+_ASKED_CUDNN = 91_100
+"""The first cuDNN that says without a GPU which kernel it would take (cudnn-frontend, samples/cpp/misc/deviceless_aot_compilation.cpp)."""
+
+# What its kernels that are compiled at run time look up in the driver, besides what is served: they complain of what is not there.
+_NAMED_BY_CUDNN = {"cuStreamGetCtx", "cuLinkCreate", "cuLinkDestroy", "cuOccupancyMaxPotentialClusterSize"}
+
 _NOT_SUPPORTED = {"cudnn": 3000, "cufft": 16, "cusolver": 9, "cusparse": 10, "cublas": 15, "nccl": 5}
 _DRIVER_NOT_SUPPORTED = 801
 
@@ -108,8 +116,27 @@ def _built(torch: TorchBuild, cache: Path) -> Path:
     return made_once(f"standin-{_fingerprint(torch)}", cache, lambda folder: _compile_all(torch, find_compiler(), folder))
 
 
+class _AskedCudnn(NamedTuple):
+    """A cuDNN that can be asked without a GPU."""
+
+    graph: Path
+    """Its library of graphs, which loads the others."""
+    cublas_lt: Path
+    """What its kernels look up, by that name, for matrix products: the simulated GPU's runtime takes its place."""
+
+
+def _asked_cudnn(torch: TorchBuild) -> _AskedCudnn | None:
+    """Return the cuDNN beside *torch* where it can be asked for its kernels: it says so by its version, and lies where PyTorch's wheels put it."""
+    packages = torch.libraries.parents[1]
+    graph = packages / "nvidia" / "cudnn" / "lib" / "libcudnn_graph.so.9"
+    cublas_lt = sorted(packages.glob(f"nvidia/*/lib/libcublasLt.so.{torch.cuda_major}"))
+    is_asked = torch.cudnn_version >= _ASKED_CUDNN and graph.exists() and bool(cublas_lt)
+    return _AskedCudnn(graph, cublas_lt[0]) if is_asked else None
+
+
 def _fingerprint(torch: TorchBuild) -> str:
-    digest = hashlib.sha256(repr((torch.version, torch.cuda_major, torch.cudnn_version, platform.machine())).encode())
+    versions = (torch.version, torch.cuda_major, torch.cudnn_version, platform.machine(), _asked_cudnn(torch))
+    digest = hashlib.sha256(repr(versions).encode())
     for path in _extensions(torch) + _triton_sources(torch):
         digest.update(f"{path} {path.stat().st_mtime_ns}".encode())
     parts = (Path(__file__).with_name(name) for name in ("build.py", "compiled_libraries.py", "symbols.py"))
@@ -119,13 +146,17 @@ def _fingerprint(torch: TorchBuild) -> str:
 
 
 def _compile_all(torch: TorchBuild, compiler: str, folder: Path) -> None:
-    from memplan.standin.symbols import runtime_functions  # noqa: PLC0415  (a reader of libraries, which nobody else needs)
+    from memplan.standin.symbols import defined_symbols, runtime_functions  # noqa: PLC0415  (a reader of libraries, which nobody else needs)
 
+    asked = _asked_cudnn(torch)
     callers = [torch.libraries / name for name in _CALLERS if (torch.libraries / name).exists()] + _extensions(torch)
     sources = {library: [SOURCES / name for name in names] for library, names in _PARTS.items()}
     served = {library: _defined(paths) for library, paths in sources.items()}
+    wanted = runtime_functions(callers) - served[RUNTIME]
+    of_cublas_lt = {name for name in defined_symbols(asked.cublas_lt) if name.startswith("cublasLt")} if asked else set()
+    others = of_cublas_lt - wanted - served[RUNTIME]  # libcublas.so is bound to all of them when it is loaded, and calls none
     stubs = {
-        RUNTIME: "".join(map(_runtime_stub, sorted(runtime_functions(callers) - served[RUNTIME]))),
+        RUNTIME: "".join([*map(_runtime_stub, sorted(wanted)), *map(_not_served_stub, sorted(others))]),
         DRIVER: "".join(map(_driver_stub, sorted(_driver_functions(torch, callers) - served[DRIVER]))),
     }
     for library, text in stubs.items():
@@ -134,7 +165,7 @@ def _compile_all(torch: TorchBuild, compiler: str, folder: Path) -> None:
         sources[library].append(path)
     with ThreadPoolExecutor() as pool:
         compiling = [
-            pool.submit(_compile, torch, compiler, folder / library, paths, soname=_soname(torch, library))
+            pool.submit(_compile, torch, compiler, folder / library, paths)
             for library, paths in sources.items()
         ]
         for each in compiling:
@@ -151,7 +182,8 @@ def _extensions(torch: TorchBuild) -> list[Path]:
 def _driver_functions(torch: TorchBuild, callers: list[Path]) -> set[str]:
     from memplan.standin.symbols import driver_functions, functions_in_sources  # noqa: PLC0415
 
-    return driver_functions(callers) | functions_in_sources(_triton_sources(torch))
+    of_cudnn = _NAMED_BY_CUDNN if _asked_cudnn(torch) else set()
+    return driver_functions(callers) | functions_in_sources(_triton_sources(torch)) | of_cudnn
 
 
 def _triton_sources(torch: TorchBuild) -> list[Path]:
@@ -183,6 +215,10 @@ def _runtime_stub(name: str) -> str:
         return f"int {name}(void) {{ return 0; }}\n"
     if not _ANSWERS.search(name) and _COMPUTES.fullmatch(name):
         return f"int {name}(void) {{ kernel_ran(); return 0; }}\n"
+    return _not_served_stub(name)
+
+
+def _not_served_stub(name: str) -> str:
     library = re.match(r"_*[a-z]+", name)
     code = _NOT_SUPPORTED.get(library[0] if library else "", _DRIVER_NOT_SUPPORTED)
     return f'int {name}(void) {{ return not_served("{name}", {code}); }}\n'
@@ -192,17 +228,33 @@ def _driver_stub(name: str) -> str:
     return f'int {name}(void) {{ return not_served("{name}", {_DRIVER_NOT_SUPPORTED}); }}\n'
 
 
-def _soname(torch: TorchBuild, library: str) -> str:
-    """Return the name by which *library* is looked up: NVRTC's has CUDA's version, and gives that name to its symbols too."""
-    return f"{library}.{torch.cuda_major}" if library == NVRTC else library
+def _soname(torch: TorchBuild, library: str) -> tuple[str, str]:
+    """
+    Return the name by which *library* is looked up, and which of its symbols have that name as their version.
+
+    NVRTC is looked up with CUDA's version. Where cuDNN is asked, the runtime is cuBLASLt to it, whose functions its kernels look up there.
+    """
+    if library == NVRTC:
+        return f"{library}.{torch.cuda_major}", "*"
+    if library == RUNTIME and _asked_cudnn(torch):
+        return f"libcublasLt.so.{torch.cuda_major}", "cublasLt*"
+    return library, ""
 
 
-def _compile(torch: TorchBuild, compiler: str, output: Path, sources: list[Path], *, soname: str) -> None:
+def _compile(torch: TorchBuild, compiler: str, output: Path, sources: list[Path]) -> None:
+    soname, versioned = _soname(torch, output.name)
     versions = output.with_suffix(".versions")
-    versions.write_text(f"{soname} {{ global: *; }};\n", encoding="utf-8")
+    versions.write_text(f"{soname} {{ global: {versioned}; }};\n", encoding="utf-8")
+    asked = _asked_cudnn(torch)
     options = [
         *("-O1", f"-I{SOURCES}", f"-Wl,-soname,{soname}"),
         *(f"-DCUDA_MAJOR={torch.cuda_major}", f"-DCUDNN_VERSION={torch.cudnn_version}"),
-        *(("-Xlinker", f"--version-script={versions}") if output.name == NVRTC else ()),  # -Wl would split its path at a comma
+        *((f"-DCUDNN_GRAPH={_c_string(str(asked.graph))}",) if asked else ()),
+        *(("-Xlinker", f"--version-script={versions}") if versioned else ()),  # -Wl would split its path at a comma
     ]
     compile_library(compiler, output, sources, *options)
+
+
+def _c_string(text: str) -> str:
+    """Return *text* as C writes it: each byte outside of ASCII's letters, and those that C reads otherwise, by its number."""
+    return '"' + "".join(chr(byte) if byte < 128 and (chr(byte).isalnum() or chr(byte) in "/._-+") else f"\\{byte:03o}" for byte in os.fsencode(text)) + '"'

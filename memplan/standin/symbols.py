@@ -21,6 +21,15 @@ _UNDEFINED = 0
 
 def undefined_symbols(library: Path) -> Iterator[str]:
     """Yield the names of the functions that *library* (ELF, 64 bit) wants from others."""
+    return (name for name, is_defined in _symbols(library) if not is_defined)
+
+
+def defined_symbols(library: Path) -> Iterator[str]:
+    """Yield the names that *library* has for others."""
+    return (name for name, is_defined in _symbols(library) if is_defined)
+
+
+def _symbols(library: Path) -> Iterator[tuple[str, bool]]:
     with library.open("rb") as file:
         elf = ELFFile(file)
         table, names = elf.get_section_by_name(".dynsym"), elf.get_section_by_name(".dynstr")
@@ -28,8 +37,8 @@ def undefined_symbols(library: Path) -> Iterator[str]:
             return
         strings: bytes = names.data()
         for name, _, _, section, _, _ in _ELF64_SYMBOL.iter_unpack(table.data()):
-            if section == _UNDEFINED and name:
-                yield strings[name : strings.index(b"\0", name)].decode()
+            if name:
+                yield strings[name : strings.index(b"\0", name)].decode(), section != _UNDEFINED
 
 
 def runtime_functions(libraries: list[Path]) -> set[str]:

@@ -76,19 +76,35 @@ def read(text: str) -> dict[str, dict[str, Any]]:
     return {key_of(row): row for row in map(json.loads, text.splitlines())}
 
 
-@pytest.fixture(scope="module")
-def calls(torch_build: TorchBuild, driver: Driver, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Call]]:
-    """The calls of all kinds; without those for which this PyTorch takes another kernel, or that either refuses."""
-    out = tmp_path_factory.mktemp("calls") / "calls.jsonl"
-    done = driver.run("-W", "ignore", str(SCRIPT), str(out), **machine(torch_build, driver, "h100"), MEMPLAN_WORKSPACES="1")
+def compared(torch_build: TorchBuild, driver: Driver, out: Path, *kinds: str, asks_cudnn: bool) -> dict[str, list[Call]]:
+    """Return the calls of *kinds*, or all; without those for which this PyTorch takes another kernel, or that either refuses."""
+    environment = machine(torch_build, driver, "h100") | {"MEMPLAN_WORKSPACES": "1", "MEMPLAN_ASK_CUDNN": str(int(asks_cudnn))}
+    done = driver.run("-W", "ignore", str(SCRIPT), str(out), *kinds, **environment)
     assert done.returncode == 0, done.stderr
     simulated = read(out.read_text(encoding="utf-8"))
     found: dict[str, list[Call]] = defaultdict(list)
     for key, row in read((RECORDINGS / "library-calls-nvidia-h100-80gb-hbm3.jsonl").read_text(encoding="utf-8")).items():
-        here = simulated[key]
-        if isinstance(row["calls"], str) or isinstance(here["calls"], str) or row.get("chosen") != here.get("chosen"):
+        here = simulated.get(key)
+        if here is None or isinstance(row["calls"], str) or isinstance(here["calls"], str) or row.get("chosen") != here.get("chosen"):
             continue
         found[row["kind"]] += [Call(row, name, row["calls"][name], here["calls"][name]) for name in row["calls"]]
+    return found
+
+
+@pytest.fixture(scope="module")
+def calls(torch_build: TorchBuild, driver: Driver, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Call]]:
+    """Those of all kinds, as with a cuDNN that cannot be asked."""
+    return compared(torch_build, driver, tmp_path_factory.mktemp("calls") / "calls.jsonl", asks_cudnn=False)
+
+
+@pytest.fixture(scope="module")
+def asking(torch_build: TorchBuild, driver: Driver, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Call]]:
+    """Convolutions, whose kernels cuDNN itself says."""
+    if torch_build.cudnn_version < 91_100:
+        pytest.skip(f"cuDNN {torch_build.cudnn} cannot be asked without a GPU")
+    found = {}
+    for kind in ("convolution", "benchmarked"):  # what is tried is found anew in a process of its own
+        found |= compared(torch_build, driver, tmp_path_factory.mktemp(kind) / "calls.jsonl", kind, asks_cudnn=True)
     return found
 
 
@@ -129,6 +145,32 @@ def of_convolutions(calls: dict[str, list[Call]]) -> Iterator[tuple[str, list[Ca
         config = call.config
         groups[f"{call.name} {config['dtype'] == 'float32'} {config['channels_last']}"].append(call)
     yield from groups.items()
+
+
+PARTIAL_SUMS_BYTES = 132 * 128 * 256 * 4
+"""By how much a kernel in clusters may differ on an H100: the range has it (csrc/backend.c)."""
+
+
+def test_convolutions_take_what_cudnn_asks_for_without_a_gpu(asking: dict[str, list[Call]]) -> None:
+    """Nine of ten to the block, the others by what their partial sums may differ, more or less."""
+    group = asking["convolution"]
+    differing = [abs(call.missing_bytes) for call in group if not call.is_equal]
+
+    assert len(group) > 4000
+    assert shares(group)[0] >= 0.91
+    assert max(differing) <= PARTIAL_SUMS_BYTES
+    assert sum(peak(call.simulated) for call in group) == pytest.approx(sum(peak(call.recorded) for call in group), rel=0.01)
+
+
+def test_what_is_tried_takes_what_it_took_on_the_gpu(asking: dict[str, list[Call]]) -> None:
+    """`torch.backends.cudnn.benchmark`: the largest workspace of what PyTorch tries, in the first call."""
+    group = asking["benchmarked"]
+
+    lacking = [peak(call.recorded) - peak(call.simulated) for call in group]
+
+    assert len(group) == 360
+    assert max(map(abs, lacking)) <= PARTIAL_SUMS_BYTES
+    assert sum(abs(each) <= 512 for each in lacking) >= 0.8 * len(group)
 
 
 def test_most_convolutions_take_no_more_than_their_allowance(calls: dict[str, list[Call]]) -> None:

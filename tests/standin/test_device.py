@@ -42,9 +42,14 @@ class Device:
         steps: int = 2,
         workspaces: bool = False,
         context_bytes: int = 0,
+        asks_cudnn: bool = True,
         **values: Any,
     ) -> Rehearsal:
-        """Rehearse *program* on a GPU, of *memory_bytes* where given, under the *settings* of PyTorch's allocator."""
+        """
+        Rehearse *program* on a GPU, of *memory_bytes* where given, under the *settings* of PyTorch's allocator.
+
+        *asks_cudnn*: as with a cuDNN that says its kernels without a GPU; else as with an older one.
+        """
         card = find_gpu(gpu)
         return self._rehearser.rehearse(
             gpu=card.model_copy(update={"total_memory_bytes": memory_bytes or card.total_memory_bytes}),
@@ -52,7 +57,7 @@ class Device:
             steps=steps,
             library_workspaces=workspaces,
             context_bytes=context_bytes,
-            environment={ALLOCATOR: settings} if settings else None,
+            environment=({ALLOCATOR: settings} if settings else {}) | ({} if asks_cudnn else {"MEMPLAN_ASK_CUDNN": "0"}),
         )
 
 
@@ -461,8 +466,12 @@ ALIGNED = 512
 def test_a_convolution_is_allowed_copies_of_its_tensors(
     device: Device, dtype: str, is_channels_last: bool, is_trained: bool, allowance: int
 ) -> None:
-    """In the kernels' own layout none, in PyTorch's default one of each tensor; without `library_workspaces` nothing at all."""
-    values = {"dtype": dtype, "is_channels_last": is_channels_last, "is_trained": is_trained}
+    """
+    Of a cuDNN that cannot be asked: in the kernels' own layout none, in PyTorch's default one of each tensor.
+
+    Without `library_workspaces` nothing at all.
+    """
+    values = {"dtype": dtype, "is_channels_last": is_channels_last, "is_trained": is_trained, "asks_cudnn": False}
 
     allowed, bare = (device.run("convolution", workspaces=workspaces, **values) for workspaces in (True, False))
 
@@ -473,7 +482,7 @@ def test_a_convolution_is_allowed_copies_of_its_tensors(
 
 def test_no_room_for_a_kernels_workspace_is_want_of_memory(device: Device) -> None:
     """Where cuDNN tries its kernels, PyTorch leaves out those whose workspace is not free, and asks for none of it."""
-    full = device.run("wide_convolution", workspaces=True, memory_bytes=2560 * MIB, steps=1)
+    full = device.run("wide_convolution", workspaces=True, asks_cudnn=False, memory_bytes=2560 * MIB, steps=1)
 
     assert full.verdict == "does_not_fit"
     assert full.out_of_memory is not None
@@ -481,12 +490,57 @@ def test_no_room_for_a_kernels_workspace_is_want_of_memory(device: Device) -> No
     assert full.out_of_memory.requested_bytes > full.out_of_memory.free_bytes
 
 
-def test_that_cudnn_tries_its_kernels_is_told(device: Device) -> None:
-    """What it takes for that in the first step is not known."""
-    tried, usual = (device.run("convolution", workspaces=True, is_benchmarked=is_benchmarked).findings for is_benchmarked in (True, False))
+@pytest.mark.parametrize("asks_cudnn", [True, False])
+def test_that_cudnn_tries_its_kernels_is_told(device: Device, asks_cudnn: bool) -> None:
+    """What it takes for that in the first step is known of a cuDNN that can be asked; which kernel is the fastest never is."""
+    tried, usual = (
+        device.run("convolution", workspaces=True, asks_cudnn=asks_cudnn, is_benchmarked=is_benchmarked).findings
+        for is_benchmarked in (True, False)
+    )
 
     assert len(tried) == len(usual) + 1
     assert "`torch.backends.cudnn.benchmark`" in tried[-1].message
+
+
+@pytest.fixture(scope="module")
+def asked(device: Device, torch_build: TorchBuild) -> Device:
+    """A device whose cuDNN says its kernels without a GPU."""
+    if torch_build.cudnn_version < 91_100:
+        pytest.skip(f"cuDNN {torch_build.cudnn} cannot be asked without a GPU")
+    return device
+
+
+def test_a_convolution_takes_what_cudnn_asks_for(asked: Device) -> None:
+    """A forward of fp16 in PyTorch's default layout: as many bytes as an H100 took, whether allowances are counted or not."""
+    values = {"dtype": "float16", "is_channels_last": False, "is_trained": False}
+
+    counted, uncounted = (asked.run("convolution", workspaces=workspaces, **values) for workspaces in (True, False))
+
+    assert counted.peak_allocated_bytes == uncounted.peak_allocated_bytes
+    assert counted.breakdown.workspaces_bytes == uncounted.breakdown.workspaces_bytes > MIB
+    assert not any("allowance" in finding.message for finding in counted.findings)
+
+
+def test_a_kernel_in_clusters_may_take_more_or_less(asked: Device) -> None:
+    """By the sums of the largest tile for each of an H100's 132 multiprocessors; an A100 has no clusters."""
+    hopper, ampere = (
+        asked.run("convolution", gpu=gpu, dtype="bfloat16", is_channels_last=True, is_trained=True) for gpu in ("h100", "a100-80")
+    )
+    (finding,) = hopper.findings
+
+    assert "16.5 MiB more or less" in finding.message
+    assert hopper.device_used.expected_bytes - hopper.device_used.low_bytes == 20 * MIB  # one segment
+    assert ampere.findings == ()
+    assert ampere.device_used.low_bytes == ampere.device_used.expected_bytes
+
+
+def test_kernels_that_are_tried_are_counted_by_the_largest_workspace(asked: Device) -> None:
+    """PyTorch allocates that once for all that it tries, where it is free."""
+    tried, pressed = (asked.run("wide_convolution", memory_bytes=gib << 30, steps=1) for gib in (16, 3))
+
+    assert tried.breakdown.workspaces_bytes > 2 << 30
+    assert pressed.verdict != "does_not_fit"
+    assert pressed.breakdown.workspaces_bytes < 2 << 30
 
 
 # optimizers: one matrix of 1024 x 1024, P = 4 MiB

@@ -254,19 +254,27 @@ int not_served(const char *call, int code) {
 static size_t largest_workspace;
 size_t memplan_largest_workspace(void) { return largest_workspace; } /* the most bytes that a library was said to want */
 /* An odd number of bytes, which no tensor of numbers has and which takes the same block: so what was allocated for it is found again. */
-size_t library_workspace(const char *kind, size_t allowance) {
+static size_t told_workspace(const char *line, const char *kind, size_t bytes) {
     static size_t told[256];
     static unsigned num_told;
-    const char *wanted = getenv("MEMPLAN_WORKSPACES");
-    if (!wanted || *wanted != '1' || !allowance) return 0;
-    allowance -= allowance % 2 == 0;
+    if (!bytes) return 0;
+    bytes -= bytes % 2 == 0;
     for (unsigned i = 0; i < num_told; i++)
-        if (told[i] == allowance) return allowance;
+        if (told[i] == bytes) return bytes;
     int has_room = num_told < sizeof told / sizeof *told;
-    if (has_room) told[num_told++] = allowance;
-    if (has_room || allowance > largest_workspace) tell_parent("workspace", kind, allowance);
-    if (allowance > largest_workspace) largest_workspace = allowance;
-    return allowance;
+    if (has_room) told[num_told++] = bytes;
+    if (has_room || bytes > largest_workspace) tell_parent(line, kind, bytes);
+    if (bytes > largest_workspace) largest_workspace = bytes;
+    return bytes;
+}
+size_t library_workspace(const char *kind, size_t allowance) {
+    const char *wanted = getenv("MEMPLAN_WORKSPACES");
+    return wanted && *wanted == '1' ? told_workspace("workspace", kind, allowance) : 0;
+}
+size_t known_workspace(size_t bytes) { return told_workspace("known", "workspace", bytes); }
+void tell_partial_sums(size_t bytes) {
+    static size_t told;
+    if (bytes > told) tell_parent("partial", "sums", told = bytes);
 }
 void library_unknown(const char *kind) {
     static const char *said;

@@ -51,6 +51,8 @@ void *new_handle(void);          /* for streams, events, library handles: never 
 void tell_parent(const char *kind, const char *name, size_t number); /* a line of MEMPLAN_LOG; no number where it is 0 */
 int not_served(const char *call, int code); /* say the call's name, and return the library's own "not supported" */
 size_t library_workspace(const char *kind, size_t allowance); /* what to answer where only the real library knows: 0, or an allowance */
+size_t known_workspace(size_t bytes); /* what to answer where the real library said *bytes* */
+void tell_partial_sums(size_t bytes); /* by how much workspaces that the real library said may differ on the card */
 void library_unknown(const char *kind); /* say that a library may take more than anybody can know */
 
 /* What is known of the device's memory (contents.c). *memory_copy* copies *height* rows of *width* bytes that lie a pitch apart, whoever

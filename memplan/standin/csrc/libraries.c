@@ -18,10 +18,18 @@ int cublasGetMathMode(void *handle, int *out) { *out = 0; return 0; }
 int cublasGetPointerMode_v2(void *handle, int *out) { *out = 0; return 0; }
 int cublasLtMatmulAlgoGetHeuristic(void *handle, void *operation, void *a, void *b, void *c, void *d, void *preference, int requested,
                                    char *results, int *found) {
-    memset(results, 0, (size_t)requested * 96); /* cublasLtMatmulHeuristicResult_t: an algorithm without workspace, state success */
-    *found = 1;
+    memset(results, 0, (size_t)requested * 96); /* cublasLtMatmulHeuristicResult_t: algorithms without workspace, state success */
+    *found = requested;
     return 0;
 }
+/* cuDNN's kernels that leave a product to cuBLASLt ask it for one, by descriptors that they hold themselves. */
+#define ON_THE_HOST(Call) int Call(void) { return 0; }
+ON_THE_HOST(cublasLtDestroy)
+ON_THE_HOST(cublasLtMatmulDescInit_internal)
+ON_THE_HOST(cublasLtMatmulPreferenceInit_internal)
+ON_THE_HOST(cublasLtMatrixLayoutInit_internal)
+ON_THE_HOST(cublasLtMatrixTransformDescInit_internal)
+int cublasLtGetProperty(int which, int *out) { *out = which == 0 ? CUDA_MAJOR : 0; return 0; } /* libraryPropertyType: the major number */
 
 /* Matrices go to the device and back as copies of rows do: a column is a row of *rows* elements. A vector is a matrix of one row. */
 static int copy_matrix(int rows, int columns, size_t bytes, const void *from, int from_ld, void *to, int to_ld) {

@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 from memplan.errors import MissingError
 from memplan.memory.nccl_buffers import Communicator
-from memplan.traces.block_sizes import LARGE_ROUND_BYTES, LARGE_SEGMENT_BYTES
 
 
 class DeviceLog(NamedTuple):
@@ -22,8 +21,10 @@ class DeviceLog(NamedTuple):
     """The bytes of all workspaces, up to some hundreds: an allocation of so many is for one of them."""
     asks_cudnn: bool = False
     """cuDNN itself said which kernels convolutions take, and what they want."""
-    partial_sums_bytes: int = 0
-    """By how much a workspace that cuDNN asks for may differ on the GPU."""
+    unsure_sizes: frozenset[int] = frozenset()
+    """The bytes of those workspaces that may be other on the GPU."""
+    unsure_by_bytes: int = 0
+    """By how much they may; also where one is none."""
     has_unknown_attention: bool = False
     """cuDNN computed attention: what its kernels may ask for is not known."""
 
@@ -36,12 +37,6 @@ class DeviceLog(NamedTuple):
     def largest_workspace_bytes(self) -> int:
         """Return the largest allowance: what a run may have reserved less, where none was made without any."""
         return max(self.workspaces.values(), default=0)
-
-    @property
-    def unsure_reserved_bytes(self) -> int:
-        """Return by how much what is reserved may differ for partial sums: a block for them has a segment, which may hold more."""
-        at_most = -(-self.partial_sums_bytes // LARGE_ROUND_BYTES) * LARGE_ROUND_BYTES
-        return max(at_most, LARGE_SEGMENT_BYTES) if at_most else 0
 
     def check(self) -> None:
         """Raise MissingError where a call was not served: no number of that run would be true."""
@@ -59,7 +54,8 @@ def read_device_log(path: Path) -> DeviceLog:
     workspaces: dict[str, int] = {}
     sizes: set[int] = set()
     communicators: list[Communicator] = []
-    has_unknown_attention, asks_cudnn, managed_bytes, partial_sums_bytes = False, False, 0, 0
+    unsure_sizes: set[int] = set()
+    has_unknown_attention, asks_cudnn, managed_bytes, unsure_by_bytes = False, False, 0, 0
     for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
         kind, _, rest = line.partition(" ")
         if line.startswith("not served "):
@@ -70,8 +66,10 @@ def read_device_log(path: Path) -> DeviceLog:
             sizes.add(int(size))
         elif kind == "known":
             sizes.add(int(rest.rpartition(" ")[2]))
-        elif kind == "partial":
-            partial_sums_bytes = max(partial_sums_bytes, int(rest.rpartition(" ")[2]))
+        elif line.startswith("unsure workspace "):
+            unsure_sizes.add(int(rest.rpartition(" ")[2]))
+        elif line.startswith("unsure by "):
+            unsure_by_bytes = max(unsure_by_bytes, int(rest.rpartition(" ")[2]))
         elif kind == "communicator":
             communicators.append(Communicator(int(rest)))
         elif kind == "peers":
@@ -86,9 +84,10 @@ def read_device_log(path: Path) -> DeviceLog:
     return DeviceLog(
         not_served=tuple(sorted(not_served)),
         workspaces=workspaces,
-        workspace_sizes=frozenset(sizes),
+        workspace_sizes=frozenset(sizes | unsure_sizes),
         asks_cudnn=asks_cudnn,
-        partial_sums_bytes=partial_sums_bytes,
+        unsure_sizes=frozenset(unsure_sizes),
+        unsure_by_bytes=unsure_by_bytes,
         has_unknown_attention=has_unknown_attention,
         communicators=tuple(communicators),
         managed_bytes=managed_bytes,

@@ -379,11 +379,11 @@ def _workspaces(log: DeviceLog, *, tries_convolutions: bool) -> Iterator[Finding
             message=f"the libraries pick their algorithms, and with them workspaces, on the GPU: an allowance is counted ({kinds}); "
             "the lower bound is without it",
         )
-    if log.partial_sums_bytes:
+    if log.unsure_by_bytes:
         yield Finding(
             kind="library_workspaces",
             message="convolutions have the workspaces that cuDNN asks for; some of its kernels leave partial sums, as many as the GPU runs "
-            f"blocks at once: up to {format_bytes(log.partial_sums_bytes)} more or less, which the range allows for",
+            f"blocks at once: each up to {format_bytes(log.unsure_by_bytes)} more, so that blocks may lie otherwise, which the range allows for",
         )
     if tries_convolutions and log.asks_cudnn:
         yield Finding(

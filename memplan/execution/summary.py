@@ -15,9 +15,11 @@ from memplan.execution.ranks import ONE_RANK, Ranks
 from memplan.execution.rehearsal import DeviceRead, OutOfMemory, ProgramFailure, Rehearsal
 from memplan.execution.run_record import RecordedRead, RunRecord
 from memplan.execution.runner import ended
+from memplan.execution.unsure_workspaces import Spread, reserved_spread
 from memplan.hardware.gpu import UNLIMITED_BYTES
 from memplan.memory.breakdown import MemoryBreakdown
 from memplan.memory.estimate import SET_UP, MemoryRange
+from memplan.traces.requests import requests_of
 from memplan.traces.trace import BUILD, EVALUATION, OOM, Block, Mark, MemoryTrace, bytes_by_category, evaluation_before
 
 UNSPLIT_SHARE = 0.05
@@ -75,16 +77,21 @@ def rehearsal_of(
     more_bytes = record.dropped_bytes + (0 if first_again is None else first_again.more_bytes)
     ends = {cause: other.record for cause, other in others.items()}
     outside_bytes = context.expected_bytes + nccl.expected_bytes + beside_bytes
-    unsure_bytes = run.log.unsure_reserved_bytes
+    is_whole = record.out_of_memory is None and bool(run.log.unsure_by_bytes)
+    spread = (
+        reserved_spread(requests_of(trace, torch=record.torch), run.log.unsure_sizes, by_bytes=run.log.unsure_by_bytes)
+        if is_whole
+        else Spread()
+    )
     return Rehearsal(
         method="rehearsed",
         breakdown=_breakdown(recorded, allocated, reserved, context.expected_bytes, nccl.expected_bytes, record),
         peak_allocated_bytes=allocated,
         peak_reserved_bytes=reserved,
         device_used=MemoryRange(
-            low_bytes=max(0, min(low, reserved) - unsure_bytes) + context.low_bytes + nccl.low_bytes + record.shared_bytes,
+            low_bytes=max(0, min(low, reserved) - spread.less_bytes) + context.low_bytes + nccl.low_bytes + record.shared_bytes,
             expected_bytes=reserved + outside_bytes,
-            high_bytes=reserved + unsure_bytes + more_bytes + context.high_bytes + nccl.high_bytes + beside_bytes,
+            high_bytes=reserved + spread.more_bytes + more_bytes + context.high_bytes + nccl.high_bytes + beside_bytes,
         ),
         peak_phase="a step behind those recorded" if behind else where,
         gpu_name=record.gpu_name,

@@ -115,9 +115,10 @@ def how_it_ended(rehearsal: Rehearsal) -> str:
 
 
 def _outside(rehearsal: Rehearsal) -> str:
-    if rehearsal.breakdown.nccl_buffers_bytes:
-        return "NCCL buffers and a CUDA context that vary"
-    return "a CUDA context that varies"
+    """Return what its range is for."""
+    has_workspaces = any(finding.kind == "library_workspaces" for finding in rehearsal.findings)
+    others = ["NCCL buffers"] * bool(rehearsal.breakdown.nccl_buffers_bytes) + ["workspaces"] * has_workspaces
+    return f"{', '.join(others)} and a CUDA context that vary" if others else "a CUDA context that varies"
 
 
 def _assumed(rehearsal: Rehearsal) -> Iterator[str]:

@@ -164,10 +164,7 @@ def _compile_all(torch: TorchBuild, compiler: str, folder: Path) -> None:
         path.write_text('#include "card.h"\n' + text, encoding="utf-8")
         sources[library].append(path)
     with ThreadPoolExecutor() as pool:
-        compiling = [
-            pool.submit(_compile, torch, compiler, folder / library, paths)
-            for library, paths in sources.items()
-        ]
+        compiling = [pool.submit(_compile, torch, compiler, folder / library, paths) for library, paths in sources.items()]
         for each in compiling:
             each.result()
     (folder / "libcuda.so").symlink_to(DRIVER)  # the name that Triton links with
@@ -257,4 +254,10 @@ def _compile(torch: TorchBuild, compiler: str, output: Path, sources: list[Path]
 
 def _c_string(text: str) -> str:
     """Return *text* as C writes it: each byte outside of ASCII's letters, and those that C reads otherwise, by its number."""
-    return '"' + "".join(chr(byte) if byte < 128 and (chr(byte).isalnum() or chr(byte) in "/._-+") else f"\\{byte:03o}" for byte in os.fsencode(text)) + '"'
+    return (
+        '"'
+        + "".join(
+            chr(byte) if byte < 128 and (chr(byte).isalnum() or chr(byte) in "/._-+") else f"\\{byte:03o}" for byte in os.fsencode(text)
+        )
+        + '"'
+    )

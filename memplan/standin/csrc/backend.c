@@ -181,8 +181,8 @@ int cudnnBackendFinalize(Backend *descriptor) {
 static int64_t asked_workspace(const Backend *plan, int64_t bytes) {
     static int is_told;
     if (!is_told++) tell_parent("asked", "cuDNN", 0);
-    if (plan->has_clusters) tell_partial_sums(card()->multiprocessors * LARGEST_TILE_BYTES);
-    return (int64_t)known_workspace((size_t)bytes);
+    if (!plan->has_clusters) return (int64_t)known_workspace((size_t)bytes);
+    return (int64_t)unsure_workspace((size_t)bytes, card()->multiprocessors * LARGEST_TILE_BYTES);
 }
 static int64_t workspace_of(const Backend *plan) {
     if (!plan->is_attention) return library_workspace("convolution", plan->allowance);

@@ -255,7 +255,7 @@ static size_t largest_workspace;
 size_t memplan_largest_workspace(void) { return largest_workspace; } /* the most bytes that a library was said to want */
 /* An odd number of bytes, which no tensor of numbers has and which takes the same block: so what was allocated for it is found again. */
 static size_t told_workspace(const char *line, const char *kind, size_t bytes) {
-    static size_t told[256];
+    static size_t told[1024];
     static unsigned num_told;
     if (!bytes) return 0;
     bytes -= bytes % 2 == 0;
@@ -272,9 +272,10 @@ size_t library_workspace(const char *kind, size_t allowance) {
     return wanted && *wanted == '1' ? told_workspace("workspace", kind, allowance) : 0;
 }
 size_t known_workspace(size_t bytes) { return told_workspace("known", "workspace", bytes); }
-void tell_partial_sums(size_t bytes) {
+size_t unsure_workspace(size_t bytes, size_t by) {
     static size_t told;
-    if (bytes > told) tell_parent("partial", "sums", told = bytes);
+    if (by > told) tell_parent("unsure", "by", told = by);
+    return told_workspace("unsure", "workspace", bytes);
 }
 void library_unknown(const char *kind) {
     static const char *said;

@@ -1,0 +1,56 @@
+"""
+Workspaces that may be other on the GPU than cuDNN says without one: what would be reserved.
+
+A few MiB decide whether such a block finds room in a segment that is there, or has one of its own of some hundred MiB. So the requests of the
+run are put to the simulated allocator again and again, with each of these workspaces larger by a share of what it may be, drawn at random.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Collection
+from typing import NamedTuple
+
+from memplan.allocator.replay import replay
+from memplan.allocator.simulator import CachingAllocator, Card
+from memplan.hardware.gpu import UNLIMITED_BYTES
+from memplan.traces.block_sizes import LARGE_ROUND_BYTES, LARGE_SEGMENT_BYTES
+from memplan.traces.requests import Requests
+
+NUM_TRIALS = 64
+MOST_REQUESTS = 400_000
+"""Of all trials: half a second. A long run has fewer trials."""
+
+LEAST_TRIALS = 4
+
+
+class Spread(NamedTuple):
+    """By how much what is reserved may differ."""
+
+    less_bytes: int = 0
+    more_bytes: int = 0
+
+
+def reserved_spread(requests: Requests, unsure_sizes: Collection[int], *, by_bytes: int) -> Spread:
+    """
+    Return by how much what is reserved may differ, where workspaces of *unsure_sizes*, and those that are none, may be up to *by_bytes* larger.
+
+    The trials are the same each time. One that is none needs a segment of its own.
+    """
+    if not by_bytes:
+        return Spread()
+    own = max(LARGE_SEGMENT_BYTES, -(-by_bytes // LARGE_ROUND_BYTES) * LARGE_ROUND_BYTES)
+    unsure = sorted(set(unsure_sizes).intersection(requests.sizes))
+    if not unsure:
+        return Spread(own, own)
+    count = max(LEAST_TRIALS, min(NUM_TRIALS, MOST_REQUESTS // max(1, len(requests.sizes))))
+    usual, chance = _reserved(requests, list(requests.sizes)), random.Random(0)
+    found = []
+    for _ in range(count):
+        larger = {size: size + int(chance.random() * by_bytes) for size in unsure}
+        found.append(_reserved(requests, [larger.get(size, size) for size in requests.sizes]))
+    return Spread(own + max(0, usual - min(found)), own + max(0, max(found) - usual))
+
+
+def _reserved(requests: Requests, sizes: list[int]) -> int:
+    return replay(requests, CachingAllocator(Card(UNLIMITED_BYTES, UNLIMITED_BYTES)), sizes=sizes).peak_reserved_bytes

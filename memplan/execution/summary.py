@@ -77,12 +77,7 @@ def rehearsal_of(
     more_bytes = record.dropped_bytes + (0 if first_again is None else first_again.more_bytes)
     ends = {cause: other.record for cause, other in others.items()}
     outside_bytes = context.expected_bytes + nccl.expected_bytes + beside_bytes
-    is_whole = record.out_of_memory is None and bool(run.log.unsure_by_bytes)
-    spread = (
-        reserved_spread(requests_of(trace, torch=record.torch), run.log.unsure_sizes, by_bytes=run.log.unsure_by_bytes)
-        if is_whole
-        else Spread()
-    )
+    spread = _spread(run, trace)
     return Rehearsal(
         method="rehearsed",
         breakdown=_breakdown(recorded, allocated, reserved, context.expected_bytes, nccl.expected_bytes, record),
@@ -132,6 +127,14 @@ def rehearsal_of(
         has_evaluated=any(mark.phase == EVALUATION for mark in record.marks),
         trace=trace,
     )
+
+
+def _spread(run: Run, trace: MemoryTrace) -> Spread:
+    """Return by how much what *run* reserved may differ on the GPU, where cuDNN's workspaces may."""
+    if not run.log.unsure_by_bytes or run.record.out_of_memory is not None:
+        return Spread()
+    requests = requests_of(trace, torch=run.record.torch)
+    return reserved_spread(requests, run.log.unsure_sizes, by_bytes=run.log.unsure_by_bytes)
 
 
 def first_step_again(record: RunRecord, trace: MemoryTrace, position: int) -> FirstStepAgain | None:

@@ -93,7 +93,7 @@ _COMPUTES = re.compile(
     r"|cufft(Xt)?Exec\w*"
     r"|cudaLaunch\w*Kernel\w*|cudaMemcpyToSymbol(Async)?"
 )
-_ASKED_CUDNN = 91_100
+FIRST_ASKED_CUDNN = 91_100
 """The first cuDNN that says without a GPU which kernel it would take (cudnn-frontend, samples/cpp/misc/deviceless_aot_compilation.cpp)."""
 
 # What its kernels that are compiled at run time look up in the driver, besides what is served: they complain of what is not there.
@@ -126,11 +126,11 @@ class _AskedCudnn(NamedTuple):
 
 
 def _asked_cudnn(torch: TorchBuild) -> _AskedCudnn | None:
-    """Return the cuDNN beside *torch* where it can be asked for its kernels: it says so by its version, and lies where PyTorch's wheels put it."""
+    """Return the cuDNN beside *torch* where it is one that can be asked for its kernels, and lies where PyTorch's wheels put it."""
     packages = torch.libraries.parents[1]
     graph = packages / "nvidia" / "cudnn" / "lib" / "libcudnn_graph.so.9"
     cublas_lt = sorted(packages.glob(f"nvidia/*/lib/libcublasLt.so.{torch.cuda_major}"))
-    is_asked = torch.cudnn_version >= _ASKED_CUDNN and graph.exists() and bool(cublas_lt)
+    is_asked = torch.cudnn_version >= FIRST_ASKED_CUDNN and graph.exists() and bool(cublas_lt)
     return _AskedCudnn(graph, cublas_lt[0]) if is_asked else None
 
 
@@ -253,11 +253,6 @@ def _compile(torch: TorchBuild, compiler: str, output: Path, sources: list[Path]
 
 
 def _c_string(text: str) -> str:
-    """Return *text* as C writes it: each byte outside of ASCII's letters, and those that C reads otherwise, by its number."""
-    return (
-        '"'
-        + "".join(
-            chr(byte) if byte < 128 and (chr(byte).isalnum() or chr(byte) in "/._-+") else f"\\{byte:03o}" for byte in os.fsencode(text)
-        )
-        + '"'
-    )
+    """Return *text* as C writes it: what is no letter, digit or usual sign of a path by its number."""
+    plain = re.compile(rb"[A-Za-z0-9/._+-]")
+    return '"' + "".join(chr(byte) if plain.match(bytes([byte])) else f"\\{byte:03o}" for byte in os.fsencode(text)) + '"'

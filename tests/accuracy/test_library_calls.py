@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from memplan.hardware.torch_install import TorchBuild
+from memplan.standin.build import FIRST_ASKED_CUDNN
 from tests.accuracy.on_card import RECORDINGS
 from tests.hardware.nvml_driver import Driver
 from tests.standin.conftest import torch_build
@@ -100,7 +101,7 @@ def calls(torch_build: TorchBuild, driver: Driver, tmp_path_factory: pytest.Temp
 @pytest.fixture(scope="module")
 def asking(torch_build: TorchBuild, driver: Driver, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Call]]:
     """Convolutions, whose kernels cuDNN itself says."""
-    if torch_build.cudnn_version < 91_100:
+    if torch_build.cudnn_version < FIRST_ASKED_CUDNN:
         pytest.skip(f"cuDNN {torch_build.cudnn} cannot be asked without a GPU")
     found = {}
     for kind in ("convolution", "benchmarked"):  # what is tried is found anew in a process of its own

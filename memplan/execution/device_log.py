@@ -21,10 +21,8 @@ class DeviceLog(NamedTuple):
     """The bytes of all workspaces, up to some hundreds: an allocation of so many is for one of them."""
     asks_cudnn: bool = False
     """cuDNN itself said which kernels convolutions take, and what they want."""
-    unsure_sizes: frozenset[int] = frozenset()
-    """The bytes of those workspaces that may be other on the GPU."""
-    unsure_by_bytes: int = 0
-    """By how much they may; also where one is none."""
+    unsure_sizes: Mapping[int, int] = {}
+    """By how many bytes workspaces may be larger on the GPU: of a number of bytes, and of 0 those that are none."""
     has_unknown_attention: bool = False
     """cuDNN computed attention: what its kernels may ask for is not known."""
 
@@ -54,8 +52,8 @@ def read_device_log(path: Path) -> DeviceLog:
     workspaces: dict[str, int] = {}
     sizes: set[int] = set()
     communicators: list[Communicator] = []
-    unsure_sizes: set[int] = set()
-    has_unknown_attention, asks_cudnn, managed_bytes, unsure_by_bytes = False, False, 0, 0
+    unsure_sizes: dict[int, int] = {}
+    has_unknown_attention, asks_cudnn, managed_bytes = False, False, 0
     for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
         kind, _, rest = line.partition(" ")
         if line.startswith("not served "):
@@ -66,10 +64,9 @@ def read_device_log(path: Path) -> DeviceLog:
             sizes.add(int(size))
         elif kind == "known":
             sizes.add(int(rest.rpartition(" ")[2]))
-        elif line.startswith("unsure workspace "):
-            unsure_sizes.add(int(rest.rpartition(" ")[2]))
-        elif line.startswith("unsure by "):
-            unsure_by_bytes = max(unsure_by_bytes, int(rest.rpartition(" ")[2]))
+        elif kind == "unsure":
+            _, size, _, by = rest.split()
+            unsure_sizes[int(size)] = max(unsure_sizes.get(int(size), 0), int(by))
         elif kind == "communicator":
             communicators.append(Communicator(int(rest)))
         elif kind == "peers":
@@ -84,10 +81,9 @@ def read_device_log(path: Path) -> DeviceLog:
     return DeviceLog(
         not_served=tuple(sorted(not_served)),
         workspaces=workspaces,
-        workspace_sizes=frozenset(sizes | unsure_sizes),
+        workspace_sizes=frozenset(sizes),
         asks_cudnn=asks_cudnn,
-        unsure_sizes=frozenset(unsure_sizes),
-        unsure_by_bytes=unsure_by_bytes,
+        unsure_sizes=unsure_sizes,
         has_unknown_attention=has_unknown_attention,
         communicators=tuple(communicators),
         managed_bytes=managed_bytes,

@@ -379,19 +379,18 @@ def _workspaces(log: DeviceLog, *, tries_convolutions: bool) -> Iterator[Finding
             message=f"the libraries pick their algorithms, and with them workspaces, on the GPU: an allowance is counted ({kinds}); "
             "the lower bound is without it",
         )
-    if log.unsure_by_bytes:
-        yield Finding(
-            kind="library_workspaces",
-            message="convolutions have the workspaces that cuDNN asks for. Some of its kernels leave partial sums, for as many blocks as "
-            f"the GPU runs at once: such a workspace may be up to {format_bytes(log.unsure_by_bytes)} larger, and others then lie "
-            "elsewhere, which the range allows for",
-        )
     if tries_convolutions and log.asks_cudnn:
         yield Finding(
             kind="uncounted_workspaces",
             message="`torch.backends.cudnn.benchmark` has cuDNN try kernels in the first step, which is counted. Which of them is the "
-            "fastest is not known: the one that cuDNN names first is counted (on an H100 one of six took more, by a MiB in the median of "
-            "those, by 105 MiB at most)",
+            "fastest is not known: the one that cuDNN names first is counted, and the range allows for most others",
+        )
+    elif log.unsure_sizes:
+        yield Finding(
+            kind="library_workspaces",
+            message="convolutions have the workspaces that cuDNN asks for. Some of its kernels leave partial sums, for as many blocks as "
+            f"the GPU runs at once: such a workspace may be up to {format_bytes(max(log.unsure_sizes.values()))} larger, and others then "
+            "lie elsewhere, which the range allows for",
         )
     if tries_convolutions and "convolution" in log.workspaces:
         yield Finding(

@@ -131,10 +131,10 @@ def rehearsal_of(
 
 def _spread(run: Run, trace: MemoryTrace) -> Spread:
     """Return by how much what *run* reserved may differ on the GPU, where cuDNN's workspaces may."""
-    if not run.log.unsure_by_bytes or run.record.out_of_memory is not None:
+    if not run.log.unsure_sizes or run.record.out_of_memory is not None:
         return Spread()
     requests = requests_of(trace, torch=run.record.torch)
-    return reserved_spread(requests, run.log.unsure_sizes, by_bytes=run.log.unsure_by_bytes)
+    return reserved_spread(requests, run.log.unsure_sizes)
 
 
 def first_step_again(record: RunRecord, trace: MemoryTrace, position: int) -> FirstStepAgain | None:

@@ -9,7 +9,7 @@ random. Of an R3D-18 on an H200 the rehearsal reserved 3.25 GiB, the trials up t
 from __future__ import annotations
 
 import random
-from collections.abc import Collection
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from memplan.allocator.replay import replay
@@ -32,15 +32,15 @@ class Spread(NamedTuple):
     more_bytes: int = 0
 
 
-def reserved_spread(requests: Requests, unsure_sizes: Collection[int], *, by_bytes: int) -> Spread:
+def reserved_spread(requests: Requests, unsure_sizes: Mapping[int, int]) -> Spread:
     """
-    Return by how much what is reserved may differ, where workspaces of *unsure_sizes* may be up to *by_bytes* larger.
+    Return by how much what is reserved may differ, where workspaces of *unsure_sizes* may be larger by up to so many bytes each.
 
-    A kernel that asks for none may do so too, and needs a segment of its own. The trials are the same each time.
+    One that is none, of size 0, needs a segment of its own then. The trials are the same each time.
     """
-    if not by_bytes:
+    if not any(unsure_sizes.values()):
         return Spread()
-    own = max(LARGE_SEGMENT_BYTES, -(-by_bytes // LARGE_ROUND_BYTES) * LARGE_ROUND_BYTES)
+    own = _segment_bytes(unsure_sizes.get(0, 0))
     unsure = sorted(set(unsure_sizes).intersection(requests.sizes))
     if not unsure:
         return Spread(own, own)
@@ -48,9 +48,14 @@ def reserved_spread(requests: Requests, unsure_sizes: Collection[int], *, by_byt
     usual, chance = _reserved(requests, list(requests.sizes)), random.Random(0)
     found = []
     for _ in range(count):
-        larger = {size: size + int(chance.random() * by_bytes) for size in unsure}
+        larger = {size: size + int(chance.random() * unsure_sizes[size]) for size in unsure}
         found.append(_reserved(requests, [larger.get(size, size) for size in requests.sizes]))
     return Spread(own + max(0, usual - min(found)), own + max(0, max(found) - usual))
+
+
+def _segment_bytes(block_bytes: int) -> int:
+    """Return what a block of up to *block_bytes* has reserved for itself at most."""
+    return max(LARGE_SEGMENT_BYTES, -(-block_bytes // LARGE_ROUND_BYTES) * LARGE_ROUND_BYTES) if block_bytes else 0
 
 
 def _reserved(requests: Requests, sizes: list[int]) -> int:

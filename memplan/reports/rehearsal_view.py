@@ -116,7 +116,7 @@ def how_it_ended(rehearsal: Rehearsal) -> str:
 
 def _outside(rehearsal: Rehearsal) -> str:
     """Return what its range is for."""
-    has_workspaces = any(finding.kind == "library_workspaces" for finding in rehearsal.findings)
+    has_workspaces = any(finding.kind in {"library_workspaces", "uncounted_workspaces"} for finding in rehearsal.findings)
     others = ["NCCL buffers"] * bool(rehearsal.breakdown.nccl_buffers_bytes) + ["workspaces"] * has_workspaces
     return f"{', '.join(others)} and a CUDA context that vary" if others else "a CUDA context that varies"
 

@@ -1,8 +1,9 @@
 """
-What calls of CUDA's libraries allocate on the simulated GPU, beside what was recorded on an H100.
+What calls of CUDA's libraries allocate on the simulated GPU, beside what was recorded on an H100, and of convolutions on an H200 too.
 
-2,481 configurations of `library_calls.py` (NVIDIA H100 80GB HBM3, driver 580.159.04, PyTorch 2.11.0 with cuDNN 9.19, 2026-11-26): the
-allocations and frees of each call, in order. Another PyTorch may choose another kernel; such calls are left out.
+2,481 configurations of `library_calls.py` (NVIDIA H100 80GB HBM3, 2026-11-26) and 1,568 (NVIDIA H200, 2026-11-27), driver 580.159.04,
+PyTorch 2.11.0 with cuDNN 9.19: the allocations and frees of each call, in order. Another PyTorch may choose another kernel; such calls are
+left out.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from tests.standin.machine import machine
 __all__ = ["torch_build"]
 
 SCRIPT = Path(__file__).with_name("library_calls.py")
+CARDS = {"h100": "nvidia-h100-80gb-hbm3", "h200": "nvidia-h200"}
 BLOCK_BYTES = 512
 """What the allocator rounds up to: an allowance is told by an odd number, which takes the same block."""
 
@@ -77,14 +79,16 @@ def read(text: str) -> dict[str, dict[str, Any]]:
     return {key_of(row): row for row in map(json.loads, text.splitlines())}
 
 
-def compared(torch_build: TorchBuild, driver: Driver, out: Path, *kinds: str, asks_cudnn: bool) -> dict[str, list[Call]]:
+def compared(
+    torch_build: TorchBuild, driver: Driver, out: Path, *kinds: str, card: str = "h100", asks_cudnn: bool
+) -> dict[str, list[Call]]:
     """Return the calls of *kinds*, or all; without those for which this PyTorch takes another kernel, or that either refuses."""
-    environment = machine(torch_build, driver, "h100") | {"MEMPLAN_WORKSPACES": "1", "MEMPLAN_ASK_CUDNN": str(int(asks_cudnn))}
+    environment = machine(torch_build, driver, card) | {"MEMPLAN_WORKSPACES": "1", "MEMPLAN_ASK_CUDNN": str(int(asks_cudnn))}
     done = driver.run("-W", "ignore", str(SCRIPT), str(out), *kinds, **environment)
     assert done.returncode == 0, done.stderr
     simulated = read(out.read_text(encoding="utf-8"))
     found: dict[str, list[Call]] = defaultdict(list)
-    for key, row in read((RECORDINGS / "library-calls-nvidia-h100-80gb-hbm3.jsonl").read_text(encoding="utf-8")).items():
+    for key, row in read((RECORDINGS / f"library-calls-{CARDS[card]}.jsonl").read_text(encoding="utf-8")).items():
         here = simulated.get(key)
         if here is None or isinstance(row["calls"], str) or isinstance(here["calls"], str) or row.get("chosen") != here.get("chosen"):
             continue
@@ -98,14 +102,17 @@ def calls(torch_build: TorchBuild, driver: Driver, tmp_path_factory: pytest.Temp
     return compared(torch_build, driver, tmp_path_factory.mktemp("calls") / "calls.jsonl", asks_cudnn=False)
 
 
-@pytest.fixture(scope="module")
-def asking(torch_build: TorchBuild, driver: Driver, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Call]]:
-    """Convolutions, whose kernels cuDNN itself says."""
+@pytest.fixture(scope="module", params=CARDS)
+def asking(
+    torch_build: TorchBuild, driver: Driver, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> dict[str, list[Call]]:
+    """Convolutions, whose kernels cuDNN itself says. Nothing was fitted to the H200."""
     if torch_build.cudnn_version < FIRST_ASKED_CUDNN:
         pytest.skip(f"cuDNN {torch_build.cudnn} cannot be asked without a GPU")
     found = {}
     for kind in ("convolution", "benchmarked"):  # what is tried is found anew in a process of its own
-        found |= compared(torch_build, driver, tmp_path_factory.mktemp(kind) / "calls.jsonl", kind, asks_cudnn=True)
+        out = tmp_path_factory.mktemp(kind) / "calls.jsonl"
+        found |= compared(torch_build, driver, out, kind, card=request.param, asks_cudnn=True)
     return found
 
 

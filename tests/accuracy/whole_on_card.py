@@ -96,16 +96,19 @@ PROGRAMS = [
 
 
 EQUAL = frozenset({
-    "accelerated.py", "compiled.py", "factorized.py", "gpt_loop.py bf16", "gpt_loop.py bf16 (expandable segments)", "gpt_loop.py fp16",
+    "accelerated.py", "compiled.py", "factorized.py", "gan.py", "gpt_loop.py bf16", "gpt_loop.py bf16 (expandable segments)", "gpt_loop.py fp16",
     "graph_edges.py", "graph_network.py gat", "graph_network.py gcn", "graph_network.py sage", "hf_causal.py out 8",
     "hf_classification.py out", "hf_seq2seq.py out", "hf_seq2seq.py out (expandable segments)",
-    "image_classifier.py convnext_tiny 64 float16", "image_classifier.py resnet50 64 bfloat16",
+    "image_classifier.py convnext_tiny 64 float16", "image_classifier.py efficientnet_b0 64 bfloat16",
+    "image_classifier.py resnet50 64 bfloat16",
     "image_classifier.py swin_tiny_patch4_window7_224 64 bfloat16", "image_classifier.py vit_base_patch16_224 64 bfloat16",
     "language_model.py 16 1 checkpoint", "language_model.py 8 1", "language_model.py 8 1 (expandable segments)",
     "language_model.py 8 1 compile", "language_model.py 8 4 evaluate", "largest_batch.py", "lightning_module.py out", "lora.py",
     "masked_autoencoder.py", "masked_language_model.py", "masked_language_model.py (expandable segments)", "mixtral.py",
-    "neighbour_sampling.py", "packed.py", "policy_gradient.py out", "ppo.py", "recommender.py", "speech_ctc.py", "token_mask.py",
-    "torchrun distributed.py fsdp",
+    "neighbour_sampling.py", "networks.py convnextv2_nano 64 bfloat16", "networks.py mobilenetv3_large_100 128 float16 channels_last",
+    "networks.py regnety_016 64 float32 channels_last", "networks.py resnext50_32x4d 64 bfloat16 channels_last", "packed.py",
+    "policy_gradient.py out", "ppo.py", "recommender.py", "segmentation_unet.py", "speech_ctc.py", "token_mask.py",
+    "torchrun distributed.py ddp", "torchrun distributed.py fsdp",
 })  # fmt: skip
 """Of which a rehearsal with PyTorch 2.11 finds the peaks that were recorded, allocated and reserved, to the byte."""
 

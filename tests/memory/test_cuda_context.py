@@ -26,6 +26,15 @@ def after(step: str) -> float:
     )
 
 
+def test_an_h200_is_taken_for_what_was_recorded_of_it() -> None:
+    """NVIDIA H200, driver 580.159.04, PyTorch 2.11.0, 2026-11-27: after matrix products and convolutions as much as an H100."""
+    lines = (RECORDINGS / "context-steps-nvidia-h200.jsonl").read_text(encoding="utf-8").splitlines()
+    of_all = {row["after"]: row["outside_mib"] for row in map(json.loads, lines) if row["of"] == "all"}
+
+    assert abs(usual_context(find_gpu("h200")).expected_bytes / MIB - of_all["conv_bf16"]) <= 1
+    assert of_all["svd"] * MIB <= usual_context(find_gpu("h200")).high_bytes
+
+
 def test_an_h100_is_taken_for_what_was_recorded_of_it() -> None:
     """After a linear layer and cuDNN: within 20 MiB of what is expected."""
     expected = usual_context(find_gpu("h100")).expected_bytes / MIB

@@ -500,8 +500,8 @@ def test_that_cudnn_tries_its_kernels_is_told(device: Device, asks_cudnn: bool) 
         for is_benchmarked in (True, False)
     )
 
-    assert len(tried) == len(usual) + 1
     assert "`torch.backends.cudnn.benchmark`" in tried[-1].message
+    assert not any("benchmark" in finding.message for finding in usual)
 
 
 @pytest.fixture(scope="module")
@@ -530,7 +530,7 @@ def test_a_kernel_in_clusters_may_take_more_or_less(asked: Device) -> None:
     )
     (finding,) = hopper.findings
 
-    assert "16.5 MiB more or less" in finding.message
+    assert "16.5 MiB larger" in finding.message
     assert hopper.device_used.expected_bytes - hopper.device_used.low_bytes == 20 * MIB  # one segment
     assert ampere.findings == ()
     assert ampere.device_used.low_bytes == ampere.device_used.expected_bytes

@@ -36,8 +36,11 @@ typedef struct {
     size_t element_bytes;
     int is_channels_last;
 } Tensor;
+typedef struct { size_t largest; } Tries; /* of the plans of a graph that ran: where PyTorch tries them, the one that stays is the fastest */
 typedef struct {
     void *twin;              /* NULL: cuDNN is not asked */
+    Tries *tries;            /* of a graph, and of what is made for it; for as long as the program runs */
+    size_t workspace;        /* of a plan, as it was said */
     int type, is_attention, has_clusters;
     Tensor tensor;           /* of a tensor */
     Tensor input, output, filter; /* of a convolution; of a reduction what it reduces, and to what */
@@ -62,7 +65,12 @@ int cudnnBackendDestroyDescriptor(Backend *descriptor) {
     return 0;
 }
 int cudnnBackendInitialize(Backend *descriptor) { return 0; }
-int cudnnBackendExecute(void *handle, Backend *plan, Backend *variant) { kernel_ran(); return 0; }
+int cudnnBackendExecute(void *handle, Backend *plan, Backend *variant) {
+    kernel_ran();
+    if (plan->tries && plan->workspace > plan->tries->largest) plan->tries->largest = plan->workspace;
+    else if (plan->tries && plan->workspace) unsure_workspace(plan->workspace, plan->tries->largest - plan->workspace);
+    return 0;
+}
 
 static void set_tensor(Tensor *tensor, int name, int64_t count, const void *values) {
     const int64_t *numbers = values;
@@ -90,6 +98,7 @@ static void note_attribute(Backend *descriptor, int name, int type, int64_t coun
         const Backend *part = ((Backend *const *)values)[i];
         if (!part) continue;
         descriptor->is_attention |= part->is_attention;
+        if (part->tries) descriptor->tries = part->tries;
         if (part->type == TENSOR) set_part(descriptor, name, &part->tensor);
         else if (descriptor->type == GRAPH) descriptor->allowance += part->allowance;
         else if (part->allowance > descriptor->allowance) descriptor->allowance = part->allowance;
@@ -174,15 +183,17 @@ int cudnnBackendFinalize(Backend *descriptor) {
     if (descriptor->type >= CONVOLUTION_FORWARD && descriptor->type <= CONVOLUTION_BACKWARD_DATA)
         descriptor->allowance = convolution_allowance(descriptor);
     if (descriptor->type == REDUCTION) descriptor->allowance = heads_bytes(descriptor);
+    if (descriptor->type == GRAPH && descriptor->twin && !descriptor->tries) descriptor->tries = calloc(1, sizeof(Tries));
     return descriptor->twin ? twin_finalize(descriptor->twin, descriptor->type) : 0;
 }
 /* Blocks in clusters (Hopper and later) leave partial sums of their tile, as many as run at once, which is known on the card alone: in 58 of 1,755
  * calls recorded on an H100 a workspace was other than cuDNN says without one, by up to 15 MiB more. */
-static int64_t asked_workspace(const Backend *plan, int64_t bytes) {
+static int64_t asked_workspace(Backend *plan, int64_t bytes) {
     static int is_told;
     if (!is_told++) tell_parent("asked", "cuDNN", 0);
-    if (!plan->has_clusters) return (int64_t)known_workspace((size_t)bytes);
-    return (int64_t)unsure_workspace((size_t)bytes, card()->multiprocessors * LARGEST_TILE_BYTES);
+    plan->workspace = known_workspace((size_t)bytes);
+    if (plan->has_clusters) unsure_workspace(plan->workspace, card()->multiprocessors * LARGEST_TILE_BYTES);
+    return (int64_t)plan->workspace;
 }
 static int64_t workspace_of(const Backend *plan) {
     if (!plan->is_attention) return library_workspace("convolution", plan->allowance);
@@ -195,6 +206,7 @@ static int get_of_twin(Backend *descriptor, int name, int type, int64_t requeste
         void **twins = calloc((size_t)requested + 1, sizeof *twins);
         int status = !twins ? 4000 : !have_twins(values, requested, twins) ? 2000 : twin_get(descriptor->twin, name, type, requested, count, twins);
         free(twins);
+        for (int64_t i = 0; i < requested; i++) ((Backend **)values)[i]->tries = descriptor->tries;
         return status;
     }
     int status = twin_get(descriptor->twin, name, type, requested, count, values);

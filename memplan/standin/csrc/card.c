@@ -272,10 +272,17 @@ size_t library_workspace(const char *kind, size_t allowance) {
     return wanted && *wanted == '1' ? told_workspace("workspace", kind, allowance) : 0;
 }
 size_t known_workspace(size_t bytes) { return told_workspace("known", "workspace", bytes); }
-size_t unsure_workspace(size_t bytes, size_t by) {
-    static size_t told;
-    if (by > told) tell_parent("unsure", "by", told = by);
-    return told_workspace("unsure", "workspace", bytes);
+void unsure_workspace(size_t bytes, size_t by) {
+    static struct { size_t bytes, by; } told[1024];
+    static unsigned num_told;
+    unsigned i = 0;
+    while (i < num_told && told[i].bytes != bytes) i++;
+    if (!by || i == sizeof told / sizeof *told || (i < num_told && told[i].by >= by)) return;
+    if (i == num_told) told[num_told++].bytes = bytes;
+    told[i].by = by;
+    char line[64];
+    snprintf(line, sizeof line, "workspace %zu by", bytes);
+    tell_parent("unsure", line, by);
 }
 void library_unknown(const char *kind) {
     static const char *said;

@@ -96,7 +96,8 @@ PROGRAMS = [
 
 
 EQUAL = frozenset({
-    "accelerated.py", "compiled.py", "factorized.py", "gan.py", "gpt_loop.py bf16", "gpt_loop.py bf16 (expandable segments)", "gpt_loop.py fp16",
+    "accelerated.py", "compiled.py", "factorized.py", "gan.py", "gpt_loop.py bf16", "gpt_loop.py bf16 (expandable segments)",
+    "gpt_loop.py fp16",
     "graph_edges.py", "graph_network.py gat", "graph_network.py gcn", "graph_network.py sage", "hf_causal.py out 8",
     "hf_classification.py out", "hf_seq2seq.py out", "hf_seq2seq.py out (expandable segments)",
     "image_classifier.py convnext_tiny 64 float16", "image_classifier.py efficientnet_b0 64 bfloat16",

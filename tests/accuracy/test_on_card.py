@@ -41,10 +41,10 @@ def gpu() -> GpuSpec:
 @pytest.mark.gpu
 @pytest.mark.parametrize("program", list(programs()), ids=lambda program: program.name)
 def test_a_card_allocates_what_a_rehearsal_says(torch_build: TorchBuild, gpu: GpuSpec, program: Program, tmp_path: Path) -> None:
-    """Allocated equal, reserved within 0.5%; of convolutions only that they are within a tenth."""
+    """Allocated equal, reserved within 0.5%; of convolutions what the GPU reserved lies in the range."""
     held = hold(record(program, gpu, tmp_path))
 
-    assert held.holds or (held.convolves and abs(held.reserved_error) <= 0.1), held
+    assert held.holds or (held.convolves and held.is_in_range), held
 
 
 @pytest.mark.gpu
@@ -67,7 +67,7 @@ def test_recordings_of_cards_are_what_rehearsals_say(torch_build: TorchBuild, pa
 
     held = hold(path)
 
-    assert held.holds or held.convolves, held
+    assert held.holds or (held.convolves and held.is_in_range), held
 
 
 @pytest.fixture(scope="module")

@@ -1,10 +1,10 @@
 /* cuDNN itself, asked which kernel it would take on the card.
  *
- * From 9.8 on cuDNN compiles ahead for a GPU that is elsewhere: a description of it stands in for a handle (CUDNN_BACKEND_DEVICEPROP_DESCRIPTOR;
+ * From 9.11 on cuDNN compiles ahead for a GPU that is elsewhere: a description of it stands in for a handle (CUDNN_BACKEND_DEVICEPROP_DESCRIPTOR;
  * NVIDIA's cudnn-frontend, samples/cpp/misc/deviceless_aot_compilation.cpp). So the descriptors of backend.c have twins in the real library, whose
- * heuristics rank the kernels and whose plans say what workspace they want. An H100 described so ranked the same kernels first as the H100 did
- * in 1,754 of 1,755 calls (2026-11-27, cuDNN 9.19). What is missing without one: how many blocks of a kernel its multiprocessors hold, which some
- * kernels ask for before they split a sum (partial_sums_bytes), and cuBLASLt's own workspaces, of less than a MiB. */
+ * heuristics rank the kernels and whose plans say what workspace they want. An H100, asked with its handle and with its description, named the same
+ * kernel in 1,754 of 1,755 calls (2026-11-27, cuDNN 9.19). What only a GPU tells: how many blocks of a kernel run at once, which some kernels ask
+ * before they split a sum (asked_workspace in backend.c), and the workspaces of products that cuDNN leaves to cuBLASLt, less than a MiB. */
 #include "twins.h"
 
 #include "attributes.h"

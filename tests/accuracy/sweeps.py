@@ -57,11 +57,18 @@ def assess(program: str, name: str) -> Assessment:
             return replay(found, CachingAllocator(Card(UNLIMITED_BYTES, UNLIMITED_BYTES)), sizes=sizes).peak_reserved_bytes
 
         capacity_bytes = (reserved(LOW) + reserved(HIGH)) // 2
-        largest = largest_fitting(
-            lambda batch: reserved(batch) <= capacity_bytes, low=LOW, high=HIGH, guess=lambda batch: batch <= HIGH // 2
-        )
-        assert largest is not None
-        sweep.ask(largest)  # what is recommended has itself been rehearsed
+
+        def answer() -> int:
+            fits = largest_fitting(
+                lambda batch: reserved(batch) <= capacity_bytes, low=LOW, high=HIGH, guess=lambda batch: batch <= HIGH // 2
+            )
+            assert fits is not None
+            return fits
+
+        largest = answer()
+        while largest not in sweep.rehearsed:  # what is recommended has itself been rehearsed
+            sweep.ask(largest)
+            largest = answer()
         worked_out = {batch: reserved(batch) for batch in POINTS}
         worked_out = {batch: bytes_ for batch, bytes_ in worked_out.items() if batch not in sweep.rehearsed}
         num_rehearsals = len(sweep.rehearsed)

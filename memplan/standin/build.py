@@ -93,8 +93,13 @@ _COMPUTES = re.compile(
     r"|cufft(Xt)?Exec\w*"
     r"|cudaLaunch\w*Kernel\w*|cudaMemcpyToSymbol(Async)?"
 )
-FIRST_ASKED_CUDNN = 91_100
-"""The first cuDNN that says without a GPU which kernel it would take (cudnn-frontend, samples/cpp/misc/deviceless_aot_compilation.cpp)."""
+ASKED_CUDNN = range(91_900, 92_500)
+"""
+The versions of cuDNN that are asked without a GPU which kernel they would take: 9.19 (PyTorch 2.11) to 9.24 (2.14), which were tried.
+
+They can be from 9.11 on (cudnn-frontend, samples/cpp/misc/deviceless_aot_compilation.cpp); what a later one wants of the driver is not
+known.
+"""
 
 # What its kernels that are compiled at run time look up in the driver, besides what is served: they complain of what is not there.
 _NAMED_BY_CUDNN = {"cuStreamGetCtx", "cuLinkCreate", "cuLinkDestroy", "cuOccupancyMaxPotentialClusterSize"}
@@ -130,7 +135,7 @@ def _asked_cudnn(torch: TorchBuild) -> _AskedCudnn | None:
     packages = torch.libraries.parents[1]
     graph = packages / "nvidia" / "cudnn" / "lib" / "libcudnn_graph.so.9"
     cublas_lt = sorted(packages.glob(f"nvidia/*/lib/libcublasLt.so.{torch.cuda_major}"))
-    is_asked = torch.cudnn_version >= FIRST_ASKED_CUDNN and graph.exists() and bool(cublas_lt)
+    is_asked = torch.cudnn_version in ASKED_CUDNN and graph.exists() and bool(cublas_lt)
     return _AskedCudnn(graph, cublas_lt[0]) if is_asked else None
 
 

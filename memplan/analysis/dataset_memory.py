@@ -19,12 +19,7 @@ from memplan.errors import UsageError
 from memplan.hardware.gpu import GpuSpec
 from memplan.memory.budget import DEFAULT_MARGIN, MemoryBudget
 from memplan.planner.search import largest_fitting
-from memplan.traces.block_sizes import (
-    LARGE_ROUND_BYTES,
-    LARGE_SEGMENT_BYTES,
-    MAX_SMALL_BYTES,
-    SMALL_SEGMENT_BYTES,
-)
+from memplan.traces.block_sizes import reserved_bytes
 from memplan.units import MIB
 
 CHUNK_BYTES = 64 * MIB
@@ -163,16 +158,6 @@ def samples_in_chunk(sample_bytes: int, num_samples: int | None = None) -> int:
     """Return how many samples are collected on the host at a time: one at least, and no more than there are."""
     chunk = max(1, CHUNK_BYTES // max(1, sample_bytes))
     return chunk if num_samples is None else min(chunk, num_samples)
-
-
-def reserved_bytes(request_bytes: int) -> int:
-    """Return the most that the caching allocator reserves for a request, or a smaller one: a segment of its own."""
-    if request_bytes == 0:
-        return 0
-    if request_bytes <= MAX_SMALL_BYTES:
-        return SMALL_SEGMENT_BYTES
-    # A request below 10 MiB gets 20 MiB, one from there on as much as it needs.
-    return max(LARGE_SEGMENT_BYTES, -(-request_bytes // LARGE_ROUND_BYTES) * LARGE_ROUND_BYTES)
 
 
 def dataset_reserved_bytes(sizes: Sequence[int], num_samples: int) -> int:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from memplan.allocator.replay import replay
 from memplan.allocator.simulator import CachingAllocator, Card
 from memplan.hardware.gpu import UNLIMITED_BYTES
-from memplan.traces.block_sizes import LARGE_ROUND_BYTES, LARGE_SEGMENT_BYTES
+from memplan.traces.block_sizes import reserved_bytes
 from memplan.traces.requests import Requests
 
 NUM_TRIALS = 64
@@ -40,7 +40,7 @@ def reserved_spread(requests: Requests, unsure_sizes: Mapping[int, int]) -> Spre
     """
     if not any(unsure_sizes.values()):
         return Spread()
-    own = _segment_bytes(unsure_sizes.get(0, 0))
+    own = reserved_bytes(unsure_sizes.get(0, 0))
     unsure = sorted(set(unsure_sizes).intersection(requests.sizes))
     if not unsure:
         return Spread(own, own)
@@ -51,11 +51,6 @@ def reserved_spread(requests: Requests, unsure_sizes: Mapping[int, int]) -> Spre
         larger = {size: size + int(chance.random() * unsure_sizes[size]) for size in unsure}
         found.append(_reserved(requests, [larger.get(size, size) for size in requests.sizes]))
     return Spread(own + max(0, usual - min(found)), own + max(0, max(found) - usual))
-
-
-def _segment_bytes(block_bytes: int) -> int:
-    """Return what a block of up to *block_bytes* has reserved for itself at most."""
-    return max(LARGE_SEGMENT_BYTES, -(-block_bytes // LARGE_ROUND_BYTES) * LARGE_ROUND_BYTES) if block_bytes else 0
 
 
 def _reserved(requests: Requests, sizes: list[int]) -> int:

@@ -10,7 +10,7 @@ from memplan.execution.rehearsal import Rehearsal
 from memplan.memory.breakdown import MemoryBreakdown
 from memplan.planner.plan import Lever, Plan, StagePlan
 from memplan.reports.breakdown_view import Breakdown, breakdown_rows, joined
-from memplan.reports.rehearsal_view import how_it_ended
+from memplan.reports.rehearsal_view import CHOSEN_ON_THE_GPU, how_it_ended
 from memplan.units import GIB, format_bytes
 from memplan.workload.parallelism import Strategy
 from memplan.workload.program import Program
@@ -25,9 +25,6 @@ METHOD_NOTES = {
     "measured": "the step was run on the GPU itself, at each size that was tried",
     "guide": "the guide's rule of thumb, for comparison",
 }
-
-_CHOSEN_ON_THE_GPU = {"library_workspaces", "uncounted_workspaces"}
-"""Findings of workspaces that only a real GPU decides."""
 
 MOST_NOTES = 4
 """Reasons and warnings in a short report."""
@@ -149,7 +146,7 @@ def _note_of(plan: Plan) -> str:
         return "modelled"
     estimates = (stage.estimate for stage in plan.stages)
     kinds = {finding.kind for estimate in estimates if isinstance(estimate, Rehearsal) for finding in estimate.findings}
-    return "rehearsed with allowances" if kinds & _CHOSEN_ON_THE_GPU else plan.method
+    return "rehearsed with allowances" if kinds & CHOSEN_ON_THE_GPU else plan.method
 
 
 def _gpus(program: Program) -> str:

@@ -16,6 +16,9 @@ from memplan.reports.breakdown_view import Breakdown, breakdown_rows, count
 from memplan.traces.trace import BUILD, EVALUATION, evaluation_before
 from memplan.units import format_bytes
 
+CHOSEN_ON_THE_GPU = {"library_workspaces", "uncounted_workspaces"}
+"""Findings of workspaces that only a real GPU decides."""
+
 
 class RehearsalView(NamedTuple):
     """The parts of a rehearsal's report."""
@@ -116,7 +119,7 @@ def how_it_ended(rehearsal: Rehearsal) -> str:
 
 def _outside(rehearsal: Rehearsal) -> str:
     """Return what its range is for."""
-    has_workspaces = any(finding.kind in {"library_workspaces", "uncounted_workspaces"} for finding in rehearsal.findings)
+    has_workspaces = any(finding.kind in CHOSEN_ON_THE_GPU for finding in rehearsal.findings)
     others = ["NCCL buffers"] * bool(rehearsal.breakdown.nccl_buffers_bytes) + ["workspaces"] * has_workspaces
     return f"{', '.join(others)} and a CUDA context that vary" if others else "a CUDA context that varies"
 

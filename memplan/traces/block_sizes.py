@@ -23,3 +23,13 @@ MIN_LARGE_BYTES = 10 * MIB  # kMinLargeAlloc
 
 LARGE_ROUND_BYTES = 2 * MIB  # kRoundLarge
 """... rounded up to a multiple of this."""
+
+
+def reserved_bytes(request_bytes: int) -> int:
+    """Return the most that the caching allocator reserves for a request, or a smaller one: a segment of its own."""
+    if request_bytes == 0:
+        return 0
+    if request_bytes <= MAX_SMALL_BYTES:
+        return SMALL_SEGMENT_BYTES
+    # A request below 10 MiB gets 20 MiB, one from there on as much as it needs.
+    return max(LARGE_SEGMENT_BYTES, -(-request_bytes // LARGE_ROUND_BYTES) * LARGE_ROUND_BYTES)

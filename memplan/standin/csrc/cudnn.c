@@ -21,15 +21,17 @@ enum { HANDLE = 0, KNOB_NAME = 9, DESCRIPTOR = 15, TEXT = 24 };               /*
 enum { HEURISTICS_CARD = 204, CONFIG_KNOBS = 302, PLAN_HANDLE = 400, PLAN_CARD = 407, KNOB_TYPE = 600, ENGINE_CARD = 1307, CARD_JSON = 2702 };
 enum { CLUSTER_COLUMNS = 28, MOST_KNOBS = 44 };                               /* cudnnBackendKnobType_t: TILE_CGA_N, COUNTS */
 
-#ifdef CUDNN_GRAPH /* where libcudnn_graph.so lies: build.py says so of a version that can be asked */
+#ifndef CUDNN_GRAPH /* where libcudnn_graph.so lies: build.py says so of a version that is asked */
+#define CUDNN_GRAPH NULL
+#endif
+
 static int (*create)(int, void **), (*destroy)(void *), (*finalize)(void *);
 static int (*set)(void *, int, int, int64_t, const void *), (*get)(void *, int, int, int64_t, int64_t *, void *);
 static int is_loaded;
 
 static void load(void) {
-    const char *wanted = getenv("MEMPLAN_ASK_CUDNN");
-    if (wanted && *wanted == '0') return;
-    void *library = dlopen(CUDNN_GRAPH, RTLD_NOW | RTLD_LOCAL);
+    const char *path = CUDNN_GRAPH, *wanted = getenv("MEMPLAN_ASK_CUDNN");
+    void *library = !path || (wanted && *wanted == '0') ? NULL : dlopen(path, RTLD_NOW | RTLD_LOCAL);
     if (!library) return;
     create = (int (*)(int, void **))dlsym(library, "cudnnBackendCreateDescriptor");
     destroy = (int (*)(void *))dlsym(library, "cudnnBackendDestroyDescriptor");
@@ -104,11 +106,3 @@ int twin_has_clusters(void *config) {
     while (num_made) destroy(knobs[--num_made]);
     return found;
 }
-#else
-void *twin_create(int type) { return NULL; }
-void twin_destroy(void *twin) {}
-int twin_set(void *twin, int name, int type, int64_t count, const void *values) { return 0; }
-int twin_get(void *twin, int name, int type, int64_t requested, int64_t *count, void *values) { return 0; }
-int twin_finalize(void *twin, int type) { return 0; }
-int twin_has_clusters(void *config) { return 0; }
-#endif

@@ -3,7 +3,8 @@ Workspaces that may be other on the GPU than cuDNN says without one: what would 
 
 A few MiB decide whether such a block finds room in a segment that is there, or has one of its own of some hundred MiB. So the requests of
 the run are put to the simulated allocator again and again, with each of these workspaces larger by a share of what it may be, drawn at
-random. Of an R3D-18 on an H200 the rehearsal reserved 3.25 GiB, the trials up to 3.86, the GPU 3.75.
+random; under the allocator's default settings, whatever the run had. Of an R3D-18 on an H200 the rehearsal reserved 3.25 GiB, the trials up
+to 3.86, the GPU 3.75.
 """
 
 from __future__ import annotations

@@ -383,8 +383,8 @@ class Script:
             failure = failure_of(answered_by(error), has_run_out=self._recorder.out_of_memory is not None)
         record = self._recorder.result(failure) | {
             "pid": self._process,
-            "others_bytes": counted_bytes("memplan_most_of_others"),
-            "shared_bytes": counted_bytes("memplan_most_shared"),
+            "others_bytes": 0 if _is_measured() else counted_bytes("memplan_most_of_others"),
+            "shared_bytes": 0 if _is_measured() else counted_bytes("memplan_most_shared"),
             "command": _command(),
             "python": sys.executable,
             "given_variables": {name: value for name, value in self._given.items() if not name.startswith("MEMPLAN_")},

@@ -21,7 +21,7 @@ from memplan.layouts.sources import ParsedFiles, Source, file_of
 from memplan.layouts.stages import StageReader
 from memplan.layouts.templates import template_data
 from memplan.workload.huggingface import ConfigJson, model_from_config
-from memplan.workload.model import KERNEL_PACKAGES, HuggingFaceModel, TransformerModel
+from memplan.workload.model import KERNEL_PACKAGES, HuggingFaceModel, TransformerModel, is_pattern
 from memplan.workload.model_catalog import find_model
 from memplan.workload.stage import Stage
 from memplan.workload.workload import Workload
@@ -307,7 +307,8 @@ class _Reader:
         else:
             single = file.get(key)
             text = str(entry.default or "") if single is None or single.value is None else str(single.value)
-            found = [Found(part.strip(), single.line if single else 1) for part in text.split(",") if part.strip()]
+            parts = [text] if is_pattern(text) else text.split(",")
+            found = [Found(part.strip(), single.line if single else 1) for part in parts if part.strip()]
         values = [self._element(entry, each) for each in found if each is not None]
         if not values:
             return

@@ -5,9 +5,10 @@ other model that transformers builds from a config.json; `parameters` is for eve
 """
 
 import json
+import re
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field, NonNegativeInt, PositiveInt, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, NonNegativeInt, PositiveInt, model_validator
 
 from memplan.description import Description
 
@@ -221,6 +222,24 @@ def _as_tuple(value: object) -> object:
     return (value,) if isinstance(value, str) else value
 
 
+_NAMES = re.compile(r"[\w.,\s-]*")
+"""What names of layers, and lists of them, are made of."""
+
+
+def is_pattern(target: str) -> bool:
+    """Say whether *target* of adapters is a regular expression of whole names, as PEFT has it, rather than the end of one."""
+    return _NAMES.fullmatch(target) is None
+
+
+def _sound_patterns(targets: tuple[str, ...]) -> tuple[str, ...]:
+    for target in filter(is_pattern, targets):
+        try:
+            re.compile(target)
+        except re.error as error:
+            raise ValueError(f"{target!r} is not a regular expression: {error}") from None
+    return targets
+
+
 class Adapters(Description):
     """Low-rank adapters beside the linear layers of a model of transformers, as PEFT puts them in; everything else is frozen."""
 
@@ -230,11 +249,18 @@ class Adapters(Description):
     dropout: Rate = 0.0
     """Dropout on the adapters' input."""
 
-    targets: Annotated[tuple[str, ...], BeforeValidator(_as_tuple)] = (ALL_LINEAR_LAYERS,)
-    """What the names of the adapted layers end with, as q_proj; `all-linear`: every linear layer but the head."""
+    targets: Annotated[tuple[str, ...], BeforeValidator(_as_tuple), AfterValidator(_sound_patterns)] = (ALL_LINEAR_LAYERS,)
+    """What the names of the adapted layers end with, as q_proj; `all-linear`: every linear layer but the head. A text with other signs than
+    names have is a regular expression, which a whole name matches."""
 
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """The adapters' own type: PEFT makes it float32 beside weights of a short type (autocast_adapter_dtype)."""
+
+    trained_modules: Annotated[tuple[str, ...], BeforeValidator(_as_tuple)] = ()
+    """What the names of the modules end with that are trained whole, as lm_head: PEFT's `modules_to_save`, which trains a copy of each."""
+
+    trained_dtype: Literal["float32", "bfloat16", "float16"] | None = None
+    """The type of those copies. None: that of the weights."""
 
 
 Kernels = Literal["liger"]

@@ -371,6 +371,33 @@ def test_a_list_counts_beside_what_a_rule_says(recipes: Path) -> None:
     assert adapters.targets == ("all-linear", "embed_tokens")
 
 
+def test_a_text_for_the_adapted_layers_is_a_regular_expression(recipes: Path) -> None:
+    """PEFT reads it so, and axolotl's recipes have it with commas in it too."""
+    pattern = r"model.layers.\d{1,2}.(mlp|self_attn).(up|down|q)_proj"
+    path = changed(recipes / "axolotl.yml", ("lora_target_linear: true", f"lora_target_modules: '{pattern}'"))
+
+    adapters = model_of(read_configuration(path)).adapters
+
+    assert adapters is not None
+    assert adapters.targets == (pattern,)
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "dtype"),
+    [
+        ("axolotl.yml", "lora_r: 16", "lora_r: 16\nlora_modules_to_save: [embed_tokens, lm_head]", None),
+        ("sft.yaml", "lora_r: 8", "lora_r: 8\nlora_modules_to_save:\n  - embed_tokens\n  - lm_head", None),
+        ("llama_factory.yaml", "lora_rank: 4", "lora_rank: 4\nadditional_target: embed_tokens,lm_head", "float32"),
+    ],
+)
+def test_modules_that_are_trained_beside_adapters_are_planned(recipes: Path, file: str, old: str, new: str, dtype: str | None) -> None:
+    """In the type of their weights, which LLaMA-Factory makes float32."""
+    adapters = model_of(read_configuration(changed(recipes / file, (old, new)))).adapters
+
+    assert adapters is not None
+    assert (adapters.trained_modules, adapters.trained_dtype) == (("embed_tokens", "lm_head"), dtype)
+
+
 def test_a_recipe_with_a_model_type_is_no_model(tmp_path: Path) -> None:
     """It has a batch, and is not read as the config.json of a model of default sizes."""
     path = tmp_path / "reranker.yaml"

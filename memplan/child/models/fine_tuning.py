@@ -7,13 +7,17 @@ What counts is what is allocated and kept, operator by operator (read in peft 0.
 
 from __future__ import annotations
 
+import contextlib
+import copy
+import re
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from memplan.workload.model import ALL_LINEAR_LAYERS
+from memplan.workload.model import ALL_LINEAR_LAYERS, is_pattern
 
 if TYPE_CHECKING:
     from memplan.workload.model import Adapters, HuggingFaceModel
@@ -46,6 +50,41 @@ class AdaptedLinear(nn.Module):
         is_cast = not isinstance(self.base, QuantizedLinear) or not torch.is_autocast_enabled()
         x = x.to(self.down.weight.dtype) if is_cast else x
         return (result + self.up(self.down(self.dropout(x))) * 2.0).to(kept)
+
+
+class TrainedCopy(nn.Module):
+    """A copy of a frozen module that is trained in its place, as PEFT's ModulesToSaveWrapper: both stay in memory."""
+
+    def __init__(self, kept: nn.Module, dtype: str | None) -> None:
+        super().__init__()
+        self.kept = kept
+        self.trained = copy.deepcopy(kept).requires_grad_(True)
+        if dtype is not None:
+            self.trained.to(getattr(torch, dtype))
+
+    def forward(self, *arguments: Any, **keywords: Any) -> Any:
+        """Return the copy's answer."""
+        return self.trained(*arguments, **keywords)
+
+    def __getattr__(self, name: str) -> Any:
+        """Return what the copy has under *name*, as its weight, which Liger's losses read of a head."""
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(super().__getattr__("trained"), name)
+
+
+@contextlib.contextmanager
+def without_copies(inner: nn.Module) -> Iterator[None]:
+    """Have *inner* as transformers made it, with the frozen modules where copies of them are trained: it ties those, and no copies."""
+    copies = [(name, module) for name, module in inner.named_modules() if isinstance(module, TrainedCopy)]
+    for name, module in copies:
+        inner.set_submodule(name, module.kept)
+    try:
+        yield
+    finally:
+        for name, module in copies:
+            inner.set_submodule(name, module)
 
 
 class QuantizedLinear(nn.Module):
@@ -157,9 +196,24 @@ def prepare_fine_tuning(inner: nn.Module, model: HuggingFaceModel) -> None:
             inner.set_submodule(name, base)
     if model.adapters is not None:
         _check_targets(inner, model.adapters.targets)
+        _train_copies(inner, model.adapters)
     for name, module in inner.named_modules():
         if model.norm_dtype is not None and "norm" in name.rpartition(".")[2].lower():
             module.to(getattr(torch, model.norm_dtype))
+
+
+def _train_copies(inner: nn.Module, adapters: Adapters) -> None:
+    """Put a copy that is trained in the place of each module that *adapters* name. Raises ValueError for a name that no module has."""
+    names = [name for name, _ in inner.named_modules()]
+    for wanted in adapters.trained_modules:
+        found = [name for name in names if _ends_with(name, wanted)]
+        if not found:
+            raise ValueError(f"{type(inner).__name__} has no module {wanted} to train beside its adapters")
+        for name in found:
+            kept = inner.get_submodule(name)
+            if any(isinstance(part, (AdaptedLinear, QuantizedLinear)) for part in kept.modules()):
+                raise ValueError(f"{name} is to be trained whole, and has adapters or quantized weights")
+            inner.set_submodule(name, TrainedCopy(kept, adapters.trained_dtype))
 
 
 def _check_targets(inner: nn.Module, targets: tuple[str, ...]) -> None:
@@ -178,8 +232,15 @@ def _head_of(inner: nn.Module) -> nn.Module | None:
 
 
 def _is_target(name: str, targets: tuple[str, ...]) -> bool:
-    """Say whether the layer *name* is one of *targets*, each the whole name or its end, as PEFT matches them."""
-    return ALL_LINEAR_LAYERS in targets or any(name == target or name.endswith(f".{target}") for target in targets)
+    """Say whether the layer *name* is one of *targets*, each its name, the end of it, or a regular expression, as PEFT matches them."""
+    return ALL_LINEAR_LAYERS in targets or any(
+        re.fullmatch(target, name) is not None if is_pattern(target) else _ends_with(name, target) for target in targets
+    )
+
+
+def _ends_with(name: str, end: str) -> bool:
+    """Say whether *name* is *end*, or the name of a part of something that is called so."""
+    return name == end or name.endswith(f".{end}")
 
 
 def _quantized(layer: nn.Linear, quantization: str) -> nn.Module:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from memplan.child.models.experts import BalancedExperts
+from memplan.child.models.fine_tuning import without_copies
 from memplan.workload.model import EXPERT_COUNTS, HuggingFaceModel, TransformerModel
 
 if TYPE_CHECKING:
@@ -59,7 +60,8 @@ class FromTransformers(nn.Module):
 
     def tie(self) -> None:
         """Share what the config says is shared; make what is neither parameter nor buffer, which `.to` leaves on the host."""
-        self.inner.tie_weights()
+        with without_copies(self.inner):
+            self.inner.tie_weights()
         for module in self.inner.modules():
             for name, value in vars(module).items():
                 if isinstance(value, Tensor) and value.is_meta:

@@ -64,13 +64,44 @@ def adapters(*targets: str) -> list[int]:
 
 
 @pytest.mark.heavy
-@pytest.mark.parametrize(("targets", "adapted"), [(("all-linear",), ()), (("q_proj", "v_proj"), ("q_proj", "v_proj"))])
+@pytest.mark.parametrize(
+    ("targets", "adapted"),
+    [
+        (("all-linear",), ()),
+        (("q_proj", "v_proj"), ("q_proj", "v_proj")),
+        ((r"model.layers.[\d]+.(mlp|self_attn).(up|down|v)_proj",), ("up_proj", "down_proj", "v_proj")),
+    ],
+)
 def test_only_the_adapters_are_trained(rehearser: SharedRehearser, targets: tuple[str, ...], adapted: tuple[str, ...]) -> None:
     """In fp32 beside weights in bf16: two moments of 4 bytes for each of their elements, and none for the head."""
     seen = run(rehearser, tuned(adapters={"rank": RANK, "targets": targets}))
     trained = in_blocks(*(4 * elements for elements in adapters(*adapted)))
 
     assert seen.breakdown.optimizer_state_bytes == 2 * trained
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("ties", [False, True])
+def test_what_is_trained_whole_beside_adapters_is_a_copy(rehearser: SharedRehearser, ties: bool) -> None:
+    """
+    PEFT's `modules_to_save`: the frozen module stays, and where head and embeddings share a weight, each copy is one of its own.
+
+    Compared once with peft 0.18.0 and transformers 5.17 under PyTorch 2.11, rehearsed on a simulated A100: a Llama of 4 layers (hidden
+    1024, vocabulary 32,000), adapters of rank 16 by a regular expression, batch 4 x 512, AdamW, bf16. Peak allocated in MiB, PEFT's and
+    ours: 1421.5 and 1421.5 without copies; 1809.6 and 1809.6 with those of head and embeddings, 1403.0 and 1403.0 with checkpointing,
+    1746.1 and 1746.1 where they are tied; 1614.0 and 1614.0 with that of the head.
+    """
+    config = json.dumps(LLAMA | {"tie_word_embeddings": ties})
+    beside = {"rank": RANK, "trained_modules": ["lm_head", "embed_tokens"]}
+    plain = run(rehearser, tuned(huggingface_config=config))
+    seen = run(rehearser, tuned(huggingface_config=config, adapters=beside))
+    wide = run(rehearser, tuned(huggingface_config=config, adapters=beside | {"trained_dtype": "float32"}))
+    copies = 2 * in_blocks(2 * VOCABULARY * HIDDEN)
+
+    assert seen.breakdown.parameters_bytes - plain.breakdown.parameters_bytes == copies
+    assert seen.breakdown.optimizer_state_bytes - plain.breakdown.optimizer_state_bytes == 2 * copies
+    assert wide.breakdown.parameters_bytes - plain.breakdown.parameters_bytes == 2 * copies
+    assert wide.breakdown.optimizer_state_bytes - plain.breakdown.optimizer_state_bytes == 4 * copies
 
 
 def linear_bytes(of_weight: dict[str, list[int]]) -> int:
@@ -153,6 +184,19 @@ def test_a_layer_that_is_not_there_cannot_be_adapted(rehearser: SharedRehearser)
     for targets, missing in ((["c_attn"], "c_attn"), (["q_proj", "lm_head", "embed_tokens"], "lm_head or embed_tokens")):
         with pytest.raises(UsageError, match=f"LlamaForCausalLM has no linear layer {missing} beside its head"):
             run(rehearser, tuned(adapters={"rank": RANK, "targets": targets}))
+
+
+def test_a_module_that_is_not_there_cannot_be_trained_whole(rehearser: SharedRehearser) -> None:
+    """Nor one with adapters, whose own weights are frozen."""
+    for named, problem in (("wte", "LlamaForCausalLM has no module wte to train"), ("mlp", "mlp is to be trained whole, and has adapters")):
+        with pytest.raises(UsageError, match=problem):
+            run(rehearser, tuned(adapters={"rank": RANK, "trained_modules": [named]}))
+
+
+def test_targets_that_are_no_regular_expression_are_refused() -> None:
+    """With what is wrong about it."""
+    with pytest.raises(ValueError, match="'layers\\.\\(q' is not a regular expression: missing \\)"):
+        tuned(adapters={"rank": RANK, "targets": ["layers.(q"]})
 
 
 def test_quantized_weights_need_adapters() -> None:

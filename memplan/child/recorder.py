@@ -14,8 +14,8 @@ import random
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
-from itertools import compress, pairwise
+from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, cast
 
@@ -29,6 +29,7 @@ from memplan.child.compilers import Compilers
 from memplan.child.copied_masks import note_masks
 from memplan.child.device_reads import Reads, counted_bytes, is_simulated
 from memplan.child.evaluations import Evaluations
+from memplan.child.event_history import MOST_IN_A_STEP, MOST_RECORDED, EventHistory
 from memplan.child.failures import NO_ENGINE
 from memplan.child.habits import habits_asked_for
 from memplan.child.host_values import HostValues
@@ -37,19 +38,11 @@ from memplan.child.not_compiled import not_compiled, not_followed
 from memplan.child.one_rank import world
 from memplan.child.program_frames import place_in
 from memplan.child.recorded_values import RecordedValues, ValueWriter
-from memplan.child.repeated_step import Event, RepeatedStep, repeated_step
+from memplan.child.repeated_step import RepeatedStep
 from memplan.child.tensor_notes import TensorNotes, is_compiled
 from memplan.child.tensor_types import TypeRecorder
 from memplan.child.tracked_objects import without_collections
-from memplan.traces.trace import ACTIONS, ALLOC, BUILD, EVALUATION, evaluation_before, events_of
-
-MOST_EVENTS = 10_000_000
-MOST_RECORDED = 600_000
-MOST_IN_A_STEP = 2_000_000  # L-BFGS may have a closure called 50,000 times in one: PyTorch makes a dict of each event
-"""Allocations and frees of which the events are kept; what comes behind them, in a long program, still counts for the peaks."""
-
-MOST_CLEARED = 8
-"""How often it is looked where workspaces lay that are given back: all events are copied for that."""
+from memplan.traces.trace import BUILD, EVALUATION, evaluation_before
 
 SCANNED_STEPS = 10
 """Steps at whose end what lasts is looked for; from then on at every step whose number is a power of two."""
@@ -69,14 +62,15 @@ class Recorder:
         """Called when a backward begins that no other one is in."""
         self.num_backwards = 0
         self.reads = Reads(answers or {})
-        self.reads.num_allocs = self._num_allocs
+        self._history = EventHistory(lambda: self._device)
+        self.reads.num_allocs = self._history.num_allocs
         self.compilers = Compilers(self.reads)
         self._values: HostValues | None = None
         self._values_written, self._values_path = ValueWriter(), Path()
         self.steps: list[dict[str, int]] = []
         self._allocated_in_all: list[int] = []  # bytes, at the end of each step
         self.marks: list[tuple[int, int, int, str]] = []
-        self._tensors = TensorNotes(self._num_allocs, lambda: self._is_recording)
+        self._tensors = TensorNotes(self._history.num_allocs, lambda: self._history.is_recording)
         self.out_of_memory: dict[str, Any] | None = None
         self.types: TypeRecorder | None = None
         self.values: dict[str, Any] = {}
@@ -84,34 +78,22 @@ class Recorder:
         self.batches = Batches(lambda: (self._step, self.num_backwards))
         self.is_on = False
         self._backwards = 0
-        self._events: Sequence[Event] = ()
         self._highest = {"peak_allocated_bytes": 0, "peak_reserved_bytes": 0}
-        self._ends_at: tuple[int, int] | None = None
-        self._repeated: RepeatedStep | None = None
-        self._segments: list[int] = []  # counts of them, before a step was repeated
         self._step_seconds: list[float] = []
         self._began_at = time.monotonic()
-        self._types_from: tuple[int, int] | None = None
         self._retries: int | None = None
         self._free_at_first = 0
         self._num_devices, self._own_device = 1, 0
         self._most_walked = 0
         self._habits = habits_asked_for(lambda: self._step, lambda: self.num_backwards)
-        self._clear_workspaces = torch._C._cuda_clearCublasWorkspaces
-        self._num_cleared = 0
-        self._given_back: set[tuple[int, int]] = set()
-        """Where cuBLAS's workspaces lay that the program itself gave back."""
-        self._buckets: list[tuple[int, int]] = []
-        """Numbers of the allocations between which DDP's are."""
 
     def attach(self) -> None:
         """Follow this process: at once if CUDA is initialised, else as soon as it is."""
         self._watch_backward()
         self._tensors.attach()
         Evaluations(self._evaluates).attach()
-        self._watch_buckets()
+        self._history.attach()
         self._watch_resets()
-        self._watch_workspaces()
         self.batches.attach()
         self.compilers.attach()
         if is_simulated():
@@ -162,7 +144,7 @@ class Recorder:
     def _cuda_began(self) -> None:
         if torch.cuda.get_allocator_backend() != "native":
             raise RuntimeError("only PyTorch's own caching allocator can be followed: take `backend:` out of PYTORCH_CUDA_ALLOC_CONF")
-        torch.cuda.memory._record_memory_history(context=None, max_entries=MOST_EVENTS)
+        self._history.begin()
         torch._C._cuda_attach_out_of_memory_observer(not_compiled(self._memory_ran_out))  # type: ignore[attr-defined]  # in no stub
         self.reads.attach()
         ranks, self._num_devices = world(), torch.cuda.device_count()
@@ -183,8 +165,8 @@ class Recorder:
     def mark(self, phase: str) -> None:
         """Note that the program is in *phase* of the present step now."""
         self._phase = phase
-        if self._is_recording:
-            self.marks.append((*self._counts(), self._step, phase))
+        if self._history.is_recording:
+            self.marks.append((*self._history.counts(), self._step, phase))
 
     def end_building(self, *, was_none: bool = False) -> None:
         """Note that what comes before the first step has ended; with *was_none*, that nobody can tell where it did."""
@@ -208,7 +190,7 @@ class Recorder:
         self._step = number
         self.reads.begin_step()
         self.mark("forward")
-        if number == 1 and self._is_recording:  # what was built; a whole program builds within its first step
+        if number == 1 and self._history.is_recording:  # what was built; a whole program builds within its first step
             self._tensors.note_what_lasts()
 
     def end_step(self) -> None:
@@ -220,7 +202,7 @@ class Recorder:
         self._step_seconds.append(time.monotonic() - self._began_at)
         self._tensors.step_ends()
         number = len(self.steps) + 1
-        if self._is_recording and (number <= SCANNED_STEPS or number & (number - 1) == 0):
+        if self._history.is_recording and (number <= SCANNED_STEPS or number & (number - 1) == 0):
             self._tensors.note_what_lasts()
         self.steps.append({
             **self._peaks(),
@@ -228,35 +210,14 @@ class Recorder:
             "reserved_bytes": torch.cuda.memory_reserved(self._device),
         })  # fmt: skip
         self._allocated_in_all.append(torch.cuda.memory_stats(self._device).get("allocated_bytes.all.allocated", 0))
-        if self._is_recording and sum(self._counts()) > MOST_RECORDED:
-            self._events, _, self._ends_at = self._stop_history()
+        self._history.stop_beyond(MOST_RECORDED)
         self._began_at = time.monotonic()
 
     def repeated_step(self) -> RepeatedStep | None:
-        """
-        Return what asks again for all that the last step asked for; None where such a step has to be run.
-
-        The history goes on for those that only ask, since the allocator may need other segments for them; nothing else is noted of them.
-        """
-        if not self._is_recording or not is_simulated():
+        """Return what asks again for all that the last step asked for; None where such a step has to be run. Nothing is noted of those."""
+        if not self._history.is_recording:
             return None
-        begin = next(mark[:2] for mark in self.marks if mark[2] == self._step)
-        events = self._history()
-        found = repeated_step(events, begin)
-        if found is not None:
-            self._repeated, self._ends_at, self._segments = found, self._counts(), self._segment_counts()
-            self._restart_history()
-        return found
-
-    def _restart_history(self) -> None:
-        """Forget the events so far."""
-        torch.cuda.memory._record_memory_history(enabled=None)
-        torch.cuda.memory._record_memory_history(context=None, max_entries=MOST_EVENTS)
-
-    def _segment_counts(self) -> list[int]:
-        """Return what changes where the allocator takes memory from the device, or gives some back."""
-        stats = torch.cuda.memory_stats(self._device)
-        return [stats[f"{name}.all.{change}"] for name in ("segment", "reserved_bytes") for change in ("allocated", "freed")]
+        return self._history.repeated_step(next(mark[:2] for mark in self.marks if mark[2] == self._step))
 
     def varies(self) -> bool:
         """Say whether the last step allocated more or less in all than the one before."""
@@ -272,19 +233,11 @@ class Recorder:
     def record_types(self) -> TypeRecorder:
         """Record the type of every tensor from here on: what is allocated from here on counts for nothing else."""
         self._retries = self._num_retries()
-        self.types = TypeRecorder(self._num_allocs)
-        self._types_from = self._counts()
+        self.types = TypeRecorder(self._history.num_allocs)
+        self._history.count_until_here()
         self.reads.is_counting = False
         os.environ.pop("MEMPLAN_LOG", None)  # the device has nothing to say of it either
         return self.types
-
-    def _counts(self) -> tuple[int, int]:
-        """Return how many allocations and how many frees there have been."""
-        counts = torch.cuda.memory_stats_as_nested_dict(self._device).get("allocation", {}).get("all", {})  # nothing before the first
-        return int(counts.get("allocated", 0)), int(counts.get("freed", 0))
-
-    def _num_allocs(self) -> int:
-        return self._counts()[0]
 
     def _num_retries(self) -> int:
         return int(torch.cuda.memory_stats(self._device).get("num_alloc_retries", 0))
@@ -350,44 +303,11 @@ class Recorder:
 
         return call
 
-    def _watch_workspaces(self) -> None:
-        """Note where cuBLAS's workspaces lie where the program gives them back, as Lightning does at the end of a training."""
-        clear = self._clear_workspaces
-
-        @functools.wraps(clear)
-        def cleared() -> None:
-            before = self._counts() if self._is_recording and self._num_cleared < MOST_CLEARED else None
-            clear()
-            if before is not None:
-                self._num_cleared += 1
-                events = torch.cuda.memory._snapshot()["device_traces"][self._device]
-                self._given_back |= {(address, before[0]) for address in freed_after(events, before[1])}
-
-        torch._C._cuda_clearCublasWorkspaces = cleared
-
-    def _watch_buckets(self) -> None:
-        """Note what the reducer of DistributedDataParallel allocates: buckets of gradients, at first and again before the second step."""
-        reducer: Any = getattr(torch.distributed, "Reducer", None)
-        for name in ("__init__", "_rebuild_buckets"):
-            if reducer is not None:
-                setattr(reducer, name, self._noting_buckets(getattr(reducer, name)))
-
-    def _noting_buckets(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(function)
-        def call(*arguments: Any, **keywords: Any) -> Any:
-            before = self._num_allocs() if self._is_recording else 0
-            result = function(*arguments, **keywords)
-            if self._is_recording:
-                self._buckets.append((before, self._num_allocs()))
-            return result
-
-        return call
-
     def _backward_begins(self) -> None:
         self._note_trained_in_eval_mode()
-        if self._is_recording and sum(self._counts()) > MOST_IN_A_STEP:
+        if self._history.is_recording and sum(self._history.counts()) > MOST_IN_A_STEP:
             self._tensors.note_what_lasts()
-            self._events, _, self._ends_at = self._stop_history()
+            self._history.stop_beyond(MOST_IN_A_STEP)
         self._tensors.backward_begins()
         self.mark("backward")
 
@@ -420,7 +340,7 @@ class Recorder:
         del device, total
         if self.types is not None:
             return
-        if self.out_of_memory is None and self._is_recording:
+        if self.out_of_memory is None and self._history.is_recording:
             self._tensors.note_what_lasts()  # no step ends here that would
         place = place_in(sys._getframe())  # of the main thread where it is one of autograd's, without frames of the program
         message = f"tried to allocate {asked} bytes with {free} bytes free"
@@ -459,7 +379,7 @@ class Recorder:
     @property
     def _has_begun(self) -> bool:
         """Say whether the first step has: loaders and loggers, which may be made behind the optimizer, take nothing of the GPU."""
-        return self._step > 1 or not self.marks or self._counts() != self.marks[-1][:2]
+        return self._step > 1 or not self.marks or self._history.counts() != self.marks[-1][:2]
 
     # the result
 
@@ -472,29 +392,7 @@ class Recorder:
         if not self.is_on:
             return {"torch": torch.__version__, "gpu_name": None, "failure": failure}
         peaks = self.steps[-1] if self.types and self.steps else self._peaks()  # recording types keeps arguments alive for longer
-        workspaces: set[tuple[int, int]] = set()
-        was_stopped = not self._is_recording and self._repeated is None
-        has_other_segments = self._repeated is not None and self._segments != self._segment_counts()
-        if self._is_recording:
-            self._events, workspaces, self._ends_at = self._stop_history(clear=True)
-        elif self._repeated is not None and self._ends_at is not None and has_other_segments:
-            again, workspaces, ends_at = self._stop_history(clear=True, frees=self._counts()[1] - self._ends_at[1])
-            self._events, self._ends_at = [*self._repeated.events, *again], ends_at
-        elif self._ends_at is not None:  # of a long program, or of steps that were repeated, events ended while its workspaces were in use
-            self._restart_history()
-            _, given_back, _ = self._stop_history(clear=True, frees=0)
-            workspaces = {(address, self._ends_at[0]) for address, _ in given_back}
-            self._events = self._events if self._repeated is None else self._repeated.events
-        events, self._events = self._events, ()
-        workspaces |= self._buckets_in(events) | self._given_back
-        told, notes, marks = columns(events), self._tensors.in_all(workspaces), self.marks
-        if self._repeated is not None and self._ends_at is not None:
-            if not has_other_segments:
-                own = columns(self._repeated.request_events)
-                told = {name: column + self._repeated.num_times * own[name] for name, column in told.items()}
-                self._ends_at = self._repeated.end(self._ends_at)
-            places = list(compress(told["addresses"], map(ALLOC.__eq__, told["actions"])))
-            notes, marks = self._repeated.notes(notes, places), self._repeated.marks(marks)
+        told = self._history.told(self._tensors.in_all, self.marks)
         free, reserved = torch.cuda.mem_get_info(self._device)[0], torch.cuda.memory_reserved(self._device)
         return {
             "gpu_name": torch.cuda.get_device_properties(self._device).name,
@@ -507,12 +405,12 @@ class Recorder:
             "reserved_bytes": reserved,
             "outside_bytes": max(0, self._free_at_first - free - reserved),  # what libraries took besides, and kernels as they were loaded
             "num_alloc_retries": self._num_retries() if self._retries is None else self._retries,
-            "events": told,
-            "end": self._ends_at if was_stopped else self._types_from or self._ends_at,
-            "was_stopped": was_stopped,
-            "marks": marks,
-            "notes": notes,
-            "tensor_types": self.types.seen if self.types and not was_stopped and not is_compiled() else [],
+            "events": told.columns,
+            "end": told.end,
+            "was_stopped": told.was_stopped,
+            "marks": told.marks,
+            "notes": told.notes,
+            "tensor_types": self.types.seen if self.types and not told.was_stopped and not is_compiled() else [],
             "reads": self.reads.seen(),
             "chosen_by_time": self.compilers.chosen_by_time(),
             "tries_convolutions": bool(torch.backends.cudnn.benchmark),
@@ -531,51 +429,3 @@ class Recorder:
             "values": self.values,
             "failure": failure,
         }
-
-    def _buckets_in(self, events: Sequence[Event]) -> set[tuple[int, int]]:
-        """Return where DDP's buckets lie: the events of allocations are in the order of their numbers."""
-        if not self._buckets:
-            return set()
-        places = [event["addr"] for event in events if event["action"] == "alloc"]
-        return {(places[number], number + 1) for begin, end in self._buckets for number in range(begin, min(end, len(places)))}
-
-    @property
-    def _is_recording(self) -> bool:
-        return self.is_on and self._ends_at is None
-
-    def _stop_history(
-        self, *, clear: bool = False, frees: int | None = None
-    ) -> tuple[Sequence[Event], set[tuple[int, int]], tuple[int, int]]:
-        """
-        Return the events up to now, where cuBLAS's workspaces lie (*clear*: known by giving them back), and where the events end.
-
-        *frees* are those of the history so far, where it is not that of the whole program.
-        """
-        count, all_frees = self._counts()
-        frees = all_frees if frees is None else frees
-        if clear:
-            self._clear_workspaces()
-        events = self._history()
-        torch.cuda.memory._record_memory_history(enabled=None)
-        return events, {(address, count) for address in freed_after(events, frees)}, (count, all_frees)
-
-    def _history(self) -> Sequence[Event]:
-        with without_collections():
-            events: Sequence[Event] = torch.cuda.memory._snapshot()["device_traces"][self._device]
-        return events
-
-
-def freed_after(events: Sequence[Event], count: int) -> list[int]:
-    """Return the addresses that were freed after *count* frees."""
-    return [event["addr"] for event in events if event["action"] == "free_completed"][count:]
-
-
-def columns(events: Sequence[Event]) -> dict[str, Any]:
-    """Return the allocator's events as columns: one letter each, addresses, bytes, streams."""
-    kept = events_of(events)
-    return {
-        "actions": "".join(ACTIONS[event["action"]] for event in kept),
-        "addresses": [event.get("addr", 0) for event in kept],
-        "sizes": [event["size"] for event in kept],
-        "streams": [event.get("stream", 0) for event in kept],
-    }

@@ -10,7 +10,7 @@ from memplan.api.configuration import Configuration
 from memplan.api.journals import journal_root
 from memplan.api.methods import Method, by_method
 from memplan.edits.config_file import load_config_file
-from memplan.edits.drift import Drifted, drift_in
+from memplan.edits.drift import Drifted, drift_in, is_applied
 from memplan.edits.edit import Location
 from memplan.errors import UsageError
 from memplan.estimators.base import Estimator
@@ -81,10 +81,11 @@ def _location(file: Path, key: str) -> Location:
     return Location(file, load_config_file(file).line_of(tuple(key.split("."))))
 
 
-def drift_of(path: Path) -> Drifted:
+def drift_of(path: Path, *, if_applied: bool = False) -> Drifted:
     """
     Return which values that plans have written into *path*, a configuration or its folder, are not so any more.
 
-    Raises UsageError where nothing has been applied.
+    Raises UsageError where nothing has been applied, but not *if_applied*: git keeps no journal, and others have none.
     """
-    return drift_in(journal_root(path))
+    root = journal_root(path)
+    return Drifted(0, ()) if if_applied and not is_applied(root) else drift_in(root)

@@ -311,7 +311,11 @@ def _by_itself(located: Located) -> str:
     words = located.command or ["python", "train.py", str(located.main)]
     if located.launch is not None:
         words = ["accelerate", "launch", "--config_file", str(located.launch), "train.py", "--config", str(located.main)]
-    return f"to plan the program itself, where it is installed, give its command in place of the configuration: `-- {shlex.join(words)}`"
+    several = "" if located.command_of_several is None else f", on several GPUs `-- {shlex.join(located.command_of_several)}`"
+    return (
+        "to plan the program itself, where it is installed, give its command in place of the configuration: "
+        f"`-- {shlex.join(words)}`{several}"
+    )
 
 
 def _either(hint: str | None, other: str) -> str:
@@ -514,6 +518,7 @@ def _refuse_framework(path: Path) -> None:
         verb = "is" if found.is_known else "looks like"
         raise ConfigError(f"{verb} {found.title}", file=path, hint=found.hint)
     if not any(key.startswith("model.") for key in keys):
-        raise ConfigError("describes no training: it has neither a model nor a batch size", file=path, hint=INSTEAD)
+        problem = "describes no training that memplan recognises: no key has a usual name of a model or of a batch size"
+        raise ConfigError(problem, file=path, hint=INSTEAD)
     if len(top & set(Workload.model_fields)) * 2 < len(top):  # else it is meant for a workload, whose mistakes are told
         raise ConfigError("describes a model, and no training that memplan knows: it has no batch size", file=path, hint=INSTEAD)

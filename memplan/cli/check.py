@@ -57,6 +57,7 @@ Examples:
     is_flag=True,
     help="Fail where a value that --apply wrote has been changed since. Without a GPU, nothing else is checked.",
 )
+@click.option("--if-applied", is_flag=True, help="With --drift: pass where no plan has been applied, as in another's clone.")
 @click.option(
     "--format", "output_format", type=click.Choice(["text", "json", "github", "junit"]), default="text", show_default=True,
     help="One line of text, one JSON object, GitHub's workflow commands, or JUnit's XML; on standard output.",
@@ -75,6 +76,7 @@ def check(
     margin: float | None,
     pins: Sequence[str],
     checks_drift: bool,
+    if_applied: bool,
     output_format: str,
 ) -> int:
     """
@@ -88,7 +90,7 @@ def check(
         program = program_of(context, function)
         told = _Told()
         if checks_drift:
-            told = told._replace(drifted=_drift_of(config_path))
+            told = told._replace(drifted=_drift_of(config_path, if_applied=if_applied))
         if not checks_drift or auto or gpu_name or gpu_memory:
             typed = typed_settings(program, config_path, pins, gpu=gpu_name, gpu_memory=gpu_memory, margin=margin, **of_program)
             asked = asked_for(typed, with_gpu=not auto)
@@ -114,10 +116,10 @@ class _Told(NamedTuple):
         return (self.check is None or self.check.fits) and not (self.drifted and self.drifted.drifts)
 
 
-def _drift_of(path: Path | None) -> Drifted:
+def _drift_of(path: Path | None, *, if_applied: bool) -> Drifted:
     from memplan.api.checks import drift_of
 
-    return drift_of(path or Path())
+    return drift_of(path or Path(), if_applied=if_applied)
 
 
 def _checked(asked: Asked, gpu: GpuSpec, method: Method, told: _Told) -> _Told:

@@ -23,8 +23,8 @@ format_option = click.option(
 config_path_option = click.option(
     "--config-path",
     type=click.Path(path_type=Path),
-    help="A configuration tree (its folder, the project's, or its main file), a workload.yaml, or a Hugging Face config.json. Default: the "
-    "configuration in this folder; where there is none, the built-in workload.",
+    help="A recipe of a framework (axolotl, TRL, LLaMA-Factory …), a configuration tree (its folder, the project's, or its main file), a "
+    "workload.yaml, or a Hugging Face config.json. Default: the configuration in this folder; where there is none, the built-in workload.",
 )
 
 

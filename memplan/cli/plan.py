@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -79,6 +80,12 @@ class _WithProgram(click.Group):
             ctx.meta[PROGRAM] = words[0]
             at = end - len(words)
             args = [*args[:at], *args[at + 1 :]]
+        elif words and words[0] not in self.commands and os.path.exists(words[0]):
+            as_program = f"python {words[0]}" if words[0].endswith(".py") else f"python train.py {words[0]}"
+            raise UsageError(
+                f"{words[0]} is not a command of memplan",
+                hint=f"a configuration is named with `--config-path {words[0]}`, a program given behind two dashes: `-- {as_program}`",
+            )
         return super().parse_args(ctx, args)
 
 

@@ -39,6 +39,11 @@ class Drifted(NamedTuple):
     drifts: tuple[Drift, ...]
 
 
+def is_applied(root: Path) -> bool:
+    """Say whether the journals in *root* have values that a plan has written and nobody has put back."""
+    return bool(_written(journal for _, journal in read_journals(root) if journal.state == "applied"))
+
+
 def drift_in(root: Path) -> Drifted:
     """
     Return which values that plans have written, as the journals in *root* say, are not so any more.

@@ -57,9 +57,17 @@ def recognise(path: Path) -> Recognised | None:
     found = next((key for name in table["training_keys"] if (key := _trained_by(keys, name)) is not None), None)
     if found is None:
         return None
-    variable = "effective_batch_size" if "global" in found else "micro_batch_size"
+    variable = _variable_of(found)
     hint = f'plan the program that reads it, by its command and `fields=["{variable}={path}:{found}"]`'
     return Recognised(path, f"a training configuration (it has `{found}`)", is_known=False, hint=hint)
+
+
+def _variable_of(key: str) -> str:
+    """Return the variable that the batch or the accumulation at *key* is."""
+    if "accum" in key.rpartition(".")[2]:
+        return "gradient_accumulation_steps"
+    is_of_all_gpus = "global" in key or key.lower().endswith("ims_per_batch")  # detectron2's
+    return "effective_batch_size" if is_of_all_gpus else "micro_batch_size"
 
 
 _OF_NO_TRAINING = frozenset(
@@ -70,7 +78,7 @@ _OF_NO_TRAINING = frozenset(
 
 def _trained_by(keys: Set[str], name: str) -> str | None:
     """Return the dotted key with the last part *name* that a training's batch stands at, where one does."""
-    found = [key for key in keys if key.rpartition(".")[2] == name]
+    found = [key for key in keys if key.rpartition(".")[2].lower() == name]
     trained = [key for key in found if _OF_NO_TRAINING.isdisjoint(re.split(r"[._]", key))]
     return min(trained or found, key=lambda key: ("train" not in key, key.count("."), key), default=None)
 

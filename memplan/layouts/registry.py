@@ -85,9 +85,17 @@ class Located(NamedTuple):
     @property
     def command(self) -> list[str] | None:
         """Return the words of the command that trains from it, where the layout knows one."""
-        if self.layout.command is None:
+        if self.layout.command is None or not load_config_file(self.main).keys().isdisjoint(self.layout.command_without):
             return None
-        return [word.replace("{file}", str(self.main)) for word in shlex.split(self.layout.command)]
+        return self._words(self.layout.command)
+
+    @property
+    def command_of_several(self) -> list[str] | None:
+        """Return the words of the command on several GPUs, where that is another."""
+        return None if self.layout.command_of_several is None else self._words(self.layout.command_of_several)
+
+    def _words(self, command: str) -> list[str]:
+        return [word.replace("{file}", str(self.main)) for word in shlex.split(command)]
 
     @property
     def has_batch(self) -> bool:

@@ -334,6 +334,12 @@ class Layout(LayoutPart):
     """The command that trains from the main file, {file} being its path, as `axolotl train {file}`; where the stages have files, one of
     them, {stage} being its name."""
 
+    command_without: tuple[DottedKey, ...] = ()
+    """Keys that this program passes over: from a file with one of them another program trains."""
+
+    command_of_several: str | None = None
+    """The command on several GPUs, where it is another."""
+
     package: str | None = None
     """The Python package that its program is of, where other packages have programs of the same name, as Ray has `tune`."""
 

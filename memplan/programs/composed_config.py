@@ -50,6 +50,9 @@ _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 _HOLDERS = re.compile(r"(data|loader|dataloader|set|config|cfg|args)$")
 """What a name has behind the use: `testloader`."""
 
+_MICRO = re.compile(r"micro_?batch_?size[^.]*$", re.IGNORECASE)
+"""The end of a key that says how many samples a step takes at once."""
+
 _REFERENCE = re.compile(r"\$\{(\.*)([A-Za-z_][\w.]*)\}")
 _MOST_REFERENCES = 20
 
@@ -142,8 +145,22 @@ class ComposedConfig(NamedTuple):
                     hint=f'name it: `fields=["{variable}={named}"]`',
                 )
             if held:
+                self._refuse_whole_batch(held[0], variable)
                 return held[0]
         return None
+
+    def _refuse_whole_batch(self, held: Held, variable: str) -> None:
+        """Raise UsageError where *held* is called a batch, and other keys micro-batches, of which it may have several, as verl's has."""
+        if variable != "micro_batch_size" or "micro" in held.key.rpartition(".")[2].lower():
+            return
+        others = [key for key, value in _leaves(self.values) if _MICRO.search(key) and is_of_training(key) and _may_be_size(value)]
+        if others:
+            named = next((one for one in map(self._holder_of, others) if one.file is not None), None)
+            key = "FILE:KEY" if named is None else f"{named.file}:{named.key_in_file}"
+            raise UsageError(
+                f"`{held.key}` of {self.name} may be the batch of several micro-batches: it has `{others[0]}` too",
+                hint=f'name the one that a step takes at once: `fields=["{variable}={key}"]`',
+            )
 
     def _holder_of(self, key: str) -> Held:
         """Return what holds *key*, a `${reference}` followed."""
@@ -198,6 +215,11 @@ def _at(data: object, key: str) -> object:
     for name in key.split("."):
         data = (_parts(data) or {}).get(name)
     return data
+
+
+def _may_be_size(value: object) -> bool:
+    """Say whether *value* is a number of samples, or has still to be given."""
+    return value is None or _is_size(value)
 
 
 def _is_size(value: object) -> bool:

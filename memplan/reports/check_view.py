@@ -52,7 +52,8 @@ def _stage_text(check: Check, stage: CheckedStage, source: str) -> str:
 def drift_findings(drifted: Drifted, *, root: Path) -> list[Finding]:
     """Return one finding for each value that has left the plan, or one that says that none has; paths as seen from *root*."""
     if not drifted.drifts:
-        return [Finding("drift", True, f"no drift: {drifted.num_values} values are as planned", None)]
+        kept = f"{drifted.num_values} values are as planned" if drifted.num_values else "no plan has been applied here"
+        return [Finding("drift", True, f"no drift: {kept}", None)]
     found = []
     for drift in drifted.drifts:
         file = drift.file.relative_to(root) if drift.file.is_relative_to(root) else drift.file

@@ -130,20 +130,27 @@ def shell(command: str, cwd: Path, tmp_path: Path) -> subprocess.CompletedProces
     return subprocess.run(["sh", "-ec", command], cwd=cwd, env=environment, capture_output=True, text=True, check=False)
 
 
+def test_where_nothing_was_applied_nothing_has_drifted(run_memplan: Run, tree: Path) -> None:
+    """A hook runs in every clone, and git keeps no journal."""
+    told = run_memplan("check", "--drift", "--if-applied", "--config-path", tree)
+
+    assert (told.returncode, told.stdout) == (0, "no drift: no plan has been applied here\n")
+
+
 @pytest.mark.heavy
 def test_the_hooks_run_as_they_are_written(run_memplan: Run, tree: Path, tmp_path: Path) -> None:
     """Each entry with its arguments: red for what does not fit and what has drifted, green after a plan."""
     fits, drift = YAML(typ="safe").load(REPOSITORY / ".pre-commit-hooks.yaml")
     options = " --gpu rtx4090"
 
-    assert shell(fits["entry"] + options, tree.parent, tmp_path).returncode == 1
+    assert [shell(entry, tree.parent, tmp_path).returncode for entry in (fits["entry"] + options, drift["entry"])] == [1, 0]
     assert run_memplan("--gpu", "rtx4090", "--apply", cwd=tree.parent).returncode == 0
     assert [shell(entry, tree.parent, tmp_path).returncode for entry in (fits["entry"] + options, drift["entry"])] == [0, 0]
     (tree / "config.yaml").write_text((tree / "config.yaml").read_text().replace("  batch_size: 4", "  batch_size: 8", 1))
     assert [shell(entry, tree.parent, tmp_path).returncode for entry in (fits["entry"] + options, drift["entry"])] == [1, 1]
     for hook in (fits, drift):
         assert {"id", "name", "entry", "language"} <= hook.keys()
-        assert re.search(hook["files"], "conf/config.yaml")
+        assert all(re.search(hook["files"], name) for name in ("conf/config.yaml", "job.toml", "finetune.sh", "train.py", "ds.json"))
 
 
 def test_the_action_of_the_documents_runs(tree: Path, tmp_path: Path) -> None:

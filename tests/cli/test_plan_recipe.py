@@ -34,6 +34,15 @@ def test_a_plan_is_written_into_a_recipe_and_undone(recipes: Path, run_memplan: 
     assert {name: after[name] for name in before} == before
 
 
+def test_a_recipe_without_its_option_is_told_how_to_be_named(recipes: Path, run_memplan: Run) -> None:
+    """Neither is it a sub-command, nor a program."""
+    result = run_memplan("--gpu", "t4", "sft.yaml", cwd=recipes)
+
+    assert (result.returncode, result.stdout) == (2, "")
+    assert "sft.yaml is not a command of memplan" in result.stderr
+    assert "`--config-path sft.yaml`" in result.stderr
+
+
 def test_what_puts_a_recipe_below_back_is_said_as_it_is_typed_here(recipes: Path, run_memplan: Run) -> None:
     """The journal lies beside the recipe, and `memplan undo` in the project's folder would find none."""
     path = recipes / "llama_factory.yaml"

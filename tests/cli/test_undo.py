@@ -49,6 +49,18 @@ def test_a_folder_stands_for_the_configuration_in_it(run_memplan: Run, tree: Pat
     assert {name: data for name, data in content(tree).items() if name in before} == before
 
 
+def test_a_file_is_found_where_this_folder_has_a_plan_of_its_own(run_memplan: Run, tree: Path) -> None:
+    """What memplan remembers here has no journal: that of the file's own folder counts."""
+    before = content(tree)
+    run_memplan("--gpu", "RTX 4090", "--apply", "--config-path", tree)
+    (tree.parent / ".memplan").mkdir()
+
+    undone = run_memplan("undo", str(tree / "config.yaml"), cwd=tree.parent)
+
+    assert undone.returncode == 0, undone.stderr
+    assert content(tree)["config.yaml"] == before["config.yaml"]
+
+
 @pytest.mark.heavy
 def test_each_undo_goes_one_apply_further_back(run_memplan: Run, tree: Path) -> None:
     """Two applies, two undos, and then nothing is left to undo."""

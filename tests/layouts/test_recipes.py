@@ -293,6 +293,8 @@ def test_a_full_fine_tuning_has_formulas(recipes: Path) -> None:
             "`deepspeed` names zero3.json, which is neither beside it nor below a folder",
         ),
         ("sft.yaml", "q_proj\n  - v_proj", "q_proj\n  - nothing_proj\nuse_dora: true", 14, "memplan's own model has no DoRA"),
+        ("sft.yaml", "use_peft: true", "use_peft: false", 14, "weights in 4 bits are trained with `use_peft: true`"),
+        ("llama_factory.yaml", "bf16: true", "bf16: true\ndo_train: false", 22, "`do_train` is false: it trains nothing"),
         (
             "axolotl.yml",
             "tf32: false",
@@ -588,7 +590,11 @@ PARTS = {
     "job.yaml": ("apiVersion: v1\nkind: Job\n---\nkind: Pod\n", "a Kubernetes manifest"),
     "trainer.yaml": ("max_epochs: 10\naccelerator: gpu\n", "settings of a Lightning Trainer, a part of a configuration"),
     "data.yaml": ("batch_size: 128\n", "a training configuration (it has `batch_size`)"),
-    "urls.yaml": ("url: https://example.com\n", "describes no training"),
+    "urls.yaml": ("url: https://example.com\n", "describes no training that memplan recognises"),
+    "backbone.yaml": ("train: {batch_size_per_gpu: 32}\nstudent: {arch: vit_large}\n", "(it has `train.batch_size_per_gpu`)"),
+    "detector.yaml": ("MODEL: {META_ARCHITECTURE: RCNN}\nSOLVER: {IMS_PER_BATCH: 16}\n", "(it has `SOLVER.IMS_PER_BATCH`)"),
+    "diffusion.toml": ("micro_batch_size_per_gpu = 1\ngradient_accumulation_steps = 4\n", "(it has `micro_batch_size_per_gpu`)"),
+    "accumulates.toml": ("gradient_accumulation_steps = 4\n", "(it has `gradient_accumulation_steps`)"),
     "lora.yaml": (
         "model: {_component_: a.b, lora_rank: 8}\noptimizer: {_component_: c.d}\nbatch_size: 2\n",
         "a torchtune configuration (LoRA), which memplan plans through its command",
@@ -677,6 +683,63 @@ def test_what_is_no_recipe_is_named_with_what_to_do(tmp_path: Path, name: str) -
     assert said in refused.value.problem
     assert refused.value.hint
     assert "`model`" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "field"),
+    [
+        ("gradient_accumulation_steps: 4\n", "gradient_accumulation_steps={}:gradient_accumulation_steps"),
+        ("SOLVER:\n  IMS_PER_BATCH: 16\n", "effective_batch_size={}:SOLVER.IMS_PER_BATCH"),
+        ("train: {global_batch_size: 16}\n", "effective_batch_size={}:train.global_batch_size"),
+        ("batch_size_per_gpu: 16\n", "micro_batch_size={}:batch_size_per_gpu"),
+    ],
+)
+def test_a_hint_says_which_variable_a_key_is(tmp_path: Path, text: str, field: str) -> None:
+    """What is called an accumulation is no batch, and what all GPUs take together is no micro-batch."""
+    path = tmp_path / "any.yaml"
+    path.write_text(text)
+
+    with pytest.raises(ConfigError) as refused:
+        read_configuration(path)
+
+    assert f'fields=["{field.format(path)}"]' in (refused.value.hint or "")
+
+
+def test_of_two_lengths_the_larger_is_planned(recipes: Path) -> None:
+    """TRL reads the one or the other, as its version has it; neither was read once, and 512 tokens were planned."""
+    path = changed(recipes / "sft.yaml", ("max_length: 128", "max_length: 1024\nmax_seq_length: 2048"))
+
+    configuration = read_configuration(path)
+
+    assert configuration.workload.training.sequence_length == 2048
+    assert configuration.reading is not None
+    assert any("planned for the larger" in warning for warning in configuration.reading.warnings)
+
+
+def test_a_program_that_passes_over_a_key_is_not_the_recipe_s(recipes: Path) -> None:
+    """`trl sft` knows no `max_seq_length` any more, and would cut texts after fewer tokens than the recipe's own program."""
+    located = locate(changed(recipes / "sft.yaml", ("max_length: 128", "max_seq_length: 2048")))
+
+    assert located is not None
+    assert located.command is None
+    assert located.read().workload.training.sequence_length == 2048
+
+
+@pytest.mark.parametrize("file", ["axolotl.yml", "llama_factory.yaml"])
+def test_workers_of_ray_are_gpus(recipes: Path, file: str) -> None:
+    """The recipe says on how many it is trained."""
+    path = recipes / file
+    path.write_text(path.read_text() + "\nuse_ray: true\nray_num_workers: 4\n")
+
+    assert read_configuration(path).workload.parallelism.devices == 4
+
+
+def test_several_gpus_may_have_a_command_of_their_own(tmp_path: Path) -> None:
+    """torchtune's recipes for one GPU do not run on several."""
+    (tmp_path / "full.yaml").write_text("model: {_component_: a.b}\noptimizer: {_component_: c.d}\nbatch_size: 2\n")
+
+    with pytest.raises(ConfigError, match="on several GPUs `-- tune run --nproc_per_node 8 full_finetune_distributed --config"):
+        read_configuration(tmp_path / "full.yaml")
 
 
 def test_a_workload_written_for_a_recipe_is_one(recipes: Path) -> None:

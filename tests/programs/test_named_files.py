@@ -17,6 +17,7 @@ FILES = {
     "data.yaml": "class_path: Words\ninit_args: {batch_size: 8, eval_batch_size: 16}\n",
     "flat.yml": "batch_size: 4\nval_batch_size: 64\nlr: 1e-3\n",
     "refers.yaml": "size: 16\nloader: {batch_size: '${size}'}\n",
+    "ppo.yaml": "data: {train_batch_size: 1024}\nactor: {ppo_micro_batch_size_per_gpu: null}\n",
     "two.yaml": "bank: {batch_size: 1}\nqueue: {batch_size: 2}\n",
     "config.json": '{"train": {"batch_size": 12}}',
     "broken.yaml": "a: [\n",
@@ -127,6 +128,10 @@ def test_the_last_file_that_has_the_key_holds_it(command: str, fields: list[str]
         ("train.py capitals.yaml TRAIN.BATCH_SIZE 64", r"which the command sets: `TRAIN\.BATCH_SIZE 64`"),
         ("train.py computed.py", r"several keys that may be the one: .* `batch_size` \(which is computed"),
         ("train.py two.yaml", r"several keys that may be the one: `bank\.batch_size` \(two\.yaml\) and `queue\.batch_size`"),
+        (
+            "train.py ppo.yaml",
+            r"`data\.train_batch_size` of ppo\.yaml may be the batch of several micro-batches: it has `actor\.ppo_micro_batch",
+        ),
     ],
 )
 def test_what_is_not_certain_is_not_guessed(command: str, problem: str) -> None:

@@ -372,7 +372,7 @@ def _nowhere_written(name: str, words: Sequence[str]) -> UsageError:
 
     placed, unreadable, in_script = variables_in(words), unreadable_in(words), fields_of_sources(words)
     command = f"`-- {' '.join(placed)}`" if placed != list(words) else "write `{micro_batch_size}` in its place in the command"
-    place = ", ".join(f'"{field}"' for field in in_script or ["micro_batch_size=conf/config.yaml:data.batch_size"])
+    place = ", ".join(f'"{field}"' for field in in_script or ["micro_batch_size=FILE:KEY"])
     return UsageError(
         f"nothing says where the batch size of {name} is written" + (f"; {unreadable.message}" if unreadable else ""),
         hint=f"{command}, or name the place: `fields=[{place}]`",

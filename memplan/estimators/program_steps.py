@@ -22,7 +22,7 @@ from memplan.estimators.batch_shares import BatchShares
 from memplan.estimators.beside import Job
 from memplan.estimators.known_sizes import KnownSizes, surroundings_of, where_of
 from memplan.estimators.rehearsal_cache import family_of
-from memplan.estimators.rehearse_program import last_lines, rehearse_command, rehearse_function
+from memplan.estimators.rehearse_program import error_in, last_lines, rehearse_command, rehearse_function
 from memplan.estimators.steps import Step, StepRunner, with_fewest_micro_batches
 from memplan.execution.findings import MISSING_WEIGHTS
 from memplan.execution.guessed_values import NEVER_STEPPED
@@ -63,6 +63,9 @@ takes 20.2 GiB in five steps, 22.0 in six, and 23.3 in twenty, which the margin 
 
 _WARM = "warm"
 """The file that says where a warm process is."""
+
+_OF_NO_SIZE = ("ModuleNotFoundError", "ImportError", "SyntaxError", "IndentationError")
+"""Errors that a program ends with whatever its batch: no other size has to be tried to see that."""
 
 _ENDED_BY_USER = (-signal.SIGINT, -signal.SIGTERM, -signal.SIGHUP)
 
@@ -170,11 +173,13 @@ class ProgramSteps(StepRunner):
             except NothingSeenError as error:
                 if error.program_exit_code == 0:
                     raise NotRehearsedError(f"{where_of(step)}{error.message}", hint=error.hint) from error
-                lines = last_lines(said).splitlines() or [""]
-                reason = "" if KILLED in error.message else lines[-1].strip()  # what it said before the system ended it is no reason
+                reason = "" if KILLED in error.message else error_in(said)  # what it said before the system ended it is no reason
                 message = f"the program failed before it used the GPU: {reason or error.message}"
                 advice = f"{MISSING_WEIGHTS}; " if error.hint == MISSING_WEIGHTS else ""
-                raise self._refusal(step, message, hint=f"{advice}its last output:{last_lines(said)}") from error
+                hint = f"{advice}its last output:{last_lines(said)}"
+                if reason.startswith(_OF_NO_SIZE):
+                    raise NotRehearsedError(f"{where_of(step)}{message}", hint=hint) from error
+                raise self._refusal(step, message, hint=hint) from error
         return found
 
     def by_formula(self, program: Program, gpu: GpuSpec, stage: Stage | None) -> MemoryRange | None:

@@ -84,6 +84,15 @@ def last_lines(said: Path) -> str:
     return "".join(f"\n  {line[:LONGEST_LINE]}" for line in _without_launcher(lines)[-_LAST_LINES:])
 
 
+def error_in(said: Path) -> str:
+    """Return the line that names the error with which a program ended, by its last traceback; without one, its last line."""
+    lines = _without_launcher(said.read_text(encoding="utf-8", errors="replace").splitlines() if said.exists() else [])
+    told = [line for line in lines if line.strip()]
+    begin = max((at for at, line in enumerate(told) if line.startswith("Traceback (most recent")), default=None)
+    named = None if begin is None else next((line for line in told[begin + 1 :] if not line.startswith(" ")), None)
+    return (named or (told or [""])[-1]).strip()
+
+
 def _without_launcher(lines: list[str]) -> list[str]:
     """Return *lines* up to the traceback of a launcher whose rank has failed; all of them where they have none, or nothing before it."""
     error = next((at for at, line in enumerate(lines) if _LAUNCHER_ERROR.match(line)), None)

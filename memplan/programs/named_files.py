@@ -21,7 +21,7 @@ from memplan.edits.shell_file import SHELL_SUFFIXES
 from memplan.errors import ConfigError, UsageError
 from memplan.programs.base_files import with_bases
 from memplan.programs.composed_config import KEYS_OF, ComposedConfig, Part
-from memplan.programs.run_script import imported_files, run_script, shell_script
+from memplan.programs.run_script import declared_options, imported_files, run_script, shell_script
 
 MOST_BYTES = 2**20
 """A larger file is data."""
@@ -138,9 +138,20 @@ def unreadable_in(words: Sequence[str]) -> ConfigError | None:
 
 
 def variables_in(words: Sequence[str]) -> list[str]:
-    """Return the command *words* with a placeholder in the place of each value that an option of a batch's or accumulation's name has."""
+    """
+    Return the command *words* with a placeholder in the place of each value that an option of a batch's or accumulation's name has.
+
+    An option that its script declares and the command leaves out is added with one.
+    """
     placed = list(words)
+    script = run_script(words)
+    sources = [] if script is None else [script.path, *imported_files(script.path)]
+    declared = [option for source in sources for option in declared_options(source)]
+    given = {_same(option.name) for option in _options(words)}
     for variable, names in KEYS_OF.items():
+        own = next((option for name in names for option in declared if _same(option.lstrip("-")) == name), None)
+        if own is not None and given.isdisjoint(names):
+            placed += [own, f"{{{variable}}}"]
         for number, (word, after) in enumerate(zip_longest(words, words[1:], fillvalue="")):
             flag, equals, value = word.partition("=")
             if flag.startswith("-") and _same(flag.lstrip("-")) in names and (value if equals else after).isdigit():

@@ -67,6 +67,23 @@ def launcher_words(words: Sequence[str]) -> Sequence[str]:
     return [launcher, *options]
 
 
+def declared_options(script: Path) -> list[str]:
+    """Return the options that *script* itself declares to argparse or click, as `--batch-size`; none of a file that is no Python."""
+    with suppress(ConfigError, RecursionError):
+        calls = (node for node in ast.walk(syntax_tree(script)) if isinstance(node, ast.Call) and _name_of(node.func) in _DECLARING)
+        words = (word.value for call in calls for word in call.args if isinstance(word, ast.Constant))
+        return [word for word in words if isinstance(word, str) and word.startswith("-")]
+    return []
+
+
+_DECLARING = ("add_argument", "option")
+
+
+def _name_of(function: ast.expr) -> str:
+    """Return the last part of what *function* is called by."""
+    return function.attr if isinstance(function, ast.Attribute) else function.id if isinstance(function, ast.Name) else ""
+
+
 def imported_files(script: Path) -> list[Path]:
     """Return the files of the project that *script* itself imports: beside it, or below the working folder; in the order of the imports."""
     with suppress(ConfigError, RecursionError):

@@ -221,11 +221,9 @@ def _rehearsal_warnings(rehearsal: Rehearsal, gpu: GpuSpec) -> list[str]:
         warnings.append("the figures cover what ran before it failed")
     warnings.extend(f"it may take more: {reason}" for reason in rehearsal.lower_bound_reasons)
     if rehearsal.verdict in ("fits", "tight") and rehearsal.device_used.high_bytes > gpu.total_memory_bytes:
-        most = format_bytes(max(0, gpu.total_memory_bytes - rehearsal.peak_reserved_bytes))
-        if rehearsal.breakdown.nccl_buffers_bytes:
-            warnings.append(f"it barely fits: not where the CUDA context and NCCL's buffers together take more than {most}")
-        else:
-            warnings.append(f"it barely fits: not with a CUDA context of more than {most}, and that varies up to 0.62 GiB")
+        most, total = format_bytes(rehearsal.device_used.high_bytes), format_bytes(gpu.total_memory_bytes)
+        nccl = ", NCCL's buffers" if rehearsal.breakdown.nccl_buffers_bytes else ""
+        warnings.append(f"it barely fits: the CUDA context{nccl} and libraries' workspaces vary, with which it may take {most} of {total}")
     if rehearsal.verdict == "tight" and rehearsal.num_alloc_retries:
         warnings.append(
             "the allocator had to release cached memory to go on; on a real GPU three of four published steps that had to ran out of memory"

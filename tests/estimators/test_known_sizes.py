@@ -50,10 +50,10 @@ def test_a_size_that_fails_before_any_has_run_is_not_run_again(torch_build: Torc
 def test_a_program_that_never_runs_is_told_so(torch_build: TorchBuild, gpu: GpuSpec, tmp_path: Path) -> None:
     """With what it said, after two sizes, and no plan; after four, where what it says may be of the size."""
     script = tmp_path / "train.py"
-    script.write_text("import nothing_like_it\n")
+    script.write_text("import os\nos.environ['NOTHING_LIKE_IT']\n")
 
     for program, said in (
-        (command_program([sys.executable, str(script), "{micro_batch_size}"]), "1 and 2 alike, .*No module named"),
+        (command_program([sys.executable, str(script), "{micro_batch_size}"]), "1 and 2 alike, .*KeyError: 'NOTHING_LIKE_IT'"),
         (
             command("{micro_batch_size}", "one", 100_000, 1024),
             "1, 2, 4 and 8 alike, the program failed before it used the GPU: .*invalid literal",
@@ -61,6 +61,18 @@ def test_a_program_that_never_runs_is_told_so(torch_build: TorchBuild, gpu: GpuS
     ):
         with pytest.raises(NotRehearsedError, match=f"with micro-batches of {said}"):
             planned(program, gpu)
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize(
+    ("source", "error"), [("import nothing_like_it\n", "ModuleNotFoundError: No module"), ("def train(:\n", "SyntaxError: ")]
+)
+def test_what_no_size_mends_is_told_after_one_run(torch_build: TorchBuild, gpu: GpuSpec, tmp_path: Path, source: str, error: str) -> None:
+    """A module that is not there is missing at every size."""
+    (tmp_path / "train.py").write_text(source)
+
+    with pytest.raises(NotRehearsedError, match=f"^the program failed before it used the GPU: {error}"):
+        planned(command_program([sys.executable, str(tmp_path / "train.py"), "{micro_batch_size}"]), gpu)
 
 
 DIVIDES = """

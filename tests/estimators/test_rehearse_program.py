@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from memplan.estimators.rehearse_program import last_lines
+from memplan.estimators.rehearse_program import error_in, last_lines
 
 OWN = """\
 Traceback (most recent call last):
@@ -47,6 +47,23 @@ def test_the_error_of_a_rank_is_told_and_not_its_launcher_s(tmp_path: Path, befo
     (tmp_path / "said").write_text(before + OWN + after)
 
     assert last_lines(tmp_path / "said").splitlines()[-4:] == [f"  {line}" for line in OWN.splitlines()]
+
+
+def test_an_error_of_several_lines_is_told_by_its_first(tmp_path: Path) -> None:
+    """The rest of it, as `torch.load` has, names nothing; what a program prints without a traceback is its last line."""
+    said = tmp_path / "said"
+    begin = 'Traceback (most recent call last):\n  File "a.py", line 1\n    load()\n'
+    traceback = f"{begin}UnpicklingError: Weights only load failed.\n\nSee the docs.\n"
+    again = f"{traceback}\nDuring handling of the above exception, another exception occurred:\n\n{begin}ValueError: neither\n"
+
+    for text, named in (
+        (traceback, "UnpicklingError: Weights only load failed."),
+        (again, "ValueError: neither"),
+        ("usage: train.py\ntrain.py: error: too few arguments\n", "train.py: error: too few arguments"),
+        ("", ""),
+    ):
+        said.write_text(text)
+        assert error_in(said).startswith(named)
 
 
 def test_what_a_launcher_says_by_itself_is_told(tmp_path: Path) -> None:

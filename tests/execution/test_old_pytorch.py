@@ -114,7 +114,7 @@ def environment_with(version: str) -> Path:
 def rehearsed(python: Path | str, *arguments: str) -> dict[str, object]:
     """What `memplan rehearse` of this checkout says under *python*: the peaks, and where they come from."""
     command = [str(python), "-m", "memplan", "rehearse", "--gpu", "a100-80", "--format", "json", *arguments]
-    environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
+    environment = os.environ | {"PYTHONPATH": str(REPOSITORY), "MEMPLAN_ASK_CUDNN": "0"}  # an older one cannot be asked either
     result = subprocess.run(command, cwd=PROGRAM.parent, env=environment, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
     answer = json.loads(result.stdout)

@@ -150,6 +150,29 @@ def test_a_batch_that_is_set_twice_in_its_file_is_not_written() -> None:
 
 
 @pytest.mark.parametrize(
+    ("script", "command", "placed"),
+    [
+        ("parser.add_argument('--batchSize', type=int, default=64)", "main.py --lr 1", "main.py --lr 1 --batchSize {micro_batch_size}"),
+        ("p.add_argument('-b', '--batch-size', default=4)", "main.py", "main.py --batch-size {micro_batch_size}"),
+        ("@click.option('--bsz', default=4)\ndef main(bsz): ...", "main.py", "main.py --bsz {micro_batch_size}"),
+        ("from options import parser", "main.py", "main.py --batch_size {micro_batch_size}"),
+        ("p.add_argument('--batch-size', default=4)", "main.py --batch-size auto", "main.py --batch-size auto"),
+        ("p.add_argument('--test-batch-size', default=4)", "main.py", "main.py"),
+        ("p.add_argument('--batch-size', default=4", "main.py", "main.py"),
+    ],
+)
+def test_an_option_that_the_script_declares_is_added(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, command: str, placed: str
+) -> None:
+    """Where the command leaves it out: what to type is more than that something is missing."""
+    monkeypatch.chdir(tmp_path)
+    Path("main.py").write_text(script)
+    Path("options.py").write_text("import argparse\nparser = argparse.ArgumentParser()\nparser.add_argument('--batch_size', default=8)\n")
+
+    assert variables_in(command.split()) == placed.split()
+
+
+@pytest.mark.parametrize(
     ("command", "placed"),
     [
         ("train.py --batch-size 8 --lr 1", "train.py --batch-size {micro_batch_size} --lr 1"),

@@ -29,7 +29,7 @@ from memplan.execution.guessed_values import NEVER_STEPPED
 from memplan.execution.program_process import EndedTwiceError
 from memplan.execution.program_runs import OnProgress, ProgramProgress
 from memplan.execution.recorded_run import WalkedBatches
-from memplan.execution.rehearsal import Rehearsal
+from memplan.execution.rehearsal import Finding, Rehearsal
 from memplan.execution.rehearse import Rehearser
 from memplan.execution.runner import DEFAULT_STEPS, KILLED
 from memplan.execution.step_source import step_source_from
@@ -80,6 +80,7 @@ class ProgramSteps(StepRunner):
         self._walked: set[tuple[str, ...]] = set()  # commands whose batches differ in shape
         self._decided_by_data: set[tuple[str, ...]] = set()  # commands whose memory hangs on values that they read from the GPU
         self._settles_late: set[tuple[str, ...]] = set()  # commands whose fourth step reserves more than the third
+        self._varies: set[tuple[str, ...]] = set()  # commands whose steps differ, and whose batches no DataLoader gives
         self._begin_ns = 0  # of the run that is made now
         self._has_run = False
         self._where = ""  # that was told last
@@ -227,7 +228,7 @@ class ProgramSteps(StepRunner):
         self.learn(step, found)
         if len(found.steps) == FEW_STEPS and program.command in self._settles_late:  # for want of that knowledge
             found = self._run_command(program, step.gpu, said)
-        return found
+        return _told_of_variation(found) if program.command in self._varies else found
 
     def _run_command(self, program: CommandProgram, gpu: GpuSpec, said: Path) -> Rehearsal:
         return self.run_apart(lambda: _run_unless_stopped(program, gpu, self._known_of(program), said=said, on_progress=self._tell))
@@ -250,12 +251,14 @@ class ProgramSteps(StepRunner):
             self._decided_by_data.add(program.command)
         if _settles_late(found):
             self._settles_late.add(program.command)
+        if any(finding.kind == "varying_steps" for finding in found.findings):
+            self._varies.add(program.command)
 
     def _known_of(self, program: CommandProgram) -> Known:
         return Known(
             has_several_shapes=program.command in self._walked,
             is_decided_by_data=program.command in self._decided_by_data,
-            settles_late=program.command in self._settles_late,
+            settles_late=program.command in self._settles_late | self._varies,
             warm_file=self._warm_file(program),
             prepared=self._prepared_data(),
         )
@@ -301,7 +304,7 @@ class Known(NamedTuple):
     is_decided_by_data: bool
     """Its memory hangs on values that it reads from the GPU."""
     settles_late: bool
-    """Its fourth step reserves more than those before."""
+    """Its fourth step reserves more than those before, or its steps are of several sizes that nobody can look through."""
     warm_file: Path | None
     """Says where a process is that has made its imports."""
     prepared: PreparedData
@@ -333,6 +336,21 @@ def run_command(
                 "expects_values": known.is_decided_by_data,
             },
         )
+
+
+def _told_of_variation(found: Rehearsal) -> Rehearsal:
+    """
+    Return *found*, of a program whose steps differed with another batch, with word of that.
+
+    Of many texts the longest is as long in most steps, so that a few steps of a large batch are alike where those of a small one are not.
+    """
+    if any(finding.kind == "varying_steps" for finding in found.findings):
+        return found
+    message = (
+        "with another batch its steps differ, and no DataLoader gives the batches, so that the largest cannot be looked for: a later step "
+        "may take more"
+    )
+    return found.model_copy(update={"findings": (*found.findings, Finding(kind="varying_steps", message=message))})
 
 
 def _settles_late(found: Rehearsal) -> bool:

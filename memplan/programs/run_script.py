@@ -68,7 +68,7 @@ def launcher_words(words: Sequence[str]) -> Sequence[str]:
 
 
 def declared_options(script: Path) -> list[str]:
-    """Return the options that *script* itself declares to argparse or click, as `--batch-size`; none of a file that is no Python."""
+    """Return the options that *script* itself declares to argparse or click, with their dashes; none of a file that is no Python."""
     with suppress(ConfigError, RecursionError):
         calls = (node for node in ast.walk(syntax_tree(script)) if isinstance(node, ast.Call) and _name_of(node.func) in _DECLARING)
         words = (word.value for call in calls for word in call.args if isinstance(word, ast.Constant))

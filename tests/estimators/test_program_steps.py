@@ -14,6 +14,7 @@ from memplan.errors import NotRehearsedError
 from memplan.estimators import beside
 from memplan.estimators.rehearsal_cache import RehearsalCache
 from memplan.estimators.rehearsed import RehearsedEstimator
+from memplan.execution.rehearsal import Rehearsal
 from memplan.execution.rehearse_script import rehearse_script
 from memplan.hardware.gpu import GpuSpec
 from memplan.hardware.torch_install import TorchBuild
@@ -299,6 +300,34 @@ def test_a_program_whose_fourth_step_reserves_more_is_planned_with_eight(torch_b
     again = rehearse_script(plan.after.words, gpu=gpu, is_heard=False)
     assert (len(again.steps), again.verdict) == (12, "fits")
     assert again.peak_reserved_bytes == plan.stages[0].estimate.peak_reserved_bytes
+
+
+PADDED_BY_ITSELF = """
+import sys, torch
+batch = int(sys.argv[1])
+model = torch.nn.Linear(1024, 1024).cuda()
+update = torch.optim.SGD(model.parameters(), lr=0.1)
+for longest in (9, 5, 60, 20, 33, 7, 50, 12):
+    texts = torch.zeros(batch, 64 if batch > 8 else longest, 1024).cuda()
+    model(texts).square().sum().backward()
+    update.step()
+    update.zero_grad()
+"""
+
+
+@pytest.mark.heavy
+def test_steps_that_differ_with_another_batch_are_told_of(torch_build: TorchBuild, gpu: GpuSpec, tmp_path: Path) -> None:
+    """Of many texts the longest is mostly as long: in a few steps of the answer nothing shows that a later one may be longer."""
+    (tmp_path / "train.py").write_text(PADDED_BY_ITSELF)
+
+    plan, _ = planned(command_program([sys.executable, str(tmp_path / "train.py"), "{micro_batch_size}"]), gpu)
+
+    decided = plan.stages[0].estimate
+    assert isinstance(decided, Rehearsal)
+    (found,) = (finding for finding in decided.findings if finding.kind == "varying_steps")
+    assert plan.after.training.micro_batch_size > 8
+    assert found.message.startswith("with another batch its steps differ, and no DataLoader gives the batches")
+    assert len(decided.steps) == 8
 
 
 def test_a_function_fills_the_gpu(torch_build: TorchBuild, gpu: GpuSpec) -> None:

@@ -60,9 +60,6 @@ class RehearsedEstimator(ReplayingEstimator):
         self._estimates: dict[tuple[str, int], Rehearsal] = {}
         self._kinds: dict[str, dict[str, GpuSpec]] = {}
         self._requests: dict[tuple[str, int], Requests] = {}
-        self._extrapolations: dict[tuple[str, int, int, int], int] = {}  # by family and size, and the two sizes that it is worked out from
-        self._of_phases: dict[tuple[str, int], dict[tuple[int, str], int]] = {}
-        """The peaks of the phases of steps, by family and size."""
         self._traces: dict[tuple[str, int], MemoryTrace] = {}
         self._answers: dict[tuple[str, int], dict[str, dict[str, Any]]] = {}
         self._runners: dict[type[Program], StepRunner] = {}
@@ -167,8 +164,7 @@ class RehearsedEstimator(ReplayingEstimator):
         """Return what *step* asks with another *size*, which was run, as far as that is at hand: nothing is run for a guess."""
         key = step.family, size
         if key not in self._requests:
-            other = step._replace(program=step.program.with_training(micro_batch_size=size), micro_batch_size=size)
-            trace = self._kept_trace(other)
+            trace = self._kept_trace(_of_size(step, size))
             if trace is None:
                 return None
             self._requests[key] = requests_of(trace, torch=self._estimates[key].torch)
@@ -223,11 +219,14 @@ class RehearsedEstimator(ReplayingEstimator):
 
     def _phase_peaks(self, step: Step, size: int) -> dict[tuple[int, str], int]:
         """Return the peak of each phase of *step* with another *size*, which was run; none where its trace is not at hand."""
-        key = step.family, size
-        if key not in self._of_phases:
-            trace = self._kept_trace(step._replace(program=step.program.with_training(micro_batch_size=size), micro_batch_size=size))
-            self._of_phases[key] = {} if trace is None else trace.peaks_of_phases()
-        return self._of_phases[key]
+        other = _of_size(step, size)
+
+        def work() -> dict[str, Any] | None:
+            trace = self._kept_trace(other)
+            return None if trace is None else {"phases": [[*phase, peak_bytes] for phase, peak_bytes in trace.peaks_of_phases().items()]}
+
+        found = self._answer(other, "the peaks of its phases", work)
+        return {} if found is None else {(number, phase): peak_bytes for number, phase, peak_bytes in found["phases"]}
 
     def _by_formula(self, program: Program, gpu: GpuSpec, stage: Stage | None, known: Mapping[int, Rehearsal]) -> int | None:
         """Return the bytes that formulas say, corrected by how far they are off at the nearest of *known*; None where there are none."""
@@ -250,21 +249,24 @@ class RehearsedEstimator(ReplayingEstimator):
         if len(runs) < 2:
             return None
         nearest, *others = _by_distance(runs, step.micro_batch_size)
-        own = self._kept_requests_of(step, nearest)
-        if own is None:
-            return None
-        for alike in others:
-            theirs = self._kept_requests_of(step, alike)
-            if theirs is not None and theirs.sequence == own.sequence:
-                break
-        else:
-            return None
-        key = step.family, step.micro_batch_size, nearest, alike
-        if key not in self._extrapolations:
-            share = (step.micro_batch_size - nearest) / (alike - nearest)
-            settings = step.program.training.allocator_settings
-            self._extrapolations[key] = extrapolated_peak(own, theirs, share=share, settings=settings)
-        return runs[nearest].device_used.high_bytes + max(0, self._extrapolations[key]) - runs[nearest].peak_reserved_bytes
+        settings = step.program.training.allocator_settings
+
+        def work() -> dict[str, Any] | None:
+            own = self._kept_requests_of(step, nearest)
+            if own is None:
+                return None
+            for alike in others:
+                theirs = self._kept_requests_of(step, alike)
+                if theirs is not None and theirs.sequence == own.sequence:
+                    share = (step.micro_batch_size - nearest) / (alike - nearest)
+                    peak = extrapolated_peak(own, theirs, share=share, settings=settings)
+                    return {"peak_reserved_bytes": max(0, peak)}
+            return {"peak_reserved_bytes": None}
+
+        question = f"the peak of {step.micro_batch_size} by those of {', '.join(map(str, sorted(runs)))} with {settings!r}"
+        found = self._answer(_of_size(step, nearest), question, work)
+        peak_bytes = None if found is None else found["peak_reserved_bytes"]
+        return None if peak_bytes is None else runs[nearest].device_used.high_bytes + peak_bytes - runs[nearest].peak_reserved_bytes
 
     def _in_proportion(self, step: Step) -> int | None:
         """
@@ -306,21 +308,36 @@ class RehearsedEstimator(ReplayingEstimator):
         """
         step = self._step(program, gpu, stage)
         text = program.training.allocator_settings if settings is None else settings
-        question = f"{capacity_bytes} of {gpu.total_memory_bytes} with {text!r}"
-        place = self._place(step)
-        answers = self._answers.setdefault((step.family, step.micro_batch_size), {})
-        if question not in answers and self._cache and place:
-            answers |= self._cache.get_answers(*place)
-        if question not in answers:
+
+        def work() -> dict[str, Any]:
             from memplan.allocator.config import read_settings  # noqa: PLC0415
             from memplan.allocator.replay import replay  # noqa: PLC0415
             from memplan.allocator.simulator import CachingAllocator, Card  # noqa: PLC0415
 
             allocator = CachingAllocator(Card(gpu.total_memory_bytes, capacity_bytes), read_settings(text))
-            answers[question] = asdict(replay(self._requests_of(step), allocator))
+            return asdict(replay(self._requests_of(step), allocator))
+
+        found = self._answer(step, f"{capacity_bytes} of {gpu.total_memory_bytes} with {text!r}", work)
+        assert found is not None
+        return Replayed(**found)
+
+    def _answer(self, step: Step, question: str, work: Callable[[], dict[str, Any] | None]) -> dict[str, Any] | None:
+        """
+        Return what *work* finds out of the rehearsal of *step*, as the answer to *question*: it is kept beside that, so that a plan for
+        which nothing has changed reads no trace. None, where what it needs is not at hand, is not kept.
+        """
+        place = self._place(step)
+        answers = self._answers.setdefault((step.family, step.micro_batch_size), {})
+        if question not in answers and self._cache and place:
+            answers |= self._cache.get_answers(*place)
+        if question not in answers:
+            found = work()
+            if found is None:
+                return None
+            answers[question] = found
             if self._cache and place:
                 self._cache.put_answers(*place, answers)
-        return Replayed(**answers[question])
+        return answers[question]
 
     def interpolate(self, of_value: StepOfValue, values: Sequence[int], gpu: GpuSpec) -> list[Interpolated]:
         """
@@ -370,15 +387,8 @@ class RehearsedEstimator(ReplayingEstimator):
         if step.family == theirs.family:
             return True
         whole = self._rehearsal(theirs)
-        question, place = f"asked alike by {step.family}", self._place(theirs)
-        answers = self._answers.setdefault((theirs.family, theirs.micro_batch_size), {})
-        if question not in answers and self._cache and place:
-            answers |= self._cache.get_answers(*place)
-        if question not in answers:
-            answers[question] = {"is_so": self._begins_alike(step, theirs, whole)}
-            if self._cache and place:
-                self._cache.put_answers(*place, answers)
-        return bool(answers[question]["is_so"])
+        found = self._answer(theirs, f"asked alike by {step.family}", lambda: {"is_so": self._begins_alike(step, theirs, whole)})
+        return found is not None and bool(found["is_so"])
 
     def _begins_alike(self, step: Step, theirs: Step, whole: Rehearsal) -> bool:
         runner = self._runner(step.program)
@@ -396,6 +406,11 @@ class RehearsedEstimator(ReplayingEstimator):
     def with_allocator_settings(self, settings: str) -> Estimator:
         """Return the estimator of the same steps under other allocator *settings*."""
         return _WithSettings(self, settings)
+
+
+def _of_size(step: Step, size: int) -> Step:
+    """Return *step* with another *size*."""
+    return step._replace(program=step.program.with_training(micro_batch_size=size), micro_batch_size=size)
 
 
 def _by_distance(sizes: Iterable[int], size: int) -> list[int]:

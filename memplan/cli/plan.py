@@ -56,10 +56,10 @@ Examples:
   memplan --gpu a100-80 --method rehearsed       run the workload's real step on a simulated GPU
   memplan --gpu-memory 24 --method guide         the rule of thumb that memplan replaces, for comparison
   memplan --gpu t4 train_step.py:build           plan a function: its arguments are its variables
-  memplan --gpu-memory 24 --target-effective-batch 256 -- python train.py --batch-size {micro_batch_size} \
-      --accumulate {gradient_accumulation_steps} plan a program: its words with variables are changed and rehearsed
-  memplan --gpu t4 --stages 'conf/*_stage.yaml' -- python train.py stage={stage} --batch-size {micro_batch_size} \
-      plan a program that trains in stages: its command is run for each
+  memplan --gpu-memory 24 -- python train.py --batch-size {micro_batch_size} --accumulate {gradient_accumulation_steps}
+                                                 plan a program: its words with variables are changed and rehearsed
+  memplan --gpu t4 --stages 'conf/*_stage.yaml' -- python train.py stage={stage} --batch-size {micro_batch_size}
+                                                 plan a program that trains in stages: its command is run for each
   memplan --gpu a100-80 --apply                  in a folder with a .memplan/plan.yaml: plan for another GPU what was planned last
   memplan undo                                   put back what the last --apply changed
 """

@@ -286,7 +286,8 @@ def plan_undo(root: Path, *, only: Sequence[Path] = ()) -> tuple[Path, Journal, 
     with _told(root, hint="nothing was changed"):
         open_journals = [(path, journal) for path, journal in read_journals(root) if journal.state != "undone"]
     if not open_journals:
-        raise UsageError(f"{root}: nothing to undo", hint="nothing has been applied there; name the configuration that was written")
+        where = "this folder" if root == Path() else root
+        raise UsageError(f"{where}: nothing to undo", hint="nothing has been applied there; name a file that was written, or its folder")
     path, journal = open_journals[-1]
     wanted = {file.resolve() for file in only}
     chosen = [entry for entry in journal.files if not only or entry.path.resolve() in wanted]

@@ -148,7 +148,7 @@ def _described(step: Step) -> str:
     name = f"{stages[0].name}, " if stages and not step.program.contrastive else ""
     if step.where:
         return f"{name}micro-batch {step.micro_batch_size}{negatives}, {_waiting(step.where)}"
-    more = f", {step.num_likely} more likely" if step.num_likely else ""
+    more = f", perhaps {step.num_likely} more" if step.num_likely else ""
     return f"{name}micro-batch {step.micro_batch_size}{negatives} on {step.gpu.name}{more}"
 
 

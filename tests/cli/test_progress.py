@@ -59,7 +59,7 @@ def test_a_log_has_a_line_from_time_to_time(built_in: Workload, capsys: pytest.C
 
     assert capsys.readouterr().err.splitlines() == [
         "memplan: rehearsal 7 (30 s): micro-batch 4 on Tesla T4",
-        "memplan: rehearsal 13 (60 s): micro-batch 4 on Tesla T4, 2 more likely",
+        "memplan: rehearsal 13 (60 s): micro-batch 4 on Tesla T4, perhaps 2 more",
     ]
 
 

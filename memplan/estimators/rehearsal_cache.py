@@ -42,8 +42,8 @@ _TRIES = 10
 _MOST_SECONDS_IN_USE = 3600.0
 """A rehearsal is written and removed in less than a second."""
 
-READ_BY_PYTORCH = ("TORCH", "PYTORCH", "CUDA", "CUBLAS", "CUDNN", "NVIDIA", "NCCL", "TRITON")
-"""How the variables of the environment begin that PyTorch and CUDA read."""
+READ_BY_PYTORCH = ("TORCH", "PYTORCH", "CUDA", "CUBLAS", "CUDNN", "NVIDIA", "NCCL", "TRITON", "MEMPLAN_ASK_CUDNN")
+"""How the variables of the environment begin that PyTorch and CUDA read, and the simulated GPU in their place."""
 
 _PACKAGE = Path(__file__).parents[1]
 

@@ -157,15 +157,25 @@ for _ in range(4):
 
 
 @pytest.mark.heavy
-def test_a_plan_says_what_of_a_convolving_program_is_not_exact(run_memplan: Run, torch_build: TorchBuild, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("asks_cudnn", "said"),
+    [
+        ("1", "has cuDNN try kernels in the first step, which is counted. Which of them is the fastest is not known"),
+        ("0", "an allowance is counted (convolution up to"),
+    ],
+)
+def test_a_plan_says_what_of_a_convolving_program_is_not_exact(
+    run_memplan: Run, torch_build: TorchBuild, tmp_path: Path, asks_cudnn: str, said: str
+) -> None:
     """As its rehearsal does; a size that finds no kernel for want of memory is one that does not fit, and not one that is refused."""
     (tmp_path / "train.py").write_text(CONVOLVES)
+    words = ("--", sys.executable, "train.py", "{micro_batch_size}")
 
-    result = run_memplan("--gpu", "t4", "--", sys.executable, "train.py", "{micro_batch_size}", cwd=tmp_path)
+    result = run_memplan("--gpu", "t4", *words, cwd=tmp_path, MEMPLAN_ASK_CUDNN=asks_cudnn)
 
     report = " ".join(result.stdout.split())
     assert "exact except the CUDA context and workspaces that libraries choose" in report
-    assert "an allowance is counted (convolution up to" in report
+    assert said in report
     assert "`torch.backends.cudnn.benchmark` has cuDNN try kernels" in report
     assert "would be" in report
     assert "over the budget" in report

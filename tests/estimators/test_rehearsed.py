@@ -136,7 +136,7 @@ def test_two_cards_of_one_kind_share_a_rehearsal_and_keep_their_names(rehearsals
     assert told.sizes == [5]
 
 
-@pytest.mark.parametrize("variable", ["CUBLAS_WORKSPACE_CONFIG", "PYTORCH_NO_CUDA_MEMORY_CACHING"])
+@pytest.mark.parametrize("variable", ["CUBLAS_WORKSPACE_CONFIG", "PYTORCH_NO_CUDA_MEMORY_CACHING", "MEMPLAN_ASK_CUDNN"])
 def test_another_environment_is_another_rehearsal(
     torch_build: TorchBuild, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str
 ) -> None:

@@ -12,6 +12,7 @@ from memplan.allocator.blocks import Block
 from memplan.allocator.config import read_settings
 from memplan.allocator.simulator import CachingAllocator, Card, DivergedError, OutOfMemoryError
 from memplan.hardware.gpu import UNLIMITED_BYTES
+from memplan.traces.repeats import Stretch
 from memplan.traces.requests import EMPTY_CACHE, Replayed, Requests, requests_of
 from memplan.traces.snapshot import Snapshot
 from memplan.traces.trace import ACTIONS, SEGMENT_ALLOC
@@ -21,38 +22,104 @@ def replay(requests: Requests, allocator: CachingAllocator, *, sizes: Sequence[i
     """
     Put *requests*, with other *sizes* where they are given, to *allocator*, until they end or memory runs out.
 
-    They are those of a GPU that was never full: where one asks to empty the cache, the program did.
+    They are those of a GPU that was never full: where one asks to empty the cache, the program did. Where they repeat themselves, they are
+    put until a round has left the allocator as the round before had: all that follow would do the same.
     """
     if requests.by_address:
         allocator.card.break_ties_by_address()
-    asked = requests.sizes if sizes is None else sizes
-    streams = requests.streams
-    blocks: list[Block | None] = [None] * (len(asked) + 1)
-    malloc, free = allocator.malloc, allocator.free
-    emptied = failed = 0
+    run = _Replay(requests, allocator, requests.sizes if sizes is None else sizes)
     with _without_collector():
-        try:
-            for request in requests.order:
-                if request > 0:
-                    blocks[request] = malloc(asked[request - 1], streams[request - 1])
-                elif request < 0:
-                    block = blocks[-request]
-                    assert block is not None
-                    free(block)
-                else:
-                    before = len(allocator.events)
-                    allocator.empty_cache()
-                    emptied += len(allocator.events) - before
-        except OutOfMemoryError:
-            failed = request
+        run.to_end()
     given_back = sum(event.action in ("segment_free", "segment_unmap") for event in allocator.events)
     return Replayed(
         peak_allocated_bytes=allocator.peak_allocated_bytes,
         peak_reserved_bytes=allocator.peak_reserved_bytes,
         num_alloc_retries=allocator.num_alloc_retries,
-        gave_back=given_back > emptied,
-        out_of_memory_at=failed or None,
+        gave_back=given_back > run.num_emptied,
+        out_of_memory_at=run.failed or None,
     )
+
+
+MOST_COMPARED_ROUNDS = 16
+"""Rounds of a stretch after which an allocator that is never as it was is not compared any more."""
+
+
+class _Replay:
+    """Requests that are put to an allocator."""
+
+    def __init__(self, requests: Requests, allocator: CachingAllocator, sizes: Sequence[int]) -> None:
+        self._requests = requests
+        self._allocator = allocator
+        self._sizes = sizes
+        self._blocks: list[Block | None] = [None] * (len(sizes) + 1)
+        self.num_emptied = 0
+        """Segments that were given back because the program asked for it."""
+        self.failed = 0
+        """The allocation that could not be had."""
+
+    def to_end(self) -> None:
+        """Put all of them, or those up to the one for which there is no memory."""
+        done = 0
+        for stretch in self._requests.stretches:
+            if self._put(done, stretch.begin) and stretch.repeats(self._sizes) and not self._allocator.goes_by_time:
+                self._put_rounds(stretch)
+                done = stretch.end
+            else:
+                done = stretch.begin
+        self._put(done, len(self._requests.sorted_order))
+
+    def _put(self, begin: int, end: int) -> bool:
+        """Put the requests from *begin* to *end*; say whether memory has not run out."""
+        if self.failed:
+            return False
+        allocator, blocks, sizes, streams = self._allocator, self._blocks, self._sizes, self._requests.streams
+        malloc, free = allocator.malloc, allocator.free
+        try:
+            for request in self._requests.sorted_order[begin:end]:
+                if request > 0:
+                    blocks[request] = malloc(sizes[request - 1], streams[request - 1])
+                elif request < 0:
+                    block = blocks[-request]
+                    assert block is not None
+                    free(block)
+                    blocks[-request] = None
+                else:
+                    before = len(allocator.events)
+                    allocator.empty_cache()
+                    self.num_emptied += len(allocator.events) - before
+        except OutOfMemoryError:
+            self.failed = request
+        return not self.failed
+
+    def _put_rounds(self, stretch: Stretch) -> None:
+        """Put rounds of *stretch* until one leaves all as an earlier one did: from there on they go round in a circle."""
+        states: list[tuple[object, ...]] = []
+        number = passed = 0
+        while number < min(stretch.num_rounds, MOST_COMPARED_ROUNDS) and not passed:
+            begin = stretch.begin + number * stretch.length
+            if not self._put(begin, begin + stretch.length):
+                return
+            number += 1
+            last = stretch.first_allocation + number * stretch.num_allocations
+            states.append((self._allocator.state(), self._alive(stretch.first_allocation, last)))
+            circle = len(states) - 1 - states.index(states[-1])
+            if circle:
+                passed = (stretch.num_rounds - number) // circle * circle
+                self._pass(stretch, last, more=passed * stretch.num_allocations)
+        self._put(stretch.begin + (number + passed) * stretch.length, stretch.end)
+
+    def _alive(self, first: int, last: int) -> list[tuple[int, int, int]]:
+        """Return which of the allocations behind *first* up to *last* are alive: how long ago each was made, and its block."""
+        return [(last - number, block.address, block.size) for number, block in self._numbered(first, last)]
+
+    def _pass(self, stretch: Stretch, last: int, *, more: int) -> None:
+        """Take *more* allocations behind *last* for put: what is alive of *stretch* then is what its last rounds have made."""
+        for number, block in reversed(self._numbered(stretch.first_allocation, last)):
+            self._blocks[number], self._blocks[number + more] = None, block
+
+    def _numbered(self, first: int, last: int) -> list[tuple[int, Block]]:
+        numbers = range(first + 1, last + 1)
+        return [(number, block) for number, block in zip(numbers, self._blocks[first + 1 : last + 1], strict=True) if block is not None]
 
 
 def replay_recorded(recording: Snapshot, allocator: CachingAllocator) -> None:

@@ -227,6 +227,19 @@ class CachingAllocator:
         """Give back every segment that nothing is allocated in, as torch.cuda.empty_cache() does."""
         self._release_cached_blocks()
 
+    @property
+    def goes_by_time(self) -> bool:
+        """Say whether it does other things with memory that has been free for longer: settings that collect garbage have it do so."""
+        return self._collects
+
+    def state(self) -> tuple[object, ...]:
+        """
+        Return what is free, and what it has done to its segments.
+
+        Where that is the same later on, and what is alive lies where it did, the same requests come to the same again.
+        """
+        return len(self.events), self.num_alloc_retries, [pool.keys[:] for pool in self._pools.values()]
+
     def adopt(self, segment: Segment, allocated: Sequence[tuple[int, int]]) -> dict[int, Block]:
         """
         Take over *segment*, which was there before; return its blocks by address.

@@ -48,7 +48,6 @@ from memplan.planner.fitting import heaviest_stage
 from memplan.programs.command_line import changed_files
 from memplan.programs.command_program import CommandProgram
 from memplan.programs.function_program import FunctionProgram, place_of_function
-from memplan.traces.requests import requests_of
 from memplan.workload.workload import Workload
 
 DEFAULT_STEPS = 20
@@ -284,11 +283,9 @@ class _Runs:
 
 def _effect_of_settings(seen: Rehearsal, settings: str) -> _Effect | None:
     """Return what the requests that were seen take less under other allocator settings; None where not all of them were recorded."""
-    assert seen.trace is not None
-    requests = requests_of(seen.trace, torch=seen.torch)
 
     def reserved(text: str) -> int:
-        return replay(requests, CachingAllocator(Card(UNLIMITED_BYTES, UNLIMITED_BYTES), read_settings(text))).peak_reserved_bytes
+        return replay(seen.requests, CachingAllocator(Card(UNLIMITED_BYTES, UNLIMITED_BYTES), read_settings(text))).peak_reserved_bytes
 
     usual = reserved("")
     if usual != seen.peak_reserved_bytes:

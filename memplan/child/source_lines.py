@@ -49,16 +49,19 @@ MOST_PLACES = 4096
 
 
 def _once_for_each_place(tell: Tell) -> Tell:
-    """Have *tell*, which looks through the source, be asked once for each instruction: a loop over samples reads at the same one."""
+    """
+    Have *tell*, which looks through the source, be asked once for each instruction, or for each chain of calls: a loop reads at the same.
+    """
     known: dict[tuple[object, ...], Any] = {}
 
     @functools.wraps(tell)
-    def told(frame: FrameType, **choices: object) -> Any:
-        place = frame.f_code, frame.f_code.co_filename, frame.f_lasti, *choices.items()
+    def told(where: FrameType | Sequence[FrameType], **choices: object) -> Any:
+        frames = [where] if isinstance(where, FrameType) else where
+        place = (*((frame.f_code, frame.f_code.co_filename, frame.f_lasti) for frame in frames), *choices.items())
         if place not in known:
             if len(known) >= MOST_PLACES:
                 known.clear()
-            known[place] = tell(frame, **choices)
+            known[place] = tell(where, **choices)
         return known[place]
 
     return cast("Tell", told)
@@ -161,6 +164,7 @@ def _asked_by(call: ast.AST | None) -> AskedMask | None:
     return AskedMask(mask.id, is_for_ones) if isinstance(mask, ast.Name) else None
 
 
+@_once_for_each_place
 def decides_branch(frames: Sequence[FrameType]) -> bool:
     """
     Say whether the float that the program reads at the innermost of *frames* is compared, there or where it is returned to, and something

@@ -29,7 +29,6 @@ from memplan.programs.command_line import changed_files
 from memplan.programs.command_program import CommandProgram
 from memplan.programs.function_program import FunctionProgram
 from memplan.programs.user_program import UserProgram
-from memplan.traces.requests import requests_of
 from memplan.workload.program import Program
 
 CLEARLY_MORE = 256
@@ -150,9 +149,8 @@ class KnownSizes:
         Raise an error where another size, or another number of negatives, made exactly the same allocations: nobody reads the value, or
         there are no more samples.
         """
-        assert found.trace is not None
         self._have_run.add(step.family)
-        requests = requests_of(found.trace)
+        requests = found.requests
         digest = hashlib.sha256(f"{requests.sequence} {list(requests.sizes)}".encode()).hexdigest()[:16]
         self._compare(step, "micro_batch_size", step.micro_batch_size, digest, num_samples=max(found.trained_batch_sizes, default=None))
         program = step.program

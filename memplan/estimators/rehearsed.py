@@ -93,7 +93,7 @@ class RehearsedEstimator(ReplayingEstimator):
             found = self._cache.get(*place) if self._cache and place else None
             if found is not None:
                 self._runner(step.program).learn(step, found)
-            self._estimates[key] = found or self._rehearsed(step).model_copy(update={"trace": None, "first_dimensions": ()})
+            self._estimates[key] = found or self._rehearsed(step).without_trace().model_copy(update={"first_dimensions": ()})
             self._kinds.setdefault(step.likeness, {})[step.family] = step.gpu
         return self._estimates[key].model_copy(update={"gpu_name": step.gpu.name})
 
@@ -129,9 +129,11 @@ class RehearsedEstimator(ReplayingEstimator):
         self._num_rehearsals += 1
         rehearsal = runner.rehearse(step)
         assert rehearsal.trace is not None
-        place = self._place(step)
+        key, place = (step.family, step.micro_batch_size), self._place(step)
+        if self.is_slow:  # they are known already, by which the sizes of a program are compared, and the next guess needs them
+            self._requests[key] = rehearsal.requests
         if not (self._cache and place and self._cache.put(*place, rehearsal)):
-            self._traces[step.family, step.micro_batch_size] = rehearsal.trace  # a trace has megabytes: in memory only where it is not kept
+            self._traces[key] = rehearsal.trace  # a trace has megabytes: in memory only where it is not kept
         return rehearsal
 
     def trace(self, program: Program, gpu: GpuSpec, stage: Stage | None) -> MemoryTrace:
@@ -157,7 +159,8 @@ class RehearsedEstimator(ReplayingEstimator):
     def _requests_of(self, step: Step) -> Requests:
         key = step.family, step.micro_batch_size
         if key not in self._requests:
-            self._requests[key] = requests_of(self._trace(step), torch=self._rehearsal(step).torch)
+            trace = self._kept_trace(step)
+            self._requests[key] = self._rehearsed(step).requests if trace is None else requests_of(trace, torch=self._rehearsal(step).torch)
         return self._requests[key]
 
     def _kept_requests_of(self, step: Step, size: int) -> Requests | None:
@@ -398,7 +401,7 @@ class RehearsedEstimator(ReplayingEstimator):
             self._on_rehearsal(step)
         beginning = None if begin is None else begin()
         own = self._rehearsal(step) if beginning is None else beginning
-        asked = self._requests_of(step) if own.trace is None else requests_of(own.trace, torch=own.torch)
+        asked = self._requests_of(step) if own.trace is None else own.requests
         known = self._requests_of(theirs)
         is_alike = known.begins_with(asked) and (beginning is not None or asked.begins_with(known))
         return is_alike and _beside(own, step.gpu) == _beside(whole, theirs.gpu)

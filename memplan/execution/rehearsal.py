@@ -1,6 +1,7 @@
 """What a rehearsal saw: an estimate that is exact, its trace, how the program ended, and what only the real program shows."""
 
 import re
+from functools import cached_property
 from typing import Literal
 
 from pydantic import Field, InstanceOf, NonNegativeInt, PositiveInt, computed_field
@@ -9,6 +10,7 @@ from memplan.description import Description
 from memplan.execution.program_habits import Habits
 from memplan.memory.estimate import MemoryEstimate, MemoryRange
 from memplan.traces.read_basis import Basis
+from memplan.traces.requests import Requests, requests_of
 from memplan.traces.trace import MemoryTrace
 
 
@@ -282,6 +284,18 @@ class Rehearsal(MemoryEstimate):
 
     trace: InstanceOf[MemoryTrace] | None = Field(default=None, exclude=True, repr=False)
     """Every event of the allocator."""
+
+    @cached_property
+    def requests(self) -> Requests:
+        """What was asked of the allocator; only where its trace is there."""
+        assert self.trace is not None
+        return requests_of(self.trace, torch=self.torch)
+
+    def without_trace(self) -> "Rehearsal":
+        """Return it without its trace, which has megabytes, and what is told of that."""
+        found = self.model_copy(update={"trace": None})
+        found.__dict__.pop("requests", None)
+        return found
 
     @computed_field  # type: ignore[prop-decorator]  # mypy knows no decorated properties
     @property

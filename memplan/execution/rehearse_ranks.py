@@ -166,7 +166,7 @@ def serve() -> None:
     request: _Request = pickle.load(sys.stdin.buffer)
     found: Rehearsal | MemplanError
     try:
-        found = rehearse_script(request.words, **request.options).model_copy(update={"trace": None})
+        found = rehearse_script(request.words, **request.options).without_trace()
     except MemplanError as error:
         found = error
     partial = request.result.with_suffix(".partial")

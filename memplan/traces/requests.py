@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from types import MappingProxyType
 
+from memplan.traces.repeats import Stretch, stretches_in
 from memplan.traces.trace import ALLOC, FREE, FREE_REQUESTED, OOM, SEGMENT_FREE, SEGMENT_UNMAP, MemoryTrace
 
 EMPTY_CACHE = 0
@@ -47,10 +48,11 @@ class Requests:
         Frees that follow each other have no order: what is free afterwards is the same, and theirs varies from run to run (autocast's cache
         is hashed by address).
         """
-        return hashlib.blake2b(self._in_order().tobytes() + array("q", self.streams).tobytes()).hexdigest()
+        return hashlib.blake2b(self.sorted_order.tobytes() + array("q", self.streams).tobytes()).hexdigest()
 
-    def _in_order(self) -> array[int]:
-        """Return the order, with frees that follow each other sorted."""
+    @cached_property
+    def sorted_order(self) -> array[int]:
+        """The order, with frees that follow each other sorted: for an allocator it is the same."""
         order, frees = array("q"), list[int]()
         for request in self.order:
             if request < 0:
@@ -68,10 +70,15 @@ class Requests:
         count = len(other.sizes)
         if list(self.sizes[:count]) != list(other.sizes) or list(self.streams[:count]) != list(other.streams):
             return False
-        theirs = other._in_order()
+        theirs = other.sorted_order[:]
         while theirs and theirs[-1] < 0:  # what is freed at its end may go on being freed here
             theirs.pop()
-        return self._in_order()[: len(theirs)] == theirs
+        return self.sorted_order[: len(theirs)] == theirs
+
+    @cached_property
+    def stretches(self) -> tuple[Stretch, ...]:
+        """Those of the sorted order that are repeated."""
+        return stretches_in(self.sorted_order, self.sizes, self.streams)
 
     @cached_property
     def peak_bytes(self) -> int:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import csv
 import gzip
+import random
 from array import array
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from memplan.allocator.blocks import Block
 from memplan.allocator.config import AllocatorSettings, read_settings
 from memplan.allocator.replay import replay, replay_recorded, reproduces
 from memplan.allocator.simulator import CachingAllocator, Card
@@ -147,6 +150,84 @@ def test_other_sizes_can_be_put_to_the_same_sequence() -> None:
     requests = Requests(order=[1, -1], sizes=[MIB], streams=[0])
 
     assert replay(requests, CachingAllocator(Card(GIB, GIB)), sizes=[64 * MIB]).peak_reserved_bytes == 64 * MIB
+
+
+class CountingAllocator(CachingAllocator):
+    """Counts what it is asked for."""
+
+    num_mallocs = 0
+
+    def malloc(self, requested_bytes: int, stream: int = 0) -> Block:
+        self.num_mallocs += 1
+        return super().malloc(requested_bytes, stream)
+
+
+def evaluation(chance: random.Random, *, num_batches: int, keeps: int) -> Requests:
+    """Batches that free at random what they made, the results of the last *keeps* batches, and what is beside them and behind them."""
+    order: list[int] = []
+    sizes: list[int] = []
+
+    def make(size: int) -> int:
+        sizes.append(size)
+        order.append(len(sizes))
+        return len(sizes)
+
+    beside = [make(chance.randint(1, 30 * MIB)) for _ in range(20)]
+    order.extend(-number for number in beside[::2])
+    batch = [chance.choice((chance.randint(1, 2 * MIB), chance.randint(1, 40 * MIB))) for _ in range(chance.randint(2, 30))]
+    lives = [chance.randint(0, len(batch) - at) for at in range(len(batch))]
+    results: list[int] = []
+    for _ in range(num_batches):
+        made = []
+        for at, size in enumerate(batch):
+            made.append(make(size))
+            order.extend(-made[other] for other in range(at + 1) if other and other + lives[other] == at)
+        order.extend(-number for at, number in enumerate(made) if at and at + lives[at] >= len(batch))
+        results.append(made[0])
+        if len(results) > keeps:
+            order.append(-results.pop(0))
+    order.extend(-number for number in (*results, *beside[1::2]))
+    for size in batch:
+        make(2 * size)
+    return Requests(order, sizes, [0] * len(sizes))
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_rounds_that_change_nothing_are_not_put_and_all_comes_out_the_same(seed: int) -> None:
+    """Against the same requests put one by one: peaks, retries, failures, what is given back, and the segments in their order."""
+    chance = random.Random(seed)
+    requests = evaluation(chance, num_batches=chance.randint(4, 60), keeps=chance.choice((0, 1, 3, 1000)))
+    one_by_one = replace(requests)
+    one_by_one.__dict__["stretches"] = ()
+    texts = ("", "", "expandable_segments:True", "max_split_size_mb:20", "garbage_collection_threshold:0.5,per_process_memory_fraction:0.9")
+    settings = read_settings(chance.choice(texts))
+    needed = replay(one_by_one, CachingAllocator(Card(UNLIMITED_BYTES, UNLIMITED_BYTES), settings)).peak_reserved_bytes
+    for capacity in (UNLIMITED_BYTES, needed, needed * 9 // 10, needed * 7 // 10, needed // 2):
+        one, other = (CachingAllocator(Card(capacity, capacity), settings) for _ in range(2))
+
+        assert replay(requests, one) == replay(one_by_one, other)
+        assert one.events == other.events
+        assert one.state() == other.state()
+        assert one.allocated_bytes == other.allocated_bytes
+
+
+def test_of_a_long_evaluation_a_few_batches_are_put() -> None:
+    requests = evaluation(random.Random(3), num_batches=1000, keeps=2)
+    allocator = CountingAllocator(Card(UNLIMITED_BYTES, UNLIMITED_BYTES))
+
+    replay(requests, allocator)
+
+    assert allocator.num_mallocs < len(requests.sizes) // 50
+
+
+def test_an_evaluation_that_keeps_all_its_results_is_put_to_its_end() -> None:
+    """No batch leaves the allocator as the one before it did."""
+    requests = evaluation(random.Random(3), num_batches=200, keeps=1000)
+    allocator = CountingAllocator(Card(UNLIMITED_BYTES, UNLIMITED_BYTES))
+
+    replay(requests, allocator)
+
+    assert allocator.num_mallocs == len(requests.sizes)
 
 
 def test_a_recording_with_a_full_card_goes_on_after_its_failures() -> None:

@@ -333,3 +333,20 @@ def test_a_place_is_looked_through_once(monkeypatch: pytest.MonkeyPatch) -> None
 
     assert told == [(False, False)] * 5
     assert len(looked) == len(set(looked)) == 2
+
+
+def test_whether_a_branch_is_decided_is_looked_up_once_for_each_way_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An evaluation reads its loss at the same place each time; called from another one, it may be compared."""
+    looked: list[int] = []
+    around = source_lines._around
+    monkeypatch.setattr(source_lines, "_around", lambda parsed, frame: (looked.append(frame.f_lasti), around(parsed, frame))[1])
+    for _ in range(4):
+        _returned()
+    at_first = len(looked)
+
+    for _ in range(2):
+        _stops_by_what_is_returned()
+
+    assert FRAMES[-1] is True
+    assert FRAMES.count(False) == 4
+    assert (at_first, len(looked)) == (2, 4)

@@ -49,9 +49,7 @@ MOST_PLACES = 4096
 
 
 def _once_for_each_place(tell: Tell) -> Tell:
-    """
-    Have *tell*, which looks through the source, be asked once for each instruction, or for each chain of calls: a loop reads at the same.
-    """
+    """Have *tell*, which looks through the source, be asked once for each instruction or chain of calls: a loop reads at the same."""
     known: dict[tuple[object, ...], Any] = {}
 
     @functools.wraps(tell)

@@ -301,9 +301,10 @@ class Script:
     def _terminated(self, number: int, frame: Any) -> None:
         """Write, and end as the signal would have ended the program."""
         del frame
-        self.write()
-        signal.signal(number, signal.SIG_DFL)
-        os.kill(os.getpid(), number)
+        with _signals_put_off():
+            self.write()
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
 
     def _forked(self) -> None:
         """In a child that was forked before CUDA began: what it does with CUDA is its own."""
@@ -418,19 +419,20 @@ def _signals_put_off() -> Iterator[None]:
     """
     Have signals that end the program do so afterwards, or Ctrl-C not at all: it is ending.
 
-    One Ctrl-C may come twice, from the terminal and from memplan, which passes on what it gets.
+    One Ctrl-C may come twice, from the terminal and from memplan, which passes on what it gets. What ends a group of processes ends the
+    workers of a DataLoader too, which raises an error for that wherever the program is then: in the midst of this.
     """
     came: list[int] = []
     before: dict[signal.Signals, Any] = {}
     try:
-        for number in _ENDING if threading.current_thread() is threading.main_thread() else ():
-            if signal.getsignal(number) not in (None, signal.SIG_IGN):
+        for number in (*_ENDING, signal.SIGCHLD) if threading.current_thread() is threading.main_thread() else ():
+            if signal.getsignal(number) not in ((None, signal.SIG_IGN) if number in _ENDING else (None, signal.SIG_IGN, signal.SIG_DFL)):
                 before[number] = signal.signal(number, lambda came_now, _: came.append(came_now))
         yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-        for late in set(came) - {signal.SIGINT}:
+        for late in set(came) - {signal.SIGINT, signal.SIGCHLD}:
             os.kill(os.getpid(), late)
 
 

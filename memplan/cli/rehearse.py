@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import signal
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -349,6 +350,8 @@ def _rehearse_script(
     if any(finding.kind == "batch_shapes" for finding in rehearsal.findings):
         notes.append("--worst-batch finds the largest batches of the program's DataLoaders, and takes them after the first")
     _report(rehearsal, gpu, would_fit, notes, output)
+    if rehearsal.was_interrupted and rehearsal.exit_code == 0:  # a signal ended a further run, for the values that decide sizes
+        return 128 + signal.SIGINT
     return rehearsal.exit_code if rehearsal.exit_code >= 0 else 128 - rehearsal.exit_code
 
 

@@ -252,14 +252,25 @@ class ProgramRuns(Closing):
         where a signal was to end the program, in this run or an earlier one; what the first run showed before is returned.
         """
         is_first = self._first is None
-        if values_file is not None and not is_first and self._stopped_by is None and self._asked.on_next_run is not None:
-            is_of_first = self._first is not None and self._first.failure is not None and not self._has_told_failure
-            self._has_told_failure = True
-            self._asked.on_next_run(f"{values_file}{'; the error above is of the run without them' if is_of_first else ''}")
-        found = self._run_somehow(values_file)
+        try:
+            if values_file is not None and not is_first and self._stopped_by is None:
+                self._tell_next(values_file)
+            found = self._run_somehow(values_file)
+        except KeyboardInterrupt as error:  # while a process imports, or a run is read: SIGTERM and SIGHUP come as it does (`cli/app.py`)
+            if is_first:
+                raise
+            self._stopped_by = signal.SIGINT
+            raise StoppedError("a signal ended it") from error
         if self._stopped_by is not None and not is_first:
             raise StoppedError(f"{self._stopped_by.name} ended it")
         return found
+
+    def _tell_next(self, file: ValuesFile) -> None:
+        """Tell whoever asked for it with what the program is run again."""
+        is_of_first = self._first is not None and self._first.failure is not None and not self._has_told_failure
+        self._has_told_failure = True
+        if self._asked.on_next_run is not None:
+            self._asked.on_next_run(f"{file}{'; the error above is of the run without them' if is_of_first else ''}")
 
     def _run_somehow(self, values_file: ValuesFile | None) -> Run:
         """Run the program, in a fork of a warm process where that is as good."""

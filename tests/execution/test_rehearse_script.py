@@ -727,6 +727,73 @@ def test_a_signal_to_memplan_alone_ends_the_program_and_what_was_seen_is_told(
     assert exit_code == 128 + number
 
 
+WITH_WORKERS = """
+import time
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+model = torch.nn.Linear(8, 8).cuda()
+optimizer = torch.optim.Adam(model.parameters())
+for step, (rows,) in enumerate(DataLoader(TensorDataset(torch.randn(800, 8)), batch_size=2, num_workers=2)):
+    model(rows.cuda()).sum().backward()
+    optimizer.step()
+    if step == 3:
+        print("trained", flush=True)
+    if step > 3:
+        time.sleep(0.5)
+"""
+
+
+@pytest.mark.heavy
+def test_a_signal_to_the_whole_group_ends_a_program_with_workers_and_what_was_seen_is_told(script: Script, tmp_path: Path) -> None:
+    """As `timeout` sends it: it ends the workers of the DataLoader too, for which that raises an error, while the report is written."""
+    (tmp_path / "train.py").write_text(WITH_WORKERS)
+    command = [sys.executable, "-m", "memplan", "rehearse", "--gpu", "t4", "--", "train.py"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True, preexec_fn=heard)  # noqa: PLW1509
+    assert process.stdout is not None
+    assert process.stdout.readline() == "trained\n"
+
+    os.killpg(process.pid, signal.SIGTERM)
+    told, said = process.communicate(timeout=60)
+
+    assert told.startswith("Fits on Tesla T4: "), said
+    assert process.returncode == 128 + signal.SIGTERM
+
+
+BY_DATA = """
+import time
+import torch
+model = torch.nn.Linear(8, 8).cuda()
+optimizer = torch.optim.Adam(model.parameters())
+kept = torch.arange(64).cuda() % 2 == 0
+for _ in range(3):
+    model(torch.randn(64, 8, device="cuda")[kept]).sum().backward()
+    optimizer.step()
+time.sleep(WAITS)
+"""
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("seconds", [0, 5], ids=["while a process imports for it", "in it"])
+def test_a_signal_in_a_further_run_ends_it_and_the_first_is_told_as_a_lower_bound(script: Script, tmp_path: Path, seconds: int) -> None:
+    """That the values were not found is said; a batch system sees that a signal ended it."""
+    (tmp_path / "train.py").write_text(BY_DATA.replace("WAITS", "0"))
+    command = [sys.executable, "-m", "memplan", "rehearse", "--gpu", "t4", "--", "train.py"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True, preexec_fn=heard)  # noqa: PLW1509
+    assert process.stderr is not None
+    while "running the program again" not in process.stderr.readline():
+        assert process.poll() is None
+    (tmp_path / "train.py").write_text(BY_DATA.replace("WAITS", "60"))
+    time.sleep(seconds)
+
+    process.send_signal(signal.SIGTERM)
+    told, _ = process.communicate(timeout=60)
+
+    assert told.startswith("At least ")
+    assert "did not succeed: " in told
+    assert "ended" in told.split("did not succeed: ")[1].splitlines()[0]
+    assert process.returncode == 128 + signal.SIGINT
+
+
 @pytest.mark.heavy
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
 def test_a_signal_that_a_launcher_takes_for_a_failure_is_none(script: Script, tmp_path: Path, number: signal.Signals) -> None:

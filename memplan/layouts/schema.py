@@ -356,6 +356,26 @@ class Layout(LayoutPart):
     """Where the main file has the arguments of the training's DataLoader; of several keys that which is there."""
 
 
+def known_keys(layout: Layout) -> set[str]:
+    """Return every key of the main file that *layout* knows, dotted."""
+    conditions = [
+        *(entry.when for entry in layout.fields if entry.file is None),
+        *(case.when for rule in layout.rules for case in rule.cases),
+        *(assumption.when for assumption in layout.assumes),
+        *(note.when for note in layout.notes),
+        layout.detect.where,
+    ]
+    return {
+        *(entry.key for entry in layout.fields if entry.file is None),
+        *(assumption.key for assumption in layout.assumes if assumption.file is None),
+        *(key for when in conditions for key in when),
+        *(layout.detect.keys + layout.detect.one_of + layout.checkpoints),
+        *(key for keys in layout.loader.values() for key in keys),
+        *layout.short,
+        *([layout.model.key] if layout.model is not None else []),
+    }
+
+
 def layout_from(data: Any, template: Path) -> Layout:
     """
     Return the layout that *data*, the content of *template*, describes.

@@ -747,3 +747,37 @@ def test_a_workload_written_for_a_recipe_is_one(recipes: Path) -> None:
     workload = read_configuration(recipes / "sft.yaml").workload
 
     assert Workload.model_validate_json(workload.model_dump_json()) == workload
+
+
+def test_a_key_that_looks_misspelt_is_told_with_its_line(recipes: Path) -> None:
+    """What it was to say is planned as the framework's default, which may take less."""
+    recipe = changed(
+        recipes / "axolotl.yml",
+        ("gradient_accumulation_steps:", "gradient_acumulation_steps:"),
+        ("sequence_len:", "sequence_lenn:"),
+    )
+
+    (told,) = [warning for warning in read_configuration(recipe).notes if "look misspelt" in warning]
+
+    lines = recipe.read_text().splitlines()
+    for wrong, right in (("gradient_acumulation_steps", "gradient_accumulation_steps"), ("sequence_lenn", "sequence_len")):
+        number = next(number for number, line in enumerate(lines, start=1) if line.startswith(f"{wrong}:"))
+        assert f"`{wrong}` in line {number} (`{right}`?)" in told
+    assert told.startswith(f"{recipe}: ")
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["load_in_2bit: false", "fsdp_version: 2\nfsdp_config:\n  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP", "my_sequence_len_of_old: 7"],
+)
+def test_other_keys_are_not_called_misspelt(recipes: Path, line: str) -> None:
+    """Other digits, the prefix that axolotl strips, a key of the user's own."""
+    recipe = changed(recipes / "axolotl.yml", ("tf32: false", line))
+
+    assert not [warning for warning in read_configuration(recipe).notes if "look misspelt" in warning]
+
+
+def test_a_key_that_is_set_beside_the_slip_is_what_counts(recipes: Path) -> None:
+    recipe = changed(recipes / "axolotl.yml", ("tf32: false", "sequence_lenn: 4096"))
+
+    assert not [warning for warning in read_configuration(recipe).notes if "look misspelt" in warning]

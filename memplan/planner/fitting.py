@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 from memplan.allocator.config import read_settings
@@ -24,6 +25,10 @@ budget by less than a tenth."""
 
 ENOUGH = 2
 """Sizes of a program, from which a guess of the end is mostly near: if it is right, the next size is asked for too."""
+
+
+LEAP = 4
+"""Times as many samples as the one run had that tells of a program: there its word is rough, and two sizes are asked for at once."""
 
 
 def budget_of(gpu: GpuSpec, margin: float, program: Program | None = None) -> MemoryBudget:
@@ -155,7 +160,9 @@ def _largest_of_stage(
     ended: list[int] = []  # those beyond a limit that is none of the GPU's memory, and that no estimate knows
 
     def ask(size: int) -> Outcome:
-        for program in likely_after(size):
+        is_leap = estimator.is_slow and len(ran) == 1 and size >= LEAP * max(ran)
+        more = half_as_much_again(size) if is_leap else most
+        for program in [of_size(more)] if more < most else likely_after(size):
             estimator.expect(program, gpu, [stage])
         try:
             used = estimator(of_size(size), gpu, stage).device_used
@@ -169,6 +176,9 @@ def _largest_of_stage(
         if not budget.fits(used):
             return Outcome.TOO_LARGE
         fitting.append(size)
+        if more < most:  # by one run alone a guess is rough: with two that are large the next one is mostly the end
+            with suppress(SizeRefusedError):
+                ran[more] = estimator(of_size(more), gpu, stage).device_used
         return Outcome.FITS
 
     def likely_after(size: int) -> Iterator[Program]:
@@ -194,6 +204,12 @@ def _largest_of_stage(
     if in_data is not None and found.size is not None and in_data < found.size and ask(in_data) is Outcome.FITS:
         return found._replace(size=in_data) if ran[in_data] == ran[found.size] else found
     return found
+
+
+def half_as_much_again(size: int) -> int:
+    """Return about half as much again as *size*, a multiple of the same power of two: a program may take no others."""
+    power = size & -size
+    return size + max(power, size // 2 // power * power)
 
 
 def _seems_to_fit(program: Program, gpu: GpuSpec, stage: Stage | None, estimator: Estimator, budget: MemoryBudget) -> bool:

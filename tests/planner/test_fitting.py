@@ -12,7 +12,7 @@ from memplan.hardware.gpu import GpuSpec
 from memplan.memory.breakdown import MemoryBreakdown
 from memplan.memory.budget import MODEL_ERROR, MemoryBudget
 from memplan.memory.estimate import MemoryEstimate, MemoryRange
-from memplan.planner.fitting import budget_of, largest_micro_batch, questions_of
+from memplan.planner.fitting import budget_of, half_as_much_again, largest_micro_batch, questions_of
 from memplan.planner.negatives import most_negatives
 from memplan.workload.model import ParametersModel
 from memplan.workload.program import Program
@@ -153,6 +153,51 @@ class LineOf(Runs):
         assert stage is not None
         total = SAMPLE_BYTES[stage.name] * program.training.micro_batch_size * (1 + stage.n_negatives)
         return MemoryRange(low_bytes=total, expected_bytes=total, high_bytes=total) if len(self._runs.asked) > 1 else None
+
+
+class RoughAtFirst(LineOf):
+    """Runs of which one alone says half as much again as is so."""
+
+    def quick_estimate(self, program: Program, gpu: GpuSpec, stage: Stage | None) -> MemoryRange | None:
+        assert stage is not None
+        if not self._runs.asked:
+            return None
+        known = self._runs.asked.get((stage.name, program.training.micro_batch_size, stage.n_negatives))
+        total = SAMPLE_BYTES[stage.name] * program.training.micro_batch_size * (1 + stage.n_negatives)
+        total = total if known is not None or len(self._runs.asked) > 1 else total * 3 // 2
+        return MemoryRange(low_bytes=total, expected_bytes=total, high_bytes=total)
+
+
+@pytest.mark.parametrize(
+    ("refuses", "asked"), [(False, [1, 67, 100, 101, 102]), (True, [1, 67, 101, 102])], ids=["two at once", "the second is refused"]
+)
+def test_behind_a_leap_by_one_run_two_sizes_are_asked_for(refuses: bool, asked: list[int]) -> None:
+    """They are run at once, and the next guess is by both: the end, mostly. Where the program does not take the second, nothing is lost."""
+
+    class Divided(Runs):
+        def __call__(self, program: Program, gpu: GpuSpec, stage: Stage | None) -> MemoryEstimate:
+            if refuses and program.training.micro_batch_size == 100:
+                raise SizeRefusedError("100 is not for it")
+            return super().__call__(program, gpu, stage)
+
+    runs = Divided()
+    program = PROGRAM.model_copy(update={"stages": PROGRAM.stages[1:2]})
+
+    found = largest_micro_batch(
+        lambda size: program.with_training(micro_batch_size=size),
+        GPU,
+        RoughAtFirst(runs),
+        MemoryBudget(total_bytes=10_150, margin=0),
+        most=1000,
+    )
+
+    assert found.size == 101
+    assert [size for _, size, _ in runs.asked] == asked
+    assert [size for _, size, _ in runs.expected] == [100, 102]
+
+
+def test_the_second_of_two_sizes_is_a_multiple_of_the_same_power_of_two() -> None:
+    assert [half_as_much_again(size) for size in (1, 2, 3, 6, 64, 96, 264, 265)] == [2, 4, 4, 8, 128, 128, 392, 397]
 
 
 @pytest.fixture

@@ -211,6 +211,8 @@ class ProgramRuns(Closing):
             self._give_up_warm()
         for folder in self._others:
             shutil.rmtree(folder, ignore_errors=True)
+            with suppress(OSError):  # there is more in that of a process that has not ended
+                folder.parent.rmdir()
         for fork in self._forks:
             fork.close()
         self._temporary.cleanup()
@@ -376,6 +378,15 @@ class ProgramRuns(Closing):
 
     def _begin(self, file: ValuesFile, warm: WarmProcess | None, *, is_heard: bool) -> _Begun | None:
         """Start the program, in a fork of *warm* where there is one; None where that cannot be had any more."""
+        try:
+            return self._begin_in(file, warm, is_heard=is_heard)
+        except FileNotFoundError as error:
+            if warm is None or error.filename is None or not Path(error.filename).is_relative_to(warm.folder):
+                raise
+            return None  # it has ended just now, as it does after a while without a program, and has removed its folder
+
+    def _begin_in(self, file: ValuesFile, warm: WarmProcess | None, *, is_heard: bool) -> _Begun | None:
+        """Start the program as `_begin` says. Raises FileNotFoundError for what is not there any more in the folder of *warm*."""
         self._num_runs += 1
         folder = Path(tempfile.mkdtemp(dir=warm.folder if warm else self.folder))
         if warm is not None:

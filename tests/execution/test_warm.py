@@ -440,6 +440,29 @@ def test_a_process_that_is_ended_lets_the_programs_of_others_come_to_their_end(p
 
 
 @pytest.mark.heavy
+def test_a_process_that_goes_as_a_run_begins_in_it_is_done_without(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was idle for too long just then, or another run has given it up: its folder goes with the files of the run."""
+    first = project.rehearse(TRAINING.replace("SIZE", "8"))
+    (warm,) = project.kept()
+    make = tempfile.mkdtemp
+
+    def made_and_gone(*arguments: Any, **options: Any) -> str:
+        folder = make(*arguments, **options)
+        if options.get("dir") == warm.folder:
+            warm.end()
+            deadline = time.monotonic() + 30
+            while warm.folder.exists() and time.monotonic() < deadline:
+                time.sleep(0.01)
+        return folder
+
+    monkeypatch.setattr(tempfile, "mkdtemp", made_and_gone)
+
+    assert project.rehearse(TRAINING.replace("SIZE", "8")) == first
+    assert not warm.folder.exists()
+    assert project.runs() == ["cold", "cold"]
+
+
+@pytest.mark.heavy
 def test_a_process_that_is_kept_ends_after_it_was_idle(torch_build: TorchBuild, tmp_path: Path) -> None:
     """With everything that it had."""
     folder = tmp_path / "kept"

@@ -21,7 +21,7 @@ from memplan.cli.asked import (
 )
 from memplan.cli.options import config_path_option, margin_option, method_option, pin_option
 from memplan.cli.typed_options import in_options
-from memplan.errors import MemplanError
+from memplan.errors import MemplanError, UsageError
 
 if TYPE_CHECKING:
     from memplan.analysis.checking import Check
@@ -87,6 +87,10 @@ def check(
     the line says which.
     """
     try:
+        if if_applied and not checks_drift:
+            raise UsageError(
+                "--if-applied says of --drift when it passes, which is not asked for", hint="give both: `--drift --if-applied`"
+            )
         program = program_of(context, function)
         told = _Told()
         if checks_drift:

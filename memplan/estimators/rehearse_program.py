@@ -75,26 +75,25 @@ def rehearse_function(rehearser: Rehearser, program: FunctionProgram, *, gpu: Gp
 
 
 def last_lines(said: Path) -> str:
-    """
-    Return the last lines of what a program said, each in a line of its own; empty where it said nothing.
-
-    What a launcher says of a rank that has failed, at more length than the rank itself, is left out.
-    """
-    lines = said.read_text(encoding="utf-8", errors="replace").splitlines() if said.exists() else []
-    return "".join(f"\n  {line[:LONGEST_LINE]}" for line in _without_launcher(lines)[-_LAST_LINES:])
+    """Return the last lines of what a program said, each in a line of its own; empty where it said nothing."""
+    return "".join(f"\n  {line[:LONGEST_LINE]}" for line in _lines_of(said)[-_LAST_LINES:])
 
 
 def error_in(said: Path) -> str:
     """Return the line that names the error with which a program ended, by its last traceback; without one, its last line."""
-    lines = _without_launcher(said.read_text(encoding="utf-8", errors="replace").splitlines() if said.exists() else [])
-    told = [line for line in lines if line.strip()]
+    told = [line for line in _lines_of(said) if line.strip()]
     begin = max((at for at, line in enumerate(told) if line.startswith("Traceback (most recent")), default=None)
     named = None if begin is None else next((line for line in told[begin + 1 :] if not line.startswith(" ")), None)
     return (named or (told or [""])[-1]).strip()
 
 
-def _without_launcher(lines: list[str]) -> list[str]:
-    """Return *lines* up to the traceback of a launcher whose rank has failed; all of them where they have none, or nothing before it."""
+def _lines_of(said: Path) -> list[str]:
+    """
+    Return the lines of what a program said.
+
+    What a launcher says of a rank that has failed, at more length than the rank itself, is left out where anything stands before it.
+    """
+    lines = said.read_text(encoding="utf-8", errors="replace").splitlines() if said.exists() else []
     error = next((at for at, line in enumerate(lines) if _LAUNCHER_ERROR.match(line)), None)
     if error is None:
         return lines

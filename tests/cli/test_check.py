@@ -137,6 +137,13 @@ def test_where_nothing_was_applied_nothing_has_drifted(run_memplan: Run, tree: P
     assert (told.returncode, told.stdout) == (0, "no drift: no plan has been applied here\n")
 
 
+def test_if_applied_is_nothing_without_drift(run_memplan: Run, tree: Path) -> None:
+    refused = run_memplan("check", "--gpu", "rtx4090", "--if-applied", "--config-path", tree)
+
+    assert refused.returncode == 2
+    assert "give both: `--drift --if-applied`" in refused.stderr
+
+
 @pytest.mark.heavy
 def test_the_hooks_run_as_they_are_written(run_memplan: Run, tree: Path, tmp_path: Path) -> None:
     """Each entry with its arguments: red for what does not fit and what has drifted, green after a plan."""

@@ -196,7 +196,8 @@ class _Process:
 
     def __init__(self, jobs: _Jobs) -> None:
         self._surroundings = _surroundings()
-        boot = f"import sys; sys.path[:] = {sys.path!r}; from memplan.estimators.beside import work; work()"
+        ours = "from memplan.estimators.beside import work; work()"  # Ctrl-C while it imports is for who started it, which ends it
+        boot = f"import signal, sys; signal.signal(signal.SIGINT, signal.SIG_IGN); sys.path[:] = {sys.path!r}; {ours}"
         self._process = subprocess.Popen(command_for([sys.executable, "-c", boot]), stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         atexit.register(self.end)
         self.key: Hashable | None = None
@@ -290,6 +291,7 @@ def work() -> None:
     for stream in range(3):  # what a job prints is nobody's, and nobody answers it
         os.dup2(nowhere, stream)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # leaves no file behind
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     with suppress(KeyboardInterrupt, BrokenPipeError):
         while select.select([jobs], [], [], IDLE_SECONDS)[0] and (content := _received(jobs)) is not None:
             _send(answers, pickle.dumps(_done(Job(*pickle.loads(content)))))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import re
 import shutil
 import signal
 import tempfile
@@ -64,8 +65,12 @@ takes 20.2 GiB in five steps, 22.0 in six, and 23.3 in twenty, which the margin 
 _WARM = "warm"
 """The file that says where a warm process is."""
 
-_OF_NO_SIZE = ("ModuleNotFoundError", "ImportError", "SyntaxError", "IndentationError")
-"""Errors that a program ends with whatever its batch: no other size has to be tried to see that."""
+_OF_NO_SIZE = re.compile(
+    r"^(ModuleNotFoundError|ImportError|SyntaxError|IndentationError)\b"
+    r"|: error: (unrecognized arguments|the following arguments are required):"
+    r"|^Error: No such option"
+)
+"""Errors that a program ends with whatever its batch, argparse's and click's among them: no other size has to be tried to see that."""
 
 _ENDED_BY_USER = (-signal.SIGINT, -signal.SIGTERM, -signal.SIGHUP)
 
@@ -178,7 +183,7 @@ class ProgramSteps(StepRunner):
                 message = f"the program failed before it used the GPU: {reason or error.message}"
                 advice = f"{MISSING_WEIGHTS}; " if error.hint == MISSING_WEIGHTS else ""
                 hint = f"{advice}its last output:{last_lines(said)}"
-                if reason.startswith(_OF_NO_SIZE):
+                if _OF_NO_SIZE.search(reason):
                     raise NotRehearsedError(f"{where_of(step)}{message}", hint=hint) from error
                 raise self._refusal(step, message, hint=hint) from error
         return found

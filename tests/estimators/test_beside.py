@@ -233,6 +233,22 @@ def is_deaf(num_bytes: int, folder: Path) -> Rehearsal:
     return waits(num_bytes, folder)
 
 
+def test_ctrl_c_while_a_process_imports_is_not_for_it(jobs: Beside, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """It comes to the whole group of the terminal; whoever began the job ends it, and no traceback of memplan's own is printed."""
+    jobs.begin(7, Job(takes, (7, tmp_path)))
+    (process,) = jobs._processes
+    status = Path(f"/proc/{process._process.pid}/status")
+    eventually(lambda: int(next(line for line in status.read_text().splitlines() if line.startswith("SigIgn")).split()[1], 16) & 2 > 0)
+
+    os.kill(process._process.pid, signal.SIGINT)
+
+    eventually((tmp_path / "7.began").exists)
+    begun = jobs.take(7)
+    assert begun is not None
+    assert begun.rehearsal == rehearsal_of(7)
+    assert capfd.readouterr().err == ""
+
+
 def test_a_second_signal_ends_what_waits_for_a_job_that_does_not_hear_it(jobs: Beside, tmp_path: Path) -> None:
     """Nor is that an answer: a plan would go on as if the size were refused."""
     jobs.begin("one", Job(is_deaf, (1, tmp_path)))

@@ -65,7 +65,13 @@ def test_a_program_that_never_runs_is_told_so(torch_build: TorchBuild, gpu: GpuS
 
 @pytest.mark.heavy
 @pytest.mark.parametrize(
-    ("source", "error"), [("import nothing_like_it\n", "ModuleNotFoundError: No module"), ("def train(:\n", "SyntaxError: ")]
+    ("source", "error"),
+    [
+        ("import nothing_like_it\n", "ModuleNotFoundError: No module"),
+        ("def train(:\n", "SyntaxError: "),
+        ("from os import nothing_like_it\n", "ImportError: cannot import"),
+        ("import argparse\nargparse.ArgumentParser(prog='train.py').parse_args()\n", "train.py: error: unrecognized arguments: "),
+    ],
 )
 def test_what_no_size_mends_is_told_after_one_run(torch_build: TorchBuild, gpu: GpuSpec, tmp_path: Path, source: str, error: str) -> None:
     """A module that is not there is missing at every size."""

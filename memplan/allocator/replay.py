@@ -23,7 +23,7 @@ def replay(requests: Requests, allocator: CachingAllocator, *, sizes: Sequence[i
     Put *requests*, with other *sizes* where they are given, to *allocator*, until they end or memory runs out.
 
     They are those of a GPU that was never full: where one asks to empty the cache, the program did. Where they repeat themselves, they are
-    put until a round has left the allocator as the round before had: all that follow would do the same.
+    put until a round has left the allocator as an earlier one had: all that follow would do the same.
     """
     if requests.by_address:
         allocator.card.break_ties_by_address()

@@ -1,7 +1,7 @@
 """
 Stretches of what a program asks of the allocator that are the same again and again: the batches of an evaluation, steps that are alike.
 
-What comes of one, an allocator need be asked only until a round has left it as the round before had (`allocator/replay.py`). A request is
+What comes of one, an allocator need be asked only until a round has left it as an earlier one had (`allocator/replay.py`). A request is
 known here by what makes it the same in another round: an allocation by its bytes and stream, a free by how many allocations ago its block
 was made.
 """

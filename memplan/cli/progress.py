@@ -28,7 +28,7 @@ LOG_LINE_EVERY_SECONDS = 30.0
 
 _HOW_TO_END = "Ctrl-C ends the program and reports what was seen; `--steps 3` ends it by itself"
 
-_HOW_TO_SHORTEN = " (what comes before training, as an evaluation, `--short 'KEY=VALUE'` may leave out of rehearsals)"
+_HOW_TO_SHORTEN = " (an evaluation can be left out of rehearsals: by `--short 'KEY=VALUE'`, or by an argument in the command)"
 
 
 @contextmanager
@@ -43,8 +43,7 @@ def program_progress() -> Iterator[OnProgress | None]:
         nonlocal lines
         seconds = time.monotonic() - begin
         what = f"{count(progress.num_steps, 'step')}, {format_bytes(progress.peak_reserved_bytes)} reserved at the peak so far"
-        if progress.where is not None:
-            what = _waiting(progress.where)
+        what = progress.waiting or what
         if progress.num_run == 1:  # the program has the terminal: a whole line, and seldom
             if seconds >= (lines + 1) * LINE_EVERY_SECONDS:
                 advice = "" if lines else f" ({_HOW_TO_END})"
@@ -147,10 +146,6 @@ def _described(step: Step) -> str:
     negatives = f", {stages[0].n_negatives} negatives" if stages and step.program.contrastive else ""
     name = f"{stages[0].name}, " if stages and not step.program.contrastive else ""
     if step.where:
-        return f"{name}micro-batch {step.micro_batch_size}{negatives}, {_waiting(step.where)}"
+        return f"{name}micro-batch {step.micro_batch_size}{negatives}, {step.where}"
     more = f", perhaps {step.num_likely} more" if step.num_likely else ""
     return f"{name}micro-batch {step.micro_batch_size}{negatives} on {step.gpu.name}{more}"
-
-
-def _waiting(where: str) -> str:
-    return f"no optimizer step yet, at {where}"

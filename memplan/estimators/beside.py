@@ -13,17 +13,17 @@ import pickle
 import resource
 import select
 import signal
-import struct
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
-from typing import IO, NamedTuple
+from typing import IO, Any, NamedTuple
 
 from memplan.estimators.steps import is_answer
 from memplan.execution.program_process import EndedTwiceError, wait_for
+from memplan.execution.program_runs import OnProgress, ProgramProgress
 from memplan.execution.rehearsal import Rehearsal
 from memplan.hardware.host import available_bytes, num_processors
 from memplan.standin.launch import command_for
@@ -37,14 +37,14 @@ LEAST_BYTES = 4 * 2**30
 IDLE_SECONDS = 60.0
 """After so long without a job a process ends."""
 
-_LENGTH = struct.Struct("<Q")
-
 
 class Job(NamedTuple):
     """What a process is to do: a function of a module, and its arguments."""
 
     function: Callable[..., Rehearsal]
     arguments: tuple[object, ...]
+    tells_progress: bool = False
+    """The function takes `on_progress`."""
 
 
 class Begun(NamedTuple):
@@ -87,24 +87,30 @@ class Beside:
             self._wait_for(key)
         return all(map(self._jobs.has_failed, keys))
 
-    def take(self, key: Hashable) -> Begun | None:
+    def take(self, key: Hashable, *, on_progress: OnProgress | None = None) -> Begun | None:
         """
         Return what came of the job that was begun under *key*, when it is done; None where it was not begun, or failed.
 
-        Raises KeyboardInterrupt where it is ended by a signal.
+        *on_progress* is called while it is waited for, with how far its program is. Raises KeyboardInterrupt where it is ended by a signal.
         """
-        self._wait_for(key)
+        self._wait_for(key, on_progress)
         begun = self._jobs.take(key)
         if begun is not None and begun.rehearsal.was_interrupted:
             raise KeyboardInterrupt
         return begun
 
-    def _wait_for(self, key: Hashable) -> None:
+    def _wait_for(self, key: Hashable, on_progress: OnProgress | None = None) -> None:
         """Wait until the job of *key* is done, where it was begun. Raises KeyboardInterrupt where a signal ends it."""
         if self._jobs.is_begun(key):
             process = next((process for process in self._processes if process.key == key), self._processes[-1])  # that which has just begun
+
+            def look() -> bool:
+                if on_progress is not None and process.key == key and process.progress is not None:
+                    on_progress(process.progress)
+                return False
+
             try:
-                signalled = wait_for(process.until_done(key), None)
+                signalled = wait_for(process.until_done(key), None, is_over=look)
             except EndedTwiceError as error:
                 raise KeyboardInterrupt from error
             if signalled is not None:
@@ -202,6 +208,8 @@ class _Process:
         atexit.register(self.end)
         self.key: Hashable | None = None
         """Of the job that it does."""
+        self.progress: ProgramProgress | None = None
+        """How far the program of that job is, as far as it was told."""
         self._jobs = jobs
         self._is_over = False
         self._thread = threading.Thread(target=self._serve, daemon=True)
@@ -221,17 +229,24 @@ class _Process:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         while (begun := self._jobs.next(lambda: self._is_over)) is not None:
+            self.progress = None
             self.key, job = begun
             begin_ns = time.time_ns()
             try:
-                _send(self._process.stdin, pickle.dumps(tuple(job)))
-                answer = _received(self._process.stdout)
-            except (OSError, ValueError):
-                answer = None
-            self._is_over = self._is_over or answer is None  # it has ended
-            rehearsal: Rehearsal | None = pickle.loads(answer) if answer is not None else None
+                _send(self._process.stdin, job)
+                rehearsal = self._answer()
+            except (OSError, ValueError, EOFError):
+                self._is_over, rehearsal = True, None  # it has ended
             self._jobs.done(self.key, None if rehearsal is None else Begun(rehearsal, begin_ns))
             self.key = None
+
+    def _answer(self) -> Rehearsal | None:
+        """Return what came of the job that it does. Raises EOFError where it has ended."""
+        assert self._process.stdout is not None
+        while isinstance(answer := _received(self._process.stdout), ProgramProgress):
+            self.progress = answer
+        rehearsal: Rehearsal | None = answer
+        return rehearsal
 
     def until_done(self, key: Hashable) -> _Doing:
         """Return the job of *key* as a process that can be waited for."""
@@ -292,27 +307,28 @@ def work() -> None:
         os.dup2(nowhere, stream)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # leaves no file behind
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    with suppress(KeyboardInterrupt, BrokenPipeError):
-        while select.select([jobs], [], [], IDLE_SECONDS)[0] and (content := _received(jobs)) is not None:
-            _send(answers, pickle.dumps(_done(Job(*pickle.loads(content)))))
+    with suppress(KeyboardInterrupt, BrokenPipeError, EOFError):
+        while select.select([jobs], [], [], IDLE_SECONDS)[0]:
+            _send(answers, _done(_received(jobs), lambda progress: _send(answers, progress)))
 
 
-def _done(job: Job) -> Rehearsal | None:
+def _done(job: Job, on_progress: OnProgress) -> Rehearsal | None:
     """Return what came of *job*; None where it failed, which whoever asked for it finds out alone."""
     try:
-        found = job.function(*job.arguments)
+        found = job.function(*job.arguments, **({"on_progress": on_progress} if job.tells_progress else {}))
     except Exception:
         return None
     return found if is_answer(found) or found.was_interrupted else None
 
 
-def _send(stream: IO[bytes], content: bytes) -> None:
-    stream.write(_LENGTH.pack(len(content)) + content)
+def _send(stream: IO[bytes], told: object) -> None:
+    stream.write(pickle.dumps(told))
     stream.flush()
 
 
-def _received(stream: IO[bytes]) -> bytes | None:
-    """Return what was sent; None at the end."""
-    length = stream.read(_LENGTH.size)
-    content = stream.read(*_LENGTH.unpack(length)) if len(length) == _LENGTH.size else None
-    return content if content is not None and len(content) == _LENGTH.unpack(length)[0] else None
+def _received(stream: IO[bytes]) -> Any:
+    """Return what was sent. Raises EOFError at the end."""
+    try:
+        return pickle.load(stream)
+    except pickle.UnpicklingError as error:  # it ended while it wrote
+        raise EOFError from error

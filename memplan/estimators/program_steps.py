@@ -220,7 +220,7 @@ class ProgramSteps(StepRunner):
         known = self._known_of(program)
         if known.warm_file is not None and not known.warm_file.exists():  # it would leave such a process to nobody
             known = known._replace(warm_file=None)
-        return Job(run_command, (program, step.gpu, known))
+        return Job(run_command, (program, step.gpu, known), tells_progress=True)
 
     def _run(self, program: UserProgram, step: Step, said: Path) -> Rehearsal:
         begun = self.begun(step)
@@ -236,11 +236,12 @@ class ProgramSteps(StepRunner):
         return _told_of_variation(found) if program.command in self._varies else found
 
     def _run_command(self, program: CommandProgram, gpu: GpuSpec, said: Path) -> Rehearsal:
-        return self.run_apart(lambda: _run_unless_stopped(program, gpu, self._known_of(program), said=said, on_progress=self._tell))
+        return self.run_apart(lambda: _run_unless_stopped(program, gpu, self._known_of(program), said=said, on_progress=self.tell))
 
-    def _tell(self, progress: ProgramProgress) -> None:
+    def tell(self, progress: ProgramProgress) -> None:
+        """Tell whoever asked for it where the program is that has not ended a step for long."""
         again = f" (run {progress.num_run}, for the values that decide sizes)" if progress.num_run > 1 else ""
-        where = "" if progress.where is None else f"{progress.where}{again}"
+        where = "" if progress.waiting is None else f"{progress.waiting}{again}"
         if self.on_where is not None and where != self._where:
             self._where = where
             self.on_where(where)

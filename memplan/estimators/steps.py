@@ -15,6 +15,7 @@ from memplan.workload.stage import Stage
 
 if TYPE_CHECKING:
     from memplan.estimators.beside import Begun, Beside, Job
+    from memplan.execution.program_runs import ProgramProgress
 
 MOST_MICRO_BATCHES = 2
 """Micro-batches of a step that are run: with the second the gradients are there, and each that follows is like it."""
@@ -35,7 +36,7 @@ class Step(NamedTuple):
     num_likely: int = 0
     """How many others will probably be asked for, as far as that is known when this one begins."""
     where: str | None = None
-    """Which line its program is at, where it has not ended an optimizer step for long; empty when it has; None of a step that begins."""
+    """Where its program is, where it has not ended an optimizer step for long; empty when it has; None of a step that begins."""
 
 
 class StepRunner(ABC):
@@ -44,7 +45,7 @@ class StepRunner(ABC):
     def __init__(self) -> None:
         self._beside: Beside | None = None
         self.on_where: Callable[[str], None] | None = None
-        """Called from time to time with the line that a program is at which has not ended an optimizer step for long; empty: it has."""
+        """Called from time to time with where a program is that has not ended an optimizer step for long; empty: it has."""
 
     @abstractmethod
     def step_of(self, program: Program, gpu: GpuSpec, stage: Stage | None) -> Step:
@@ -75,7 +76,11 @@ class StepRunner(ABC):
 
     def begun(self, step: Step) -> Begun | None:
         """Return what came of *step*, where it was begun, when that is done; None where it has to be run."""
-        return None if self._beside is None else self._beside.take((step.family, step.micro_batch_size))
+        return None if self._beside is None else self._beside.take((step.family, step.micro_batch_size), on_progress=self.tell)
+
+    def tell(self, progress: ProgramProgress) -> None:
+        """Take in how far the step is that is waited for."""
+        del progress
 
     def run_apart(self, run: Callable[[], Rehearsal]) -> Rehearsal:
         """

@@ -90,6 +90,13 @@ class ProgramProgress(NamedTuple):
     where: str | None = None
     """Which line it is at, where it has not ended a step for long."""
 
+    @property
+    def waiting(self) -> str | None:
+        """Return what is told of a program that has not ended a step for long; None of another one."""
+        if self.where is None:
+            return None
+        return f"{'between optimizer steps' if self.num_steps else 'no optimizer step yet'}, at {self.where}"
+
 
 OnProgress = Callable[[ProgramProgress], None]
 
@@ -166,6 +173,25 @@ class _Begun(NamedTuple):
     is_fork: bool
     left_waiting: LeftWaiting
     began_at: float
+
+
+class _Progress(NamedTuple):
+    """How far a run is."""
+
+    told: ProgramProgress
+    changed_at: float
+    """When its last step ended, or it began; by `time.monotonic`."""
+
+
+def _progress_of(begun: _Begun) -> _Progress:
+    """Return how far *begun* is. Raises OSError or ValueError where that is being written."""
+    path = begun.folder / PROGRESS
+    try:
+        ended_ago = time.time() - path.stat().st_mtime
+    except FileNotFoundError:  # no step has ended yet
+        return _Progress(ProgramProgress(begun.number, 0, 0), begun.began_at)
+    steps, peak = map(int, path.read_text(encoding="ascii").split())
+    return _Progress(ProgramProgress(begun.number, steps, peak), time.monotonic() - ended_ago)
 
 
 class ProgramRuns(Closing):
@@ -450,22 +476,17 @@ class ProgramRuns(Closing):
             return
         self._told_at = now
         try:
-            steps, peak = map(int, (begun.folder / PROGRESS).read_text(encoding="ascii").split())
-        except FileNotFoundError:  # no step has ended yet
-            self._ask_where(begun, now)
+            progress = _progress_of(begun)
         except (OSError, ValueError):  # the line is being written
-            pass
-        else:
-            self._asked.on_progress(ProgramProgress(begun.number, steps, peak))
-
-    def _ask_where(self, begun: _Begun, now: float) -> None:
-        """Tell which line the program is at, where it has been asked for long enough ago."""
-        if now < max(begun.began_at, self._where_at) + ASKED_EVERY_SECONDS:
             return
-        self._where_at = now
-        where = where_it_is(begun.folder)
-        if where is not None and self._asked.on_progress is not None:
-            self._asked.on_progress(ProgramProgress(begun.number, 0, 0, where))
+        if now < progress.changed_at + ASKED_EVERY_SECONDS:
+            if progress.told.num_steps:
+                self._asked.on_progress(progress.told)
+        elif now >= self._where_at + ASKED_EVERY_SECONDS:
+            self._where_at = now
+            where = where_it_is(begun.folder)
+            if where is not None:
+                self._asked.on_progress(progress.told._replace(where=where))
 
     def _environment(self, folder: Path, file: ValuesFile) -> dict[str, str]:
         """Return the environment of a run: what the simulated GPU and child/script.py read, and where Python finds the hook."""

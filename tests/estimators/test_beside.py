@@ -16,6 +16,7 @@ import pytest
 from memplan.estimators import beside
 from memplan.estimators.beside import Begun, Beside, Job
 from memplan.execution.program_process import wait_for
+from memplan.execution.program_runs import OnProgress, ProgramProgress
 from memplan.execution.rehearsal import ProgramFailure, Rehearsal
 from memplan.memory.breakdown import MemoryBreakdown
 from memplan.memory.estimate import MemoryRange
@@ -93,6 +94,29 @@ def test_a_job_that_was_begun_is_there_when_it_is_asked_for_and_once(jobs: Besid
     assert before_ns <= begun.begin_ns <= time.time_ns()
     assert int((tmp_path / "1.began").read_text()) != os.getpid()
     assert jobs.take("one") is None
+
+
+def tells(num_bytes: int, folder: Path, *, on_progress: OnProgress) -> Rehearsal:
+    """Do a job that tells how far it is, and ends when it is told to."""
+    on_progress(ProgramProgress(1, 2, num_bytes, "train.py:12"))
+    return waits(num_bytes, folder)
+
+
+def test_who_waits_for_a_job_hears_how_far_it_is(jobs: Beside, tmp_path: Path) -> None:
+    """Also what it told before anybody waited."""
+    jobs.begin("one", Job(tells, (1, tmp_path), tells_progress=True))
+    eventually((tmp_path / "1.began").exists)
+    heard: list[ProgramProgress] = []
+
+    def hear(progress: ProgramProgress) -> None:
+        heard.append(progress)
+        (tmp_path / "1.may_end").touch()
+
+    begun = jobs.take("one", on_progress=hear)
+
+    assert begun is not None
+    assert begun.rehearsal == rehearsal_of(1)
+    assert set(heard) == {ProgramProgress(1, 2, 1, "train.py:12")}
 
 
 def test_one_process_does_one_job_after_the_other_the_last_first(jobs: Beside, tmp_path: Path) -> None:

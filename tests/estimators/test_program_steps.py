@@ -236,17 +236,19 @@ def evaluate():
 model = torch.nn.Linear(64, 64).cuda()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 evaluate()
-for _ in range(8):
+for number in range(8):
     model(torch.randn({micro_batch_size}, 64, device="cuda")).sum().backward()
     optimizer.step()
+    if number == 1:
+        evaluate()
 """
 
 
 @pytest.mark.heavy
-def test_a_program_that_trains_late_is_told_with_the_line_that_it_is_at(
+def test_a_program_that_evaluates_is_told_with_the_line_that_it_is_at(
     torch_build: TorchBuild, gpu: GpuSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """While it has not ended a step: a person sees what takes so long."""
+    """Before its first step, or between two: a person sees what takes so long."""
     monkeypatch.setattr("memplan.execution.program_runs.ASKED_EVERY_SECONDS", 1.0)
     told: list[str | None] = []
     program = command_program([sys.executable, "-c", EVALUATES_FIRST])
@@ -254,7 +256,8 @@ def test_a_program_that_trains_late_is_told_with_the_line_that_it_is_at(
     RehearsedEstimator(on_rehearsal=lambda step: told.append(step.where), is_slow=True)(program, gpu, None)
 
     assert told[0] is None
-    assert "<string>:7, in `evaluate` of <string>:4" in told[1:]
+    assert "no optimizer step yet, at <string>:7, in `evaluate` of <string>:4" in told[1:]
+    assert "between optimizer steps, at <string>:12, in `evaluate` of <string>:4" in told[1:]
 
 
 TAKES_A_PORT = """

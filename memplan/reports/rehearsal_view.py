@@ -223,7 +223,9 @@ def _rehearsal_warnings(rehearsal: Rehearsal, gpu: GpuSpec) -> list[str]:
     if rehearsal.verdict in ("fits", "tight") and rehearsal.device_used.high_bytes > gpu.total_memory_bytes:
         most, total = format_bytes(rehearsal.device_used.high_bytes), format_bytes(gpu.total_memory_bytes)
         nccl = ", NCCL's buffers" if rehearsal.breakdown.nccl_buffers_bytes else ""
-        warnings.append(f"it barely fits: the CUDA context{nccl} and libraries' workspaces vary, with which it may take {most} of {total}")
+        # More than the GPU has is expected where its process group of one GPU has buffers: nobody knew of them when the run began.
+        how = "barely fits" if rehearsal.device_used_bytes <= gpu.total_memory_bytes else "runs only if PyTorch gives cached memory back"
+        warnings.append(f"it {how}: the CUDA context{nccl} and libraries' workspaces vary, with which it may take {most} of {total}")
     if rehearsal.verdict == "tight" and rehearsal.num_alloc_retries:
         warnings.append(
             "the allocator had to release cached memory to go on; on a real GPU three of four published steps that had to ran out of memory"

@@ -11,7 +11,7 @@ from memplan.hardware.gpu import GpuSpec
 from memplan.memory.breakdown import MemoryBreakdown
 from memplan.memory.estimate import MemoryRange
 from memplan.reports.rehearsal_view import view_rehearsal
-from memplan.units import GIB
+from memplan.units import GIB, format_bytes
 
 
 def rehearsal_with(gpu: GpuSpec, **more: Any) -> Rehearsal:
@@ -92,6 +92,26 @@ def test_a_range_is_told_where_its_ends_read_differently(a100: GpuSpec) -> None:
     assert told[0] is None
     assert told[1] is not None
     assert told[1].startswith("512.0 MiB to 1.00 GiB: ")
+
+
+def test_it_barely_fits_only_where_what_is_expected_does(a100: GpuSpec) -> None:
+    """The upper bound is over the GPU in both."""
+    total = a100.total_memory_bytes
+
+    warnings = [
+        view_rehearsal(
+            rehearsal_with(
+                a100,
+                gpu_memory_bytes=total,
+                device_used=MemoryRange(low_bytes=total - GIB, expected_bytes=expected, high_bytes=total + GIB),
+            ),
+            a100,
+        ).warnings[0]
+        for expected in (total, total + 1)
+    ]
+
+    vary = f"the CUDA context and libraries' workspaces vary, with which it may take {format_bytes(total + GIB)} of {format_bytes(total)}"
+    assert warnings == [f"it barely fits: {vary}", f"it runs only if PyTorch gives cached memory back: {vary}"]
 
 
 def test_what_is_at_least_taken_is_the_lower_end_of_what_is_assumed(a100: GpuSpec) -> None:

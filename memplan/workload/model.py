@@ -287,6 +287,9 @@ class HuggingFaceModel(Description):
     norm_dtype: Literal["float32", "bfloat16", "float16"] | None = None
     """The type of the norms' weights, where it is another: a training from quantized weights often makes them float32."""
 
+    embeddings_dtype: Literal["float32", "bfloat16", "float16"] | None = None
+    """The type of the token embeddings and of the head, where it is another."""
+
     quantization: Literal["4bit", "4bit-double", "8bit"] | None = None
     """How bitsandbytes keeps the frozen linear layers: 4 bits and a scale for each 64 (`double`: scales quantized too), or LLM.int8."""
 

@@ -148,6 +148,28 @@ def test_a_recipe_of_axolotl_in_float16_is_of_short_weights(recipes: Path) -> No
     assert (model_of(short).weights_dtype, short.workload.training.precision) == ("float16", "fp16")
 
 
+@pytest.mark.parametrize(
+    ("lines", "wide"),
+    [
+        ("flash_attention: false", "float32"),
+        ("attn_implementation: sdpa", "float32"),
+        ("flash_attention: true", None),
+        ("attn_implementation: flash_attention_3", None),
+        ("flex_attention: true", None),
+        ("cut_cross_entropy: true", None),
+        (FSDP2, None),
+    ],
+)
+def test_axolotl_widens_norms_and_embeddings_where_attention_allows_it(recipes: Path, lines: str, wide: str | None) -> None:
+    """Of a training of all weights; beside adapters they are made short again."""
+    changes = [("flash_attention: true", lines), ("sample_packing: true", "sample_packing: false")]
+    beside = model_of(read_configuration(changed(recipes / "axolotl.yml", *changes)))
+    whole = model_of(read_configuration(changed(recipes / "axolotl.yml", ("adapter: lora\n", ""))))
+
+    assert (beside.weights_dtype, beside.norm_dtype, beside.embeddings_dtype) == ("bfloat16", None, None)
+    assert (whole.weights_dtype, whole.norm_dtype, whole.embeddings_dtype) == ("bfloat16", wide, wide)
+
+
 def test_a_configuration_that_is_named_twice_is_one(recipes: Path) -> None:
     """Old recipes of axolotl name it beside the model; another one would have other sizes."""
     once = read_configuration(recipes / "axolotl.yml").workload.model

@@ -197,9 +197,14 @@ def prepare_fine_tuning(inner: nn.Module, model: HuggingFaceModel) -> None:
     if model.adapters is not None:
         _check_targets(inner, model.adapters.targets)
         _train_copies(inner, model.adapters)
-    for name, module in inner.named_modules():
-        if model.norm_dtype is not None and "norm" in name.rpartition(".")[2].lower():
-            module.to(getattr(torch, model.norm_dtype))
+    if model.norm_dtype is not None:
+        for name, module in inner.named_modules():
+            if "norm" in name.rpartition(".")[2].lower():
+                module.to(getattr(torch, model.norm_dtype))
+    if model.embeddings_dtype is not None:
+        for embedding in (_embeddings_of(inner), _head_of(inner)):
+            if embedding is not None:
+                embedding.to(getattr(torch, model.embeddings_dtype))
 
 
 def _train_copies(inner: nn.Module, adapters: Adapters) -> None:
@@ -223,6 +228,12 @@ def _check_targets(inner: nn.Module, targets: tuple[str, ...]) -> None:
     if missing:
         names = " or ".join(missing)
         raise ValueError(f"{type(inner).__name__} has no linear layer {names} beside its head, where memplan puts adapters")
+
+
+def _embeddings_of(inner: nn.Module) -> nn.Module | None:
+    getter = getattr(inner, "get_input_embeddings", None)
+    found: nn.Module | None = getter() if getter is not None else None
+    return found
 
 
 def _head_of(inner: nn.Module) -> nn.Module | None:

@@ -141,6 +141,18 @@ def test_norms_in_fp32_make_their_outputs_wider(rehearser: SharedRehearser) -> N
 
 
 @pytest.mark.heavy
+@pytest.mark.parametrize("is_tied", [False, True])
+def test_embeddings_in_fp32_are_twice_as_large_and_stay_tied(rehearser: SharedRehearser, *, is_tied: bool) -> None:
+    """Their weights, gradients and moments, and the head's; once where they are the same."""
+    config = {"adapters": None, "huggingface_config": json.dumps(LLAMA | {"tie_word_embeddings": is_tied})}
+    short, long = (run(rehearser, tuned(embeddings_dtype=dtype, **config)) for dtype in (None, "float32"))
+
+    more_bytes = 2 * VOCABULARY * HIDDEN * (1 if is_tied else 2)
+    assert long.breakdown.parameters_bytes - short.breakdown.parameters_bytes == more_bytes
+    assert long.breakdown.optimizer_state_bytes - short.breakdown.optimizer_state_bytes == 2 * more_bytes
+
+
+@pytest.mark.heavy
 def test_weights_in_bf16_under_autocast_are_half_as_large(rehearser: SharedRehearser) -> None:
     """`torch_dtype: bfloat16` with `bf16: true`, everything trained: parameters, gradients and moments of two bytes."""
     full = {"adapters": None}

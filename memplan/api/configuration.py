@@ -507,6 +507,8 @@ def _of_file(path: Path) -> Configuration:
 def _refuse_framework(path: Path) -> None:
     """Raise ConfigError for a file that is another framework's: it would only be told to be no workload."""
     keys = load_config_file(path).keys()
+    if not keys:
+        raise ConfigError("is empty", file=path, hint=INSTEAD)
     top = {key.partition(".")[0] for key in keys}
     if "model.kind" in keys or (keys and top <= set(Workload.model_fields)):
         return

@@ -197,15 +197,19 @@ class YamlFile:
         Raises ConfigError for keys that are not scalars, several documents, and duplicate keys unless *may_repeat_keys*: then the last one
         counts, as PyYAML has it.
         """
+        self.check_single()
         if not self.documents:
             return None
-        if len(self.documents) > 1:
-            raise ConfigError(f"holds {len(self.documents)} documents", file=self.path, hint="keep one")
         for duplicate in [] if may_repeat_keys else self.duplicate_keys():
             problem = f"`{duplicate.key}` is set here and in line {duplicate.first_line}"
             raise ConfigError(problem, file=self.path, line=duplicate.line, hint="keep one of them")
         sum(1 for _ in self._flatten())  # refuses aliases that multiply without end
         return self._plain(self.documents[0])
+
+    def check_single(self) -> None:
+        """Raise ConfigError where it holds several documents, which PyYAML's `safe_load` refuses too."""
+        if len(self.documents) > 1:
+            raise ConfigError(f"holds {len(self.documents)} documents", file=self.path, hint="keep one")
 
     def length_of(self, key: KeyPath) -> int | None:
         """Return how many elements the sequence at *key* has; None where no sequence stands there."""

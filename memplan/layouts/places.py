@@ -10,7 +10,7 @@ from typing import NamedTuple
 from memplan.edits.config_file import ConfigFile
 from memplan.edits.edit import KeyPath
 from memplan.errors import ConfigError
-from memplan.layouts.schema import ANYTHING, Conditions, LayoutPart, spelled
+from memplan.layouts.schema import ANYTHING, Conditions, LayoutPart, readings_of, spelled
 from memplan.layouts.sources import ParsedFiles
 
 LAUNCH = "launch."
@@ -40,7 +40,7 @@ class Places:
 
     def holds(self, conditions: Conditions) -> bool:
         """Say whether the main file has one of the spellings at each key."""
-        return all(_is_one_of(self.spelling(self._main, key), spellings) for key, spellings in conditions.items())
+        return all(is_one_of(self.spelling(self._main, key), spellings) for key, spellings in conditions.items())
 
     def of(self, path: Path, key: str) -> Place:
         """Return where *key* of the file at *path* is, by that of its spellings that stands there."""
@@ -93,5 +93,6 @@ class Places:
         return spelled(found.value) if found is not None else f"a {kind}"
 
 
-def _is_one_of(spelling: str, spellings: Collection[str]) -> bool:
-    return spelling in spellings or (ANYTHING in spellings and bool(spelling))
+def is_one_of(spelling: str, spellings: Collection[str]) -> bool:
+    """Say whether a value that is spelled so is one of *spellings*."""
+    return any(each in spellings for each in readings_of(spelling)) or (ANYTHING in spellings and bool(spelling))

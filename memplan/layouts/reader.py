@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from memplan.edits.config_file import ConfigFile, load_config_file
 from memplan.edits.edit import Found
 from memplan.errors import ConfigError
-from memplan.layouts.places import Places
+from memplan.layouts.places import Places, is_one_of
 from memplan.layouts.schema import Assumption, FieldEntry, LaunchFile, Layout, ModelEntry, Rule, known_keys, spelled
 from memplan.layouts.sources import ParsedFiles, Source, file_of
 from memplan.layouts.stages import StageReader
@@ -373,11 +373,11 @@ class _Reader:
         path = file_of(self.main, assumption.file)
         value = self.places.spelling(path, assumption.key)
         if assumption.is_list:
-            value = next((each for each in self._elements(path, assumption.path) if each not in assumption.values), "")
+            value = next((each for each in self._elements(path, assumption.path) if not is_one_of(each, assumption.values)), "")
             if not value:
                 return
         same = assumption.same_as is not None and value == self.places.spelling(path, assumption.same_as)
-        if not same and value not in assumption.values and not _is_at_most(value, assumption.at_most):
+        if not same and not is_one_of(value, assumption.values) and not _is_at_most(value, assumption.at_most):
             verb = "has" if assumption.is_list else "is"
             place = self.places.of(path, assumption.key)
             said = f"`{'.'.join(place.key)}` {f'{verb} {value}' if value else 'is not set'}"

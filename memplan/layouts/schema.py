@@ -55,6 +55,16 @@ def spelled(value: Any) -> Any:
     return str(value) if isinstance(value, (int, float)) else value
 
 
+_SWITCHES = {"yes": "true", "on": "true", "no": "false", "off": "false"}
+"""Words that are switches in YAML 1.1, as PyYAML reads them. In a layout they may be words too: a strategy is `no`."""
+
+
+def readings_of(spelling: str) -> tuple[str, ...]:
+    """Return *spelling*, and the switch that it is to a program that reads it with PyYAML."""
+    switch = _SWITCHES.get(spelling.lower())
+    return (spelling,) if switch is None else (spelling, switch)
+
+
 RelativePath = Annotated[str, AfterValidator(_relative)]
 DottedKey = Annotated[str, AfterValidator(_dotted)]
 
@@ -110,7 +120,7 @@ class FieldEntry(Description):
 
     def meaning_of(self, spelling: str) -> str | None:
         """Return what *spelling* means in memplan, or None where the table does not know it."""
-        return next((family[spelling] for family in self.values if spelling in family), None)
+        return next((family[each] for each in readings_of(spelling) for family in self.values if each in family), None)
 
 
 class Case(Description):

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from memplan.edits.config_file import ConfigFile, load_config_file
+from memplan.edits.yaml_file import YamlFile
 
 
 def file_of(main: Path, file: str | None) -> Path:
@@ -34,7 +35,10 @@ class ParsedFiles:
     all: dict[Path, ConfigFile] = field(default_factory=dict)
 
     def of(self, path: Path) -> ConfigFile:
-        """Return the file at *path*. Raises ConfigError where it cannot be parsed."""
+        """Return the file at *path*. Raises ConfigError where it cannot be parsed, or holds several documents."""
         if path not in self.all:
-            self.all[path] = load_config_file(path)
+            file = load_config_file(path)
+            if isinstance(file, YamlFile):
+                file.check_single()
+            self.all[path] = file
         return self.all[path]

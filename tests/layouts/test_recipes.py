@@ -170,6 +170,33 @@ def test_axolotl_widens_norms_and_embeddings_where_attention_allows_it(recipes: 
     assert (whole.weights_dtype, whole.norm_dtype, whole.embeddings_dtype) == ("bfloat16", wide, wide)
 
 
+def test_a_recipe_of_several_documents_is_refused(recipes: Path) -> None:
+    """PyYAML's `safe_load`, by which programs read it, refuses it too."""
+    with pytest.raises(ConfigError, match=r"axolotl\.yml: holds 2 documents"):
+        read_configuration(changed(recipes / "axolotl.yml", ("val_set_size: 0.1", "val_set_size: 0.1\n---\nmicro_batch_size: 4")))
+
+
+def test_an_empty_file_is_said_to_be_empty(tmp_path: Path) -> None:
+    """Also where comments stand in it."""
+    path = tmp_path / "recipe.yaml"
+    path.write_text("# to come\n")
+
+    with pytest.raises(ConfigError, match=r"recipe\.yaml: is empty"):
+        read_configuration(path)
+
+
+def test_switches_are_read_as_pyyaml_reads_them(recipes: Path) -> None:
+    """`yes`, `on`, `no` and `off`; what a layout calls by such a word is that word."""
+    words = [("flash_attention: true", "flash_attention: Yes"), ("gradient_checkpointing: true", "gradient_checkpointing: on")]
+    known = read_configuration(changed(recipes / "axolotl.yml", ("adapter: lora\n", ""), ("sample_packing: true", "sample_packing: off")))
+    written = read_configuration(changed(recipes / "axolotl.yml", *words))
+    without = read_configuration(changed(recipes / "axolotl.yml", ("gradient_checkpointing: on", "gradient_checkpointing: no")))
+
+    assert written.workload == known.workload
+    assert written.workload.training.activation_checkpointing
+    assert not without.workload.training.activation_checkpointing
+
+
 def test_a_configuration_that_is_named_twice_is_one(recipes: Path) -> None:
     """Old recipes of axolotl name it beside the model; another one would have other sizes."""
     once = read_configuration(recipes / "axolotl.yml").workload.model

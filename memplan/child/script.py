@@ -96,11 +96,12 @@ class Script:
         """What each has updated since the last backward: parameters, by their identity."""
         self._prepared: WeakKeyDictionary[Optimizer, set[int]] = WeakKeyDictionary()
         """What each has updated before any backward: parameters, by their identity."""
-        self._num_ended = self._num_backwards = self._num_optimizers = 0
+        self._num_ended = self._num_backwards = self._num_optimizers = self._backwards_at_end = 0
         self._has_optimizer = False
         self._updates = OwnUpdates()
         """Where there is no optimizer."""
-        self._told_at = 0.0
+        self._told_at = self._told_end_at = 0.0
+        """When it was told how far the program is; and at the end of a step, which a backward right before it is not to be told in place of."""
         self._path = results
         self._process = os.getpid()
         self._is_written = self._is_done = self._is_at_exit = self._has_exited = False
@@ -199,6 +200,8 @@ class Script:
         self._updated.clear()
         self._trained_in = threading.get_ident()
         self._leave_if_done()
+        if time.monotonic() >= self._told_at + _TOLD_EVERY_SECONDS:
+            self._tell()
         self._recorder.end_building(was_none=True)
         if self._has_optimizer or self._counts:
             return
@@ -235,7 +238,10 @@ class Script:
     def _end_step(self) -> None:
         self._recorder.end_step()
         self._num_ended += 1
-        self._tell()
+        self._backwards_at_end = self._recorder.num_backwards
+        if time.monotonic() >= self._told_end_at + _TOLD_EVERY_SECONDS:
+            self._told_end_at = time.monotonic()
+            self._tell()
         if self._most_steps and self._num_ended >= self._most_steps and self._is_enough():
             self._is_done = True
             self.write()
@@ -244,12 +250,12 @@ class Script:
         self._recorder.begin_step(self._num_ended + 1)
 
     def _tell(self) -> None:
-        """Say how far the program is, for a person who waits; once a second."""
-        now = time.monotonic()
-        if now >= self._told_at + _TOLD_EVERY_SECONDS and self._recorder.steps:
-            self._told_at = now
-            text = f"{self._num_ended} {self._recorder.steps[-1]['peak_reserved_bytes']}"
-            (self._path / "progress").write_text(text, encoding="ascii")
+        """Say how far the program is, for a person who waits."""
+        self._told_at = time.monotonic()
+        steps = self._recorder.steps
+        peak_bytes = steps[-1]["peak_reserved_bytes"] if steps else 0
+        text = f"{self._num_ended} {peak_bytes} {self._recorder.num_backwards - self._backwards_at_end}"
+        (self._path / "progress").write_text(text, encoding="ascii")
 
     def _is_enough(self) -> bool:
         if self._updates_itself:

@@ -62,6 +62,11 @@ The three batches that a KTO training of TRL begins with reserve 14.0 GiB, its l
 takes 20.2 GiB in five steps, 22.0 in six, and 23.3 in twenty, which the margin is for.
 """
 
+MANY_MICRO_BATCHES = 16
+"""In an optimizer step: perhaps the program makes them of a number in its command."""
+
+_WHOLE_BATCH = " (where the command gives the batch of an optimizer step as a number, `{effective_batch_size}` belongs in its place)"
+
 _WARM = "warm"
 """The file that says where a warm process is."""
 
@@ -241,7 +246,8 @@ class ProgramSteps(StepRunner):
     def tell(self, progress: ProgramProgress) -> None:
         """Tell whoever asked for it where the program is that has not ended a step for long."""
         again = f" (run {progress.num_run}, for the values that decide sizes)" if progress.num_run > 1 else ""
-        where = "" if progress.waiting is None else f"{progress.waiting}{again}"
+        whole = _WHOLE_BATCH if progress.num_backwards > MANY_MICRO_BATCHES else ""
+        where = "" if progress.waiting is None else f"{progress.waiting}{again}{whole}"
         if self.on_where is not None and where != self._where:
             self._where = where
             self.on_where(where)

@@ -87,6 +87,8 @@ class ProgramProgress(NamedTuple):
     """1 for the first, which the user hears; the later ones find values, and measure with them."""
     num_steps: int
     peak_reserved_bytes: int
+    num_backwards: int = 0
+    """Backward passes since the last step."""
     where: str | None = None
     """Which line it is at, where it has not ended a step for long."""
 
@@ -95,7 +97,8 @@ class ProgramProgress(NamedTuple):
         """Return what is told of a program that has not ended a step for long; None of another one."""
         if self.where is None:
             return None
-        return f"{'between optimizer steps' if self.num_steps else 'no optimizer step yet'}, at {self.where}"
+        passes = f" after {self.num_backwards} backward passes" if self.num_backwards > 1 else ""
+        return f"{'between optimizer steps' if self.num_steps else 'no optimizer step yet'}{passes}, at {self.where}"
 
 
 OnProgress = Callable[[ProgramProgress], None]
@@ -175,23 +178,11 @@ class _Begun(NamedTuple):
     began_at: float
 
 
-class _Progress(NamedTuple):
-    """How far a run is."""
-
-    told: ProgramProgress
-    changed_at: float
-    """When its last step ended, or it began; by `time.monotonic`."""
-
-
-def _progress_of(begun: _Begun) -> _Progress:
+def _progress_of(begun: _Begun) -> ProgramProgress:
     """Return how far *begun* is. Raises OSError or ValueError where that is being written."""
     path = begun.folder / PROGRESS
-    try:
-        ended_ago = time.time() - path.stat().st_mtime
-    except FileNotFoundError:  # no step has ended yet
-        return _Progress(ProgramProgress(begun.number, 0, 0), begun.began_at)
-    steps, peak = map(int, path.read_text(encoding="ascii").split())
-    return _Progress(ProgramProgress(begun.number, steps, peak), time.monotonic() - ended_ago)
+    steps, peak, backwards = map(int, path.read_text(encoding="ascii").split()) if path.exists() else (0, 0, 0)
+    return ProgramProgress(begun.number, steps, peak, backwards)
 
 
 class ProgramRuns(Closing):
@@ -218,6 +209,7 @@ class ProgramRuns(Closing):
             self._program = self._warm.launched()
         self._ended: dict[int, HowEnded] = {}
         self._num_runs, self._told_at, self._where_at = 0, 0.0, 0.0
+        self._last_ended, self._ended_at = (0, 0), 0.0  # which step of which run ended last, and when
         self._stopped_by: signal.Signals | None = None
         self._first_seconds = 0.0
 
@@ -479,14 +471,17 @@ class ProgramRuns(Closing):
             progress = _progress_of(begun)
         except (OSError, ValueError):  # the line is being written
             return
-        if now < progress.changed_at + ASKED_EVERY_SECONDS:
-            if progress.told.num_steps:
-                self._asked.on_progress(progress.told)
+        ended = (progress.num_run, progress.num_steps)
+        if ended != self._last_ended:
+            self._last_ended, self._ended_at = ended, now if progress.num_steps else begun.began_at
+        if now < self._ended_at + ASKED_EVERY_SECONDS:
+            if progress.num_steps:
+                self._asked.on_progress(progress)
         elif now >= self._where_at + ASKED_EVERY_SECONDS:
             self._where_at = now
             where = where_it_is(begun.folder)
             if where is not None:
-                self._asked.on_progress(progress.told._replace(where=where))
+                self._asked.on_progress(progress._replace(where=where))
 
     def _environment(self, folder: Path, file: ValuesFile) -> dict[str, str]:
         """Return the environment of a run: what the simulated GPU and child/script.py read, and where Python finds the hook."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import socket
 import sys
@@ -258,6 +259,33 @@ def test_a_program_that_evaluates_is_told_with_the_line_that_it_is_at(
     assert told[0] is None
     assert "no optimizer step yet, at <string>:7, in `evaluate` of <string>:4" in told[1:]
     assert "between optimizer steps, at <string>:12, in `evaluate` of <string>:4" in told[1:]
+
+
+ACCUMULATES = """
+import sys, time, torch
+model = torch.nn.Linear(64, 64).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(4):
+    for _ in range(int(sys.argv[1]) // {micro_batch_size}):
+        model(torch.randn({micro_batch_size}, 64, device="cuda")).sum().backward()
+        time.sleep(0.05)
+    optimizer.step()
+"""
+
+
+@pytest.mark.heavy
+def test_many_backward_passes_without_a_step_are_told_with_what_may_be_a_number(
+    torch_build: TorchBuild, gpu: GpuSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The batch of a whole step, which the program cuts into as many parts as it takes."""
+    monkeypatch.setattr("memplan.execution.program_runs.ASKED_EVERY_SECONDS", 1.0)
+    told: list[str] = []
+    program = command_program([sys.executable, "-c", ACCUMULATES, "64"])
+
+    RehearsedEstimator(on_rehearsal=lambda step: told.append(step.where or ""), is_slow=True)(program, gpu, None)
+
+    many = [where for where in told if "`{effective_batch_size}` belongs in its place" in where]
+    assert re.match(r"(no optimizer step yet|between optimizer steps) after \d+ backward passes, at <string>:\d", many[0])
 
 
 TAKES_A_PORT = """

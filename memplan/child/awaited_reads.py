@@ -20,8 +20,12 @@ import torch
 from memplan.child.device_reads import Reads
 from memplan.child.recorded_values import ValueWriter
 
-Awaited = bool | int | bytes
-"""What a read gets: the bytes themselves, a count in as many bytes as are asked for, or a yes or no."""
+Awaited = bool | int | bytes | torch.Tensor
+"""
+What a read gets: the bytes themselves, or those of a tensor of the host, a count in as many bytes as are asked for, or a yes or no.
+
+Most kernels read nothing, and a mask of a large batch has hundreds of MiB: its bytes are copied when they are asked for.
+"""
 
 _UNIQUE = {"_unique", "_unique2", "unique_dim", "unique_consecutive", "unique_dim_consecutive"}
 
@@ -95,13 +99,15 @@ def awaited_by(name: str, host_args: Any, found: Any) -> tuple[list[Awaited], bo
         return [bool(found)], True
     if name == "histc" and host_args[0].numel():
         ends = host_args[0].aminmax()
-        return [bytes_of(ends.min), bytes_of(ends.max)], False
-    sizes: list[Awaited] = [bytes_of(value) for value in host_args if isinstance(value, torch.Tensor) and not value.is_floating_point()]
+        return [ends.min, ends.max], False
+    sizes: list[Awaited] = [value for value in host_args if isinstance(value, torch.Tensor) and not value.is_floating_point()]
     return (sizes if len(sizes) == 1 else [], False)
 
 
 def _encoded(value: Awaited, size: int) -> bytes | None:
     """Return *value* in *size* bytes; None where it is of another size: a yes or no has one byte, a count more."""
+    if isinstance(value, torch.Tensor):
+        return bytes_of(value) if value.numel() * value.element_size() == size else None
     if isinstance(value, bytes):
         return value if len(value) == size else None
     if isinstance(value, bool) != (size == 1) or size not in (1, 2, 4, 8):

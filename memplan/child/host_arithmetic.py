@@ -25,13 +25,23 @@ _HEAVY = {
 """Operations of a model: what comes of them depends on weights."""
 
 
-def is_cheap(name: str, values: Sequence[Any]) -> bool:
-    """Say whether the host should do it: whatever has integers, and of floats what decides or is small."""
+def is_cheap(func: Any, values: Sequence[Any]) -> bool:
+    """
+    Say whether the host should do it: whatever has integers, and of floats what decides or is small.
+
+    What is the same along a dimension counts once. But an operation that does not go element by element, as padding, goes through all.
+    """
+    name = func.overloadpacket.__name__
     if name in _HEAVY:
         return False
     floats = [value for value in values if value.is_floating_point() or value.is_complex()]
     limit = MOST_COPIED if name in COMPARISONS or name in FINITE else MOST_COMPUTED
-    return all((value if value.is_sparse else once(value)).numel() <= limit for value in floats)
+    most = math.inf if _goes_by_element(func) else MOST_COPIED
+    return all(value.numel() <= limit if value.is_sparse else once(value).numel() <= limit and value.numel() <= most for value in floats)
+
+
+def _goes_by_element(func: Any) -> bool:
+    return torch.Tag.pointwise in func.tags and torch.Tag.nondeterministic_seeded not in func.tags and not func._schema.is_mutable
 
 
 def computed(func: Any, args: Any, kwargs: Any) -> Any:
@@ -41,8 +51,7 @@ def computed(func: Any, args: Any, kwargs: Any) -> Any:
         return func(args[0].double(), *args[1:], **kwargs).to(args[0].dtype)
     if func.overloadpacket.__name__ in ("add", "sub") and [tensor.is_sparse for tensor in tensors] == [True, True]:
         return _joined(tensors[0], tensors[1], kwargs.get("alpha", 1) * (-1 if func.overloadpacket.__name__ == "sub" else 1))
-    is_by_element = torch.Tag.pointwise in func.tags and torch.Tag.nondeterministic_seeded not in func.tags and not func._schema.is_mutable
-    if not is_by_element or any(tensor.layout is not torch.strided for tensor in tensors):
+    if not _goes_by_element(func) or any(tensor.layout is not torch.strided for tensor in tensors):
         return func(*args, **kwargs)
     shape = torch.broadcast_shapes(*(tensor.shape for tensor in tensors))
     repeated = [at for at in range(-len(shape), 0) if shape[at] > 1 and all(_repeats(tensor, at) for tensor in tensors)]

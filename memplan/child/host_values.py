@@ -75,6 +75,19 @@ _PASSED_ON = {"wait_tensor", "_wrap_tensor_autograd"}
 """Of functional collectives: what returns the tensor that it is given."""
 
 
+_NUMBERS = {bool, int, float, complex}
+
+
+def _tensors_in(data: Sequence[Any]) -> Iterator[torch.Tensor]:
+    """Yield the tensors in a list of lists. One of millions of numbers, as of a text's tokens, is not looked at one by one."""
+    if not _NUMBERS.issuperset(map(type, data)):
+        for each in data:
+            if isinstance(each, torch.Tensor):
+                yield each
+            elif isinstance(each, (list, tuple)):
+                yield from _tensors_in(each)
+
+
 class HostValues(TorchDispatchMode):
     """Follows the tensors of the device whose values are known."""
 
@@ -113,12 +126,11 @@ class HostValues(TorchDispatchMode):
 
         @functools.wraps(make)
         def made(data: Any, *arguments: Any, **keywords: Any) -> Any:
-            given = tree_flatten(data)[0] if isinstance(data, (list, tuple)) else ()
+            given = _tensors_in(data) if isinstance(data, (list, tuple)) else ()
             read = [tensor for tensor in given if has_memory(tensor) and tensor.is_cuda and tensor.dim() == 0]
-            values = [self._shadows.value(tensor) for tensor in read]
-            if not read or any(value is None for value in values):
+            awaited = [value for tensor in read if (value := self._shadows.value(tensor)) is not None]
+            if not read or len(awaited) < len(read):
                 return make(data, *arguments, **keywords)
-            awaited = [bytes_of(value) for value in values if value is not None]
             return self._awaited.run(lambda: make(data, *arguments, **keywords), awaited, self._shadows.assumption_of(read))
 
         torch.tensor = made
@@ -182,7 +194,7 @@ class HostValues(TorchDispatchMode):
             return self._suppressed(run, args)
         if name in _OF_LENGTHS:
             known = [self._shadows.value(tensor) for tensor in devices if not tensor.is_floating_point()]
-            lengths = [bytes_of(value) for value in known if value is not None]
+            lengths = [value for value in known if value is not None]
             return self._unknown(func, name, args, kwargs, self._awaited.run(run, lengths, self._shadows.assumption_of(devices), name=name))
         if name in _ALIKE and func._overloadname != "Tensor":
             return self._alike(run, name, args)
@@ -198,7 +210,7 @@ class HostValues(TorchDispatchMode):
         values = [self._shadows.value(tensor) for tensor in devices]
         if name in ("eq", "ne") and self._is_choice_beside_data(devices):
             return self._unknown(func, name, args, kwargs, run())
-        if any(value is None for value in values) or not is_cheap(name, values):
+        if any(value is None for value in values) or not is_cheap(func, values):
             result = self._unknown(func, name, args, kwargs, run())
             if name in ("add", "sub") and len(devices) == 2 and kwargs.get("alpha", 1) == 1 and devices[0].numel() <= MOST_COMPUTED:
                 left = self._sums.left_by(1 if name == "add" else -1, devices[0], devices[1], result)
@@ -300,7 +312,7 @@ class HostValues(TorchDispatchMode):
         source = args[1] if name == "copy_" else args[0]
         value = self._shadows.value(source) if source.is_cuda else source if _is_followed(source) else None
         is_read = source.is_cuda and not (args[0].is_cuda if name == "copy_" else _is_device(kwargs.get("device", source.device)))
-        awaited = [bytes_of(part) for part in parts_of(value)] if is_read and value is not None else []
+        awaited = parts_of(value) if is_read and value is not None else []
         result = self._awaited.run(run, awaited, self._shadows.assumption_of([source] if source.is_cuda else []), dtype=source.dtype)
         if value is None:
             if result.is_cuda:
@@ -354,7 +366,7 @@ class HostValues(TorchDispatchMode):
         operands = {id(tensor): self._places_of(tensor) for tensor in devices if tensor.layout is torch.sparse_coo}
         counts = [num_places(each) for each in operands.values() if each is not None]
         values = [self._shadows.value(tensor) for tensor in devices]
-        if name != "_coalesce" and all(value is not None for value in values) and is_cheap(name, values):
+        if name != "_coalesce" and all(value is not None for value in values) and is_cheap(func, values):
             return self._known(func, name, args, kwargs, devices, counts)
         assumption = self._shadows.assumption_of(devices)
         result = self._awaited.run(lambda: func(*args, **kwargs), counts, assumption, repeats=len(set(counts)) == 1)
@@ -374,7 +386,7 @@ class HostValues(TorchDispatchMode):
 
     def _scalar(self, run: Callable[[], Any], tensor: Any) -> Any:
         value = self._shadows.value(tensor)
-        return self._awaited.run(run, [] if value is None else [bytes_of(value)], self._shadows.assumption_of([tensor]), dtype=tensor.dtype)
+        return self._awaited.run(run, [] if value is None else [value], self._shadows.assumption_of([tensor]), dtype=tensor.dtype)
 
     def _masked(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
         """Answer how many elements of each mask are set; of one that nobody knows, all or none."""
@@ -401,7 +413,7 @@ class HostValues(TorchDispatchMode):
             return result
         flat = [value for value in tree_flatten((args, kwargs))[0] if has_memory(value) and value.is_cuda]
         known = [self._shadows.value(tensor) for tensor in flat]
-        if all(value is not None for value in known) and is_cheap(name, known):
+        if all(value is not None for value in known) and is_cheap(func, known):
             on_host = functools.partial(self._on_host, is_written=func._schema.is_mutable)
             host_args, host_kwargs = tree_map(on_host, (args, kwargs))
             try:

@@ -101,7 +101,7 @@ class Script:
         self._updates = OwnUpdates()
         """Where there is no optimizer."""
         self._told_at = self._told_end_at = 0.0
-        """When it was told how far the program is; and at the end of a step, which a backward right before it is not to be told in place of."""
+        """When it was told how far the program is; at the end of a step, which is told even where a backward was right before."""
         self._path = results
         self._process = os.getpid()
         self._is_written = self._is_done = self._is_at_exit = self._has_exited = False

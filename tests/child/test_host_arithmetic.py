@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from memplan.child.host_arithmetic import MOST_COMPUTED, MOST_COPIED, at_places, computed, is_cheap, num_places
+
+aten = torch.ops.aten
 
 
 @given(rows=st.lists(st.integers(0, 6), min_size=1, max_size=30), data=st.data())
@@ -54,16 +58,25 @@ def test_of_what_repeats_one_is_computed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "dtype", "num_elements", "is_done"),
+    ("func", "dtype", "num_elements", "is_done"),
     [
-        ("add", torch.int64, MOST_COPIED + 1, True),
-        ("add", torch.float32, MOST_COMPUTED, True),
-        ("add", torch.float32, MOST_COMPUTED + 1, False),
-        ("lt", torch.float32, MOST_COMPUTED + 1, True),
-        ("lt", torch.float32, MOST_COPIED + 1, False),
-        ("mm", torch.float32, 4, False),
+        (aten.add.Tensor, torch.int64, MOST_COPIED + 1, True),
+        (aten.add.Tensor, torch.float32, MOST_COMPUTED, True),
+        (aten.add.Tensor, torch.float32, MOST_COMPUTED + 1, False),
+        (aten.lt.Tensor, torch.float32, MOST_COMPUTED + 1, True),
+        (aten.lt.Tensor, torch.float32, MOST_COPIED + 1, False),
+        (aten.mm.default, torch.float32, 4, False),
     ],
 )
-def test_integers_are_computed_and_floats_that_are_few_or_compared(name: str, dtype: torch.dtype, num_elements: int, is_done: bool) -> None:
+def test_integers_are_computed_and_floats_that_are_few_or_compared(func: Any, dtype: torch.dtype, num_elements: int, is_done: bool) -> None:
     """What a model's own operations give depends on weights."""
-    assert is_cheap(name, [torch.empty(num_elements, dtype=dtype)]) == is_done
+    assert is_cheap(func, [torch.empty(num_elements, dtype=dtype)]) == is_done
+
+
+@pytest.mark.parametrize(("func", "is_done"), [(aten.add.Tensor, True), (aten.constant_pad_nd.default, False)])
+def test_what_repeats_counts_once_where_an_operation_goes_element_by_element(func: Any, *, is_done: bool) -> None:
+    """A mask for each head and query: SDPA pads its keys to a multiple of eight, in each layer."""
+    mask = torch.zeros(32, 1, 1, 1024).expand(32, 1, 1024, 1024)
+
+    assert is_cheap(func, [mask]) == is_done
+    assert is_cheap(func, [mask[:1, :, :512]])

@@ -37,7 +37,7 @@ def is_cheap(func: Any, values: Sequence[Any]) -> bool:
     floats = [value for value in values if value.is_floating_point() or value.is_complex()]
     limit = MOST_COPIED if name in COMPARISONS or name in FINITE else MOST_COMPUTED
     most = math.inf if _goes_by_element(func) else MOST_COPIED
-    return all(value.numel() <= limit if value.is_sparse else once(value).numel() <= limit and value.numel() <= most for value in floats)
+    return all((value if value.is_sparse else once(value)).numel() <= limit and value.numel() <= most for value in floats)
 
 
 def _goes_by_element(func: Any) -> bool:

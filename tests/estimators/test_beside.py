@@ -98,7 +98,7 @@ def test_a_job_that_was_begun_is_there_when_it_is_asked_for_and_once(jobs: Besid
 
 def tells(num_bytes: int, folder: Path, *, on_progress: OnProgress) -> Rehearsal:
     """Do a job that tells how far it is, and ends when it is told to."""
-    on_progress(ProgramProgress(1, 2, num_bytes, "train.py:12"))
+    on_progress(ProgramProgress(1, 2, num_bytes, where="train.py:12"))
     return waits(num_bytes, folder)
 
 
@@ -116,7 +116,7 @@ def test_who_waits_for_a_job_hears_how_far_it_is(jobs: Beside, tmp_path: Path) -
 
     assert begun is not None
     assert begun.rehearsal == rehearsal_of(1)
-    assert set(heard) == {ProgramProgress(1, 2, 1, "train.py:12")}
+    assert set(heard) == {ProgramProgress(1, 2, 1, where="train.py:12")}
 
 
 def test_one_process_does_one_job_after_the_other_the_last_first(jobs: Beside, tmp_path: Path) -> None:

@@ -202,9 +202,9 @@ def prepare_fine_tuning(inner: nn.Module, model: HuggingFaceModel) -> None:
             if "norm" in name.rpartition(".")[2].lower():
                 module.to(getattr(torch, model.norm_dtype))
     if model.embeddings_dtype is not None:
-        for embedding in (_embeddings_of(inner), _head_of(inner)):
-            if embedding is not None:
-                embedding.to(getattr(torch, model.embeddings_dtype))
+        for part in (_part_of(inner, "get_input_embeddings"), _head_of(inner)):
+            if part is not None:
+                part.to(getattr(torch, model.embeddings_dtype))
 
 
 def _train_copies(inner: nn.Module, adapters: Adapters) -> None:
@@ -230,15 +230,13 @@ def _check_targets(inner: nn.Module, targets: tuple[str, ...]) -> None:
         raise ValueError(f"{type(inner).__name__} has no linear layer {names} beside its head, where memplan puts adapters")
 
 
-def _embeddings_of(inner: nn.Module) -> nn.Module | None:
-    getter = getattr(inner, "get_input_embeddings", None)
-    found: nn.Module | None = getter() if getter is not None else None
-    return found
-
-
 def _head_of(inner: nn.Module) -> nn.Module | None:
-    getter = getattr(inner, "get_output_embeddings", None)
-    found: nn.Module | None = getter() if getter is not None else None
+    return _part_of(inner, "get_output_embeddings")
+
+
+def _part_of(inner: nn.Module, getter: str) -> nn.Module | None:
+    """Return what the method *getter* of a model of transformers returns; None where it has no such method, or no such part."""
+    found: nn.Module | None = getattr(inner, getter, lambda: None)()
     return found
 
 

@@ -143,7 +143,7 @@ def test_norms_in_fp32_make_their_outputs_wider(rehearser: SharedRehearser) -> N
 @pytest.mark.heavy
 @pytest.mark.parametrize("is_tied", [False, True])
 def test_embeddings_in_fp32_are_twice_as_large_and_stay_tied(rehearser: SharedRehearser, *, is_tied: bool) -> None:
-    """Their weights, gradients and moments, and the head's; once where they are the same."""
+    """Their weights and moments, and the head's; once where they are the same."""
     config = {"adapters": None, "huggingface_config": json.dumps(LLAMA | {"tie_word_embeddings": is_tied})}
     short, long = (run(rehearser, tuned(embeddings_dtype=dtype, **config)) for dtype in (None, "float32"))
 

@@ -29,15 +29,19 @@ def is_cheap(func: Any, values: Sequence[Any]) -> bool:
     """
     Say whether the host should do it: whatever has integers, and of floats what decides or is small.
 
-    What is the same along a dimension counts once. But an operation that does not go element by element, as padding, goes through all.
+    What is the same along a dimension counts once. But an operation that does not go element by element, as padding, goes through all. What
+    comes of a few floats may be large too: a mask in numbers, as attention makes it of one in booleans in each layer.
     """
     name = func.overloadpacket.__name__
     if name in _HEAVY:
         return False
     floats = [value for value in values if value.is_floating_point() or value.is_complex()]
     limit = MOST_COPIED if name in COMPARISONS or name in FINITE else MOST_COMPUTED
-    most = math.inf if _goes_by_element(func) else MOST_COPIED
-    return all((value if value.is_sparse else once(value)).numel() <= limit and value.numel() <= most for value in floats)
+    if not all((value if value.is_sparse else once(value)).numel() <= limit for value in floats):
+        return False
+    if not _goes_by_element(func):
+        return all(value.numel() <= MOST_COPIED for value in floats)
+    return name in COMPARISONS or not floats or any(value.is_sparse for value in values) or _num_different(values) <= MOST_COPIED
 
 
 def _goes_by_element(func: Any) -> bool:
@@ -53,8 +57,7 @@ def computed(func: Any, args: Any, kwargs: Any) -> Any:
         return _joined(tensors[0], tensors[1], kwargs.get("alpha", 1) * (-1 if func.overloadpacket.__name__ == "sub" else 1))
     if not _goes_by_element(func) or any(tensor.layout is not torch.strided for tensor in tensors):
         return func(*args, **kwargs)
-    shape = torch.broadcast_shapes(*(tensor.shape for tensor in tensors))
-    repeated = [at for at in range(-len(shape), 0) if shape[at] > 1 and all(_repeats(tensor, at) for tensor in tensors)]
+    shape, repeated = _shape_of(tensors)
     if not repeated or math.prod(shape) < MANY:
         return func(*args, **kwargs)
 
@@ -68,6 +71,18 @@ def computed(func: Any, args: Any, kwargs: Any) -> Any:
     args, kwargs = tree_map(narrowed, (args, kwargs))
     found = func(*args, **kwargs)
     return found.expand(shape) if isinstance(found, torch.Tensor) else tuple(each.expand(shape) for each in found)
+
+
+def _shape_of(tensors: Sequence[torch.Tensor]) -> tuple[torch.Size, list[int]]:
+    """Return the shape that *tensors* are brought to together, and the dimensions along which all are the same, counted from the last."""
+    shape = torch.broadcast_shapes(*(tensor.shape for tensor in tensors))
+    return shape, [at for at in range(-len(shape), 0) if shape[at] > 1 and all(_repeats(tensor, at) for tensor in tensors)]
+
+
+def _num_different(tensors: Sequence[torch.Tensor]) -> int:
+    """Return how many elements an operation on *tensors* computes, of those that are the same one."""
+    shape, repeated = _shape_of(tensors)
+    return math.prod(shape) // math.prod(shape[at] for at in repeated)
 
 
 def _repeats(tensor: torch.Tensor, at: int) -> bool:

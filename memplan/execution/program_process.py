@@ -90,8 +90,8 @@ def wait_for(
             if is_over():
                 break
             found = signal.sigtimedwait(awaited, left)
-            if found is None or found.si_signo == signal.SIGCHLD:
-                continue
+            if found is None or found.si_signo not in awaited or found.si_signo == signal.SIGCHLD:
+                continue  # Python (3.11) returns what is no signal where its process was stopped for as long as it was to wait
             if asked is not None:
                 if found.si_signo == asked and time.monotonic() < asked_at + _SAME_SECONDS:
                     continue

@@ -58,6 +58,12 @@ FAR = 2
 LARGEST_MICRO_BATCH = 65_536
 """Where trying ends without a target: a model without activations would never fill a GPU."""
 
+FEWEST_THAT_MOST_TAKE = 2
+"""
+Samples that a program whose batch is not known is run with first. With one, BatchNorm raises an error, other programs leave the batch out,
+and what is asked of padding has another answer.
+"""
+
 
 class Decision(NamedTuple):
     """What a plan decides, before anything is explained."""
@@ -157,12 +163,12 @@ def _filling(pinned: Program, gpu: GpuSpec, estimator: Estimator, budget: Memory
     def of_size(size: int) -> Program:
         return once.with_training(micro_batch_size=size)
 
-    return largest_micro_batch(of_size, gpu, estimator, budget, most=LARGEST_MICRO_BATCH, present=_present_size(pinned))
+    return largest_micro_batch(of_size, gpu, estimator, budget, most=LARGEST_MICRO_BATCH, first=_first_size(pinned))
 
 
-def _present_size(program: Program) -> int | None:
-    """Return the micro-batch that *program* has now, where that is known."""
-    return program.training.micro_batch_size if program.has_present_batch else None
+def _first_size(program: Program) -> int:
+    """Return the micro-batch to begin with: the one that *program* has now, where that is known."""
+    return program.training.micro_batch_size if program.has_present_batch else FEWEST_THAT_MOST_TAKE
 
 
 def _present_batch(program: Program, pinned: Program) -> int:
@@ -245,7 +251,7 @@ class BatchSearch:
             most=most,
             guessed_by=self._accumulated if comes_last else None,
             chosen=self._chosen_of,
-            present=_present_size(self.pinned),
+            first=_first_size(self.pinned),
         )
         self.unit, self.smallest = found.unit, found.smallest
         if comes_last and found.size != self.most and self._may_fit_at_once(found.size) and self.fits(self.most):

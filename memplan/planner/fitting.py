@@ -30,6 +30,15 @@ ENOUGH = 2
 LEAP = 4
 """Times as many samples as the one run had that tells of a program: there its word is rough, and two sizes are asked for at once."""
 
+FAR = 32
+"""
+Times as many samples, from which on the word of one run is not believed: so far away, workspaces of convolutions and lengths of texts put
+the end at a half to three times where it is, and the size that was asked for may take longer than all others together.
+"""
+
+PART = 8
+"""Of such a way one part is gone first: two runs tell the end better."""
+
 
 def budget_of(gpu: GpuSpec, margin: float, program: Program | None = None) -> MemoryBudget:
     """Return what *program* may use of *gpu*: no more than its allocator's settings leave it, less where it is a model of another."""
@@ -108,14 +117,14 @@ def largest_micro_batch(
     most: int,
     guessed_by: Callable[[int], Program] | None = None,
     chosen: Callable[[int], Program] | None = None,
-    present: int | None = None,
+    first: int | None = None,
 ) -> Largest:
     """
     Return the largest size up to *most* with which the heaviest stage of *of_size* fits, of those that the program takes.
 
     *guessed_by*: whose memory at a size says about what *of_size* takes there; None: its own. *chosen*: what would be planned if that size
-    were the largest; it may be run meanwhile. *present*: the size that a user's own program has now, which is run in any case: it is asked
-    for first, since it is nearer to the answer than the smallest is, and shows more of what that takes.
+    were the largest; it may be run meanwhile. *first*: the size of a user's own program that is asked for first. The one that it has now is
+    run in any case, is nearer to the answer than the smallest, and shows more of what that takes.
 
     Whether the other stages fit is for the plan to see, at the size that it chooses; but of the user's own program nobody knows which stage
     is the heaviest before all have run: there every stage fits. Raises SizeRefusedError where it takes none of those tried.
@@ -129,7 +138,7 @@ def largest_micro_batch(
         budget=budget,
         guessed_by=guessed_by,
         chosen=chosen,
-        present=present if estimator.is_slow else None,
+        first=first if estimator.is_slow else None,
     )
     found = find(stage, most=most)
     while estimator.is_slow and found.size is not None:
@@ -152,15 +161,22 @@ def _largest_of_stage(
     most: int,
     guessed_by: Callable[[int], Program] | None,
     chosen: Callable[[int], Program] | None,
-    present: int | None,
+    first: int | None,
 ) -> Largest:
     refusals: list[SizeRefusedError] = []
     ran: dict[int, MemoryRange] = {}
     fitting: list[int] = []
     ended: list[int] = []  # those beyond a limit that is none of the GPU's memory, and that no estimate knows
 
+    def estimated_to_fit(size: int) -> bool:
+        return _seems_to_fit((guessed_by or of_size)(size), gpu, stage, estimator, budget)
+
+    def is_far() -> bool:
+        """Say whether the end is far from the one run that tells of the program, as that has it."""
+        return estimator.is_slow and len(ran) == 1 and not estimated_to_fit(most) and estimated_to_fit(FAR * max(ran))
+
     def ask(size: int) -> Outcome:
-        is_leap = estimator.is_slow and len(ran) == 1 and size >= LEAP * max(ran)
+        is_leap = estimator.is_slow and len(ran) == 1 and size >= LEAP * max(ran) and not is_far()
         more = half_as_much_again(size) if is_leap else most
         for program in [of_size(more)] if more < most else likely_after(size):
             estimator.expect(program, gpu, [stage])
@@ -183,7 +199,7 @@ def _largest_of_stage(
 
     def likely_after(size: int) -> Iterator[Program]:
         """Yield what will probably be run after *size*, the soonest last."""
-        if seems_to_fit(size) and not (size < most and seems_to_fit(size + 1)):  # the end, as it seems
+        if not is_far() and seems_to_fit(size) and not (size < most and seems_to_fit(size + 1)):  # the end, as it seems
             if chosen is not None and (choice := chosen(size)).training.micro_batch_size != size:
                 yield choice
             if size < most and (not estimator.is_slow or len(ran) >= ENOUGH):
@@ -192,9 +208,11 @@ def _largest_of_stage(
     def seems_to_fit(size: int) -> bool:
         if ended and size > (max(fitting, default=0) + min(ended)) // 2:
             return False
-        return _seems_to_fit((guessed_by or of_size)(size), gpu, stage, estimator, budget)
+        if is_far():  # a power of two: it is a size that most programs take
+            return size <= max(ran) or estimated_to_fit(PART * (1 << (size - 1).bit_length()))
+        return estimated_to_fit(size)
 
-    known = {} if present is None or present > most else {present: ask(present)}
+    known = {} if first is None or first > most else {first: ask(first)}
     if Outcome.REFUSED in known.values():  # which sizes it takes the search finds out, from the smallest on
         known = {}
     found = largest_accepted(ask, high=most, guess=seems_to_fit, leaps=estimator.is_slow, known=known)

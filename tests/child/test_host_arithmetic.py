@@ -80,3 +80,15 @@ def test_what_repeats_counts_once_where_an_operation_goes_element_by_element(fun
 
     assert is_cheap(func, [mask]) == is_done
     assert is_cheap(func, [mask[:1, :, :512]])
+
+
+def test_a_mask_in_numbers_is_computed_where_it_is_small() -> None:
+    """Attention makes it of one in booleans and two numbers, in each layer; of what repeats one is computed."""
+    zero, least = torch.zeros((), dtype=torch.float16), torch.full((), -torch.inf, dtype=torch.float16)
+    large = torch.empty(17, 1, 1024, 1024, dtype=torch.bool)
+
+    assert large.numel() > MOST_COPIED
+    assert not is_cheap(aten.where.self, [large, zero, least])
+    assert is_cheap(aten.where.self, [large[:16], zero, least])
+    assert is_cheap(aten.where.self, [large[:, :, :1].expand(17, 1, 1024, 1024), zero, least])
+    assert is_cheap(aten.logical_and.default, [large, large])

@@ -117,8 +117,8 @@ def test_what_would_be_planned_is_said_before_the_end_is_sure() -> None:
     assert runs.expected == [("many", 64, 9), ("many", 101, 9)]
 
 
-@pytest.mark.parametrize(("present", "sizes"), [(80, [80, 1, 100, 101]), (400, [400, 1, 100, 101]), (2000, [1, 2, 100, 101])])
-def test_the_present_size_of_a_program_is_asked_for_first(present: int, sizes: list[int]) -> None:
+@pytest.mark.parametrize(("first", "sizes"), [(80, [80, 1, 100, 101]), (400, [400, 1, 100, 101]), (2000, [1, 2, 100, 101])])
+def test_the_size_that_is_asked_for_first(first: int, sizes: list[int]) -> None:
     """It has to be run in any case, whether it fits or not; one that is more than may be asked for is none of these."""
     runs = Runs()
     program = PROGRAM.model_copy(update={"stages": PROGRAM.stages[1:2]})
@@ -129,7 +129,7 @@ def test_the_present_size_of_a_program_is_asked_for_first(present: int, sizes: l
         LineOf(runs),
         MemoryBudget(total_bytes=10_050, margin=0),
         most=1000,
-        present=present,
+        first=first,
     )
 
     assert found.size == 100
@@ -169,15 +169,15 @@ class RoughAtFirst(LineOf):
 
 
 @pytest.mark.parametrize(
-    ("refuses", "asked"), [(False, [1, 67, 100, 101, 102]), (True, [1, 67, 101, 102])], ids=["two at once", "the second is refused"]
+    ("refuses", "asked"), [(False, [1, 20, 28, 30, 31]), (True, [1, 20, 30, 31])], ids=["two at once", "the second is refused"]
 )
 def test_behind_a_leap_by_one_run_two_sizes_are_asked_for(refuses: bool, asked: list[int]) -> None:
     """They are run at once, and the next guess is by both: the end, mostly. Where the program does not take the second, nothing is lost."""
 
     class Divided(Runs):
         def __call__(self, program: Program, gpu: GpuSpec, stage: Stage | None) -> MemoryEstimate:
-            if refuses and program.training.micro_batch_size == 100:
-                raise SizeRefusedError("100 is not for it")
+            if refuses and program.training.micro_batch_size == 28:
+                raise SizeRefusedError("28 is not for it")
             return super().__call__(program, gpu, stage)
 
     runs = Divided()
@@ -187,13 +187,34 @@ def test_behind_a_leap_by_one_run_two_sizes_are_asked_for(refuses: bool, asked: 
         lambda size: program.with_training(micro_batch_size=size),
         GPU,
         RoughAtFirst(runs),
-        MemoryBudget(total_bytes=10_150, margin=0),
+        MemoryBudget(total_bytes=3_050, margin=0),
         most=1000,
     )
 
-    assert found.size == 101
+    assert found.size == 30
     assert [size for _, size, _ in runs.asked] == asked
-    assert [size for _, size, _ in runs.expected] == [100, 102]
+    assert [size for _, size, _ in runs.expected] == [28, 31]
+
+
+@pytest.mark.parametrize(
+    ("most", "asked"), [(1000, [1, 8, 101, 102]), (60, [1, 60]), (90, [1, 8, 90])], ids=["far", "as far as it may", "a little less"]
+)
+def test_far_from_the_one_run_a_part_of_the_way_is_gone_first(most: int, asked: list[int]) -> None:
+    """One run puts the end at 67, so far away that it may be at a third of that, which takes long; nothing is begun beside a part."""
+    runs = Runs()
+    program = PROGRAM.model_copy(update={"stages": PROGRAM.stages[1:2]})
+
+    found = largest_micro_batch(
+        lambda size: program.with_training(micro_batch_size=size),
+        GPU,
+        RoughAtFirst(runs),
+        MemoryBudget(total_bytes=10_150, margin=0),
+        most=most,
+    )
+
+    assert found.size == min(most, 101)
+    assert [size for _, size, _ in runs.asked] == asked
+    assert [size for _, size, _ in runs.expected] == asked[3:]
 
 
 def test_the_second_of_two_sizes_is_a_multiple_of_the_same_power_of_two() -> None:

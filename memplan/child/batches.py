@@ -7,14 +7,15 @@ import functools
 import math
 import multiprocessing
 import sys
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
 from torch.utils.data import DataLoader
-from torch.utils.data.dataloader import _BaseDataLoaderIter
+from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind
 
 MOST_BATCHES = 10_000
 """Batches whose shapes are kept."""
@@ -25,13 +26,17 @@ class Batches:
 
     def __init__(self, now: Callable[[], tuple[int, int]]) -> None:
         self._now = now
-        self.seen: list[tuple[int, tuple[tuple[int, ...], ...], int, int]] = []
-        """The step that each batch was taken in, its shapes, how many backwards had begun by then, and in which epoch."""
+        self.seen: list[tuple[int, tuple[tuple[int, ...], ...], int, int, int | None]] = []
+        """
+        The step that each batch was taken in, its shapes, how many backwards had begun by then, in which epoch, and how many samples it
+        has: None where nobody knows.
+        """
         self.whole_epochs: set[int] = set()
         """Those of which all batches were taken."""
         self.num_walked = 0
         """Batches of all DataLoaders that were looked at to find the largest."""
         self._is_walking = False
+        self._asked = _AskedSamples()
         self._epochs: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
         self._num_epochs = 0
         self._led: WeakKeyDictionary[Any, _Largest] = WeakKeyDictionary()
@@ -39,6 +44,7 @@ class Batches:
 
     def attach(self) -> None:
         """Note the batches of every DataLoader from here on."""
+        self._asked.attach()
         take = _BaseDataLoaderIter.__next__
 
         @functools.wraps(take)
@@ -50,7 +56,7 @@ class Batches:
                     self.whole_epochs.add(self._epoch_of(iterator))
                 raise
             if not self._is_walking:
-                self._note(batch, epoch=self._epoch_of(iterator))
+                self._note(_Batch(batch, self._asked.take(iterator)), epoch=self._epoch_of(iterator))
             return batch
 
         setattr(_BaseDataLoaderIter, "__next__", noted)  # noqa: B010  (a method, as mypy sees it)
@@ -62,11 +68,11 @@ class Batches:
             self._epochs[iterator] = self._num_epochs
         return self._epochs[iterator]
 
-    def _note(self, batch: Any, *, epoch: int) -> None:
-        shapes = tuple(shapes_in(batch))
+    def _note(self, given: _Batch, *, epoch: int) -> None:
+        shapes = tuple(shapes_in(given.batch))
         if shapes and len(self.seen) < MOST_BATCHES:
             step, num_backwards = self._now()
-            self.seen.append((step, shapes, num_backwards, epoch))
+            self.seen.append((step, shapes, num_backwards, epoch, given.num_samples))
 
     def lead_with_largest(self, most: int, *, after: int) -> None:
         """
@@ -92,49 +98,102 @@ class Batches:
 
         setattr(DataLoader, "__iter__", led)  # noqa: B010
 
-    def _largest(self, iterator: Any, most: int, *, after: int) -> list[Any]:
-        best: dict[int, tuple[int, Any]] = {}
+    def _largest(self, iterator: Any, most: int, *, after: int) -> list[_Batch]:
+        best: dict[int, tuple[int, _Batch]] = {}
         number = 0
         self._is_walking = True
         try:
             for number, batch in enumerate(iterator, start=1):
+                given = _Batch(batch, self._asked.take(iterator))
                 sizes = [*map(math.prod, shapes_in(batch))]
                 for at, size in enumerate([sum(sizes), *sizes]):
                     if size > best.get(at, (0, None))[0]:
-                        best[at] = (size, batch)
+                        best[at] = (size, given)
                 if number >= most:
                     break
         finally:
             self._is_walking = False
             self.num_walked += number
-        largest = sorted({id(batch): (size, batch) for size, batch in best.values()}.values(), key=lambda found: -found[0])
+        largest = sorted({id(given): (size, given) for size, given in best.values()}.values(), key=lambda found: -found[0])
         when = "first" if not after else "after the first one" if after == 1 else f"after the first {after}"
         print(f"memplan: of {number} batches the largest come {when}", file=sys.stderr)
-        return [batch for _, batch in largest]
+        return [given for _, given in largest]
 
     @property
     def last_size(self) -> int | None:
-        """Return how many samples the last batch has, by the first dimension of its first tensor that has one."""
-        shapes = self.seen[-1][1] if self.seen else ()
-        return next((shape[0] for shape in shapes if shape), None)
+        """Return how many samples the last batch has, where nobody knows by the first dimension of its first tensor that has one."""
+        if not self.seen:
+            return None
+        _, shapes, _, _, num_samples = self.seen[-1]
+        return next((shape[0] for shape in shapes if shape), None) if num_samples is None else num_samples
+
+
+class _Batch(NamedTuple):
+    """A batch of a DataLoader."""
+
+    batch: Any
+    num_samples: int | None
+    """Those that it was made of; None where nobody knows."""
+
+    def copied(self) -> _Batch:
+        """Return it with a copy of what the program may change in place; with the same where that cannot be copied."""
+        try:
+            return self._replace(batch=copy.deepcopy(self.batch))
+        except Exception:  # whatever the classes of its parts raise
+            return self
+
+
+class _AskedSamples:
+    """
+    How many samples DataLoaders have asked their datasets for, by batch, of those batches that they have not given yet.
+
+    A batch of graphs, or of boxes, has another first dimension. What an iterable dataset gives may be fewer than it is asked for.
+    """
+
+    def __init__(self) -> None:
+        self._counts: WeakKeyDictionary[Any, deque[int]] = WeakKeyDictionary()
+
+    def attach(self) -> None:
+        """Count from here on; workers are asked some batches ahead, and persistent ones anew in each epoch."""
+        next_index, reset = _BaseDataLoaderIter._next_index, _BaseDataLoaderIter._reset
+
+        @functools.wraps(next_index)
+        def counted(iterator: Any) -> Any:
+            asked = next_index(iterator)
+            if iterator._dataset_kind == _DatasetKind.Map and isinstance(asked, (list, tuple)):
+                self._counts.setdefault(iterator, deque()).append(len(asked))
+            return asked
+
+        @functools.wraps(reset)
+        def begun(iterator: Any, *arguments: Any, **keywords: Any) -> Any:
+            self._counts.pop(iterator, None)
+            return reset(iterator, *arguments, **keywords)
+
+        setattr(_BaseDataLoaderIter, "_next_index", counted)  # noqa: B010  (a method, as mypy sees it)
+        setattr(_BaseDataLoaderIter, "_reset", begun)  # noqa: B010
+
+    def take(self, iterator: Any) -> int | None:
+        """Return how many samples the batch has that *iterator* has just given; None where nobody knows."""
+        counts = self._counts.get(iterator)
+        return counts.popleft() if counts else None
 
 
 class _Largest:
     """The largest batches of a DataLoader that are still to come; again when a step has ended: the optimizer's state is there then."""
 
-    def __init__(self, batches: list[Any], *, num_before: int) -> None:
+    def __init__(self, batches: list[_Batch], *, num_before: int) -> None:
         self.num_before = num_before
         """How many of the program's own come before them still."""
         self.was_given = False
-        self._left, self._again = list(batches), list(map(_copy_of, batches))
+        self._left, self._again = list(batches), [batch.copied() for batch in batches]
 
-    def next(self, *, has_stepped: bool) -> Any | None:
+    def next(self, *, has_stepped: bool) -> _Batch | None:
         """Return the next of them, None where there is none left; *has_stepped*: the optimizer's state is there."""
         if has_stepped:
             self._left, self._again = self._again or self._left, []
         return self._given()
 
-    def rest(self) -> Any | None:
+    def rest(self) -> _Batch | None:
         """Return the next where the program's own have ended, whether a step has ended or not."""
         if not self._left:
             self._left, self._again = self._again, []
@@ -145,7 +204,7 @@ class _Largest:
         """Say whether all were given."""
         return not (self._left or self._again)
 
-    def _given(self) -> Any | None:
+    def _given(self) -> _Batch | None:
         self.was_given = self.was_given or bool(self._left)
         return self._left.pop(0) if self._left else None
 
@@ -153,7 +212,7 @@ class _Largest:
 class _Led:
     """An iterator of a DataLoader, with its largest batches among the first."""
 
-    def __init__(self, largest: _Largest, rest: Any, note: Callable[[Any], None], has_stepped: Callable[[], bool]) -> None:
+    def __init__(self, largest: _Largest, rest: Any, note: Callable[[_Batch], None], has_stepped: Callable[[], bool]) -> None:
         self._largest, self._rest, self._note, self._has_stepped = largest, rest, note, has_stepped
 
     def __iter__(self) -> _Led:
@@ -164,16 +223,16 @@ class _Led:
             self._largest.num_before -= 1
             with suppress(StopIteration):  # it has fewer
                 return next(self._rest)
-        batch = self._largest.next(has_stepped=self._has_stepped())
-        if batch is None:
+        given = self._largest.next(has_stepped=self._has_stepped())
+        if given is None:
             try:
                 return next(self._rest)
             except StopIteration:
-                batch = self._largest.rest()
-                if batch is None:
+                given = self._largest.rest()
+                if given is None:
                     raise
-        self._note(batch)
-        return batch
+        self._note(given)
+        return given.batch
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._rest, name)
@@ -182,14 +241,6 @@ class _Led:
 def _only_loads() -> bool:
     """Say whether this process was begun by another one and uses no GPU: what it takes is no batch, but what the other makes batches of."""
     return multiprocessing.parent_process() is not None and not torch.cuda.is_initialized()
-
-
-def _copy_of(batch: Any) -> Any:
-    """Return a copy of *batch*, which the program may change in place; itself where it cannot be copied."""
-    try:
-        return copy.deepcopy(batch)
-    except Exception:  # whatever the classes of its parts raise
-        return batch
 
 
 def tensors_in(batch: Any) -> Iterator[torch.Tensor]:

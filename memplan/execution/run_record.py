@@ -60,11 +60,13 @@ class Batch(NamedTuple):
     """Backwards that had begun when it was taken."""
     epoch: int = 0
     """Equal for the batches of one iterator of a DataLoader."""
+    num_samples: int | None = None
+    """Those that its DataLoader asked the dataset for; None where nobody knows."""
 
     @property
     def size(self) -> int | None:
-        """Return how many samples it has, by the first dimension of its first tensor that has one."""
-        return next((shape[0] for shape in self.shapes if shape), None)
+        """Return how many samples it has, where nobody knows by the first dimension of its first tensor that has one."""
+        return next((shape[0] for shape in self.shapes if shape), None) if self.num_samples is None else self.num_samples
 
     @property
     def num_elements(self) -> int:

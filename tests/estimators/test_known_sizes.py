@@ -142,7 +142,7 @@ def test_a_program_that_takes_no_small_batch_is_planned(torch_build: TorchBuild,
 @pytest.mark.heavy
 def test_a_value_that_nobody_reads_is_told(torch_build: TorchBuild, gpu: GpuSpec) -> None:
     """Every allocation stays as it was."""
-    with pytest.raises(UsageError, match=r"was changed from 1 to [0-9]+, and every allocation stayed the same"):
+    with pytest.raises(UsageError, match=r"was changed from 2 to [0-9]+, and every allocation stayed the same"):
         planned(command_program(["env", "UNREAD={micro_batch_size}", sys.executable, str(PROGRAM), "8", "1", "100000", "1024"]), gpu)
 
 
@@ -169,10 +169,30 @@ for epoch in range(6):
 """
 
 
+OF_PARTS = """
+class Graphs(torch.utils.data.Dataset):
+    def __len__(self):
+        return 90
+    def __getitem__(self, index):
+        return torch.zeros(64, 256)
+"""
+
+
 @pytest.mark.heavy
-def test_as_many_samples_are_planned_as_the_data_have(torch_build: TorchBuild, gpu: GpuSpec, tmp_path: Path, cache: Path) -> None:
-    """Not the larger size that was tried, with which every batch has as many: with more data it would take more than is said."""
-    (tmp_path / "train.py").write_text(FEW_SAMPLES)
+@pytest.mark.parametrize("num_workers", [None, 0, 2], ids=["of rows", "of graphs", "of graphs that workers read"])
+def test_as_many_samples_are_planned_as_the_data_have(
+    torch_build: TorchBuild, gpu: GpuSpec, tmp_path: Path, cache: Path, num_workers: int | None
+) -> None:
+    """
+    Not the larger size that was tried, with which every batch has as many: with more data it would take more than is said.
+
+    A batch of graphs has more rows than graphs.
+    """
+    text = FEW_SAMPLES
+    if num_workers is not None:
+        text = text.replace("samples = TensorDataset(torch.zeros(90, 64, 256))", OF_PARTS).replace("for batch,", "for batch")
+        text = text.replace("DataLoader(samples", f"DataLoader(Graphs(), collate_fn=torch.cat, num_workers={num_workers}")
+    (tmp_path / "train.py").write_text(text)
 
     for _ in ("cold", "kept"):
         plan, _ = planned(command_program([sys.executable, str(tmp_path / "train.py"), "{micro_batch_size}"]), gpu, cache=cache)

@@ -2,10 +2,10 @@
 Recording a whole script: every process of it that uses CUDA writes what it saw when it exits, `os._exit` and SIGTERM included.
 
 MEMPLAN_RESULTS is the folder for the results (PROCESS.json), MEMPLAN_STEPS the steps after which the script is ended (0: when it ends
-itself), MEMPLAN_ANSWERS the answers to reads of device values, as JSON, MEMPLAN_VALUES_FILE a file of values, to be
-read or (with MEMPLAN_VALUES_VARIANT) written, MEMPLAN_TIMES what compilers are told of times ("inverse", or nothing), MEMPLAN_NUMBERS
-what is read of numbers that nothing computes ("zero" where the program compares them, "falling", or nothing: one), MEMPLAN_TORCH the
-version that the device was built for.
+itself), MEMPLAN_LATE_STEPS those where the last of them reserves more than the one before (0: the same), MEMPLAN_ANSWERS the answers to
+reads of device values, as JSON, MEMPLAN_VALUES_FILE a file of values, to be read or (with MEMPLAN_VALUES_VARIANT) written, MEMPLAN_TIMES
+what compilers are told of times ("inverse", or nothing), MEMPLAN_NUMBERS what is read of numbers that nothing computes ("zero" where the
+program compares them, "falling", or nothing: one), MEMPLAN_TORCH the version that the device was built for.
 
 MEMPLAN_UNTIL names a file where the script is measured, on a GPU of this machine: each process waits for it at its end. There every value
 is the program's own, and so is who trains with it.
@@ -85,10 +85,12 @@ class Script:
     ended. Without any, each backward begins a step.
     """
 
-    def __init__(self, results: Path, most_steps: int, answers: dict[str, tuple[str, str | None]], given: dict[str, str]) -> None:
+    def __init__(
+        self, results: Path, most_steps: int, late_steps: int, answers: dict[str, tuple[str, str | None]], given: dict[str, str]
+    ) -> None:
         self._given = given
         self._recorder = Recorder(answers, on_backward=self._backward_begins)
-        self._most_steps = most_steps
+        self._most_steps, self._late_steps = most_steps, late_steps
         self._counts: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()
         self._last: weakref.ref[Optimizer] | None = None
         """The optimizer that stepped last."""
@@ -242,6 +244,8 @@ class Script:
         if time.monotonic() >= self._told_end_at + _TOLD_EVERY_SECONDS:
             self._told_end_at = time.monotonic()
             self._tell()
+        if self._late_steps and self._num_ended == self._most_steps and not self._is_settled():
+            self._most_steps = self._late_steps
         if self._most_steps and self._num_ended >= self._most_steps and self._is_enough():
             self._is_done = True
             self.write()
@@ -256,6 +260,11 @@ class Script:
         peak_bytes = steps[-1]["peak_reserved_bytes"] if steps else 0
         text = f"{self._num_ended} {peak_bytes} {self._recorder.num_backwards - self._backwards_at_end}"
         (self._path / "progress").write_text(text, encoding="ascii")
+
+    def _is_settled(self) -> bool:
+        """Say whether the last step reserved no more than the one before."""
+        peaks = [step["peak_reserved_bytes"] for step in self._recorder.steps[-2:]]
+        return peaks[-1] <= peaks[0]
 
     def _is_enough(self) -> bool:
         if self._updates_itself:
@@ -516,7 +525,13 @@ def begin(given: dict[str, str] | None = None) -> None:
         os._exit(3)
     _write_stack_when_asked(results / f"{os.getpid()}.stack")
     _begun.append(
-        Script(results, int(os.environ["MEMPLAN_STEPS"]), json.loads(os.environ["MEMPLAN_ANSWERS"]), given or first_environment())
+        Script(
+            results,
+            int(os.environ["MEMPLAN_STEPS"]),
+            int(os.environ["MEMPLAN_LATE_STEPS"]),
+            json.loads(os.environ["MEMPLAN_ANSWERS"]),
+            given or first_environment(),
+        )
     )
     hold_back()
     skip_weights()

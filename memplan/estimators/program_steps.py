@@ -346,6 +346,7 @@ def run_command(
                 "keep_warm": known.warm_file or False,
                 "prepared": known.prepared,
                 "expects_values": known.is_decided_by_data,
+                "late_steps": MORE_STEPS,
             },
         )
 

@@ -211,7 +211,7 @@ class ProgramRuns(Closing):
         self._num_runs, self._told_at, self._where_at = 0, 0.0, 0.0
         self._last_ended, self._ended_at = (0, 0), 0.0  # which step of which run ended last, and when
         self._stopped_by: signal.Signals | None = None
-        self._first_seconds = 0.0
+        self._first_seconds: float | None = None  # that the first run took
 
     def _where_kept(self) -> Kept | None:
         """Return where a warm process is kept for the next rehearsal, where one is to be."""
@@ -283,6 +283,9 @@ class ProgramRuns(Closing):
             raise StoppedError("a signal ended it") from error
         if self._stopped_by is not None and not is_first:
             raise StoppedError(f"{self._stopped_by.name} ended it")
+        walked = self._asked.walked
+        if walked.late_steps and len(found.record.steps) > walked.steps:  # so does each further run, to be compared with this one
+            self._asked = self._asked._replace(walked=walked._replace(steps=walked.late_steps, late_steps=0))
         return found
 
     def _tell_next(self, file: ValuesFile) -> None:
@@ -444,7 +447,8 @@ class ProgramRuns(Closing):
             if not is_with_values:
                 where = where_it_is(begun.folder)
                 raise UsageError(f"{error.message}: it is at {where}" if where else error.message, hint=error.hint) from error
-            raise EndlessError(f"it was ended after {seconds:.0f} seconds; the first run took {self._first_seconds:.0f}") from error
+            than = "" if self._first_seconds is None else f"; the first run took {self._first_seconds:.0f}"
+            raise EndlessError(f"it was ended after {seconds:.0f} seconds{than}") from error
 
     def _look_at(self, begun: _Begun) -> bool:
         """Tell how far it is, and see whether the run with the other times is to begin; return whether it waits for what has ended."""

@@ -35,6 +35,8 @@ class WalkedBatches(NamedTuple):
     """How many of the program's own come before the largest."""
     steps: int
     """After which the program is ended; 0: it ends itself."""
+    late_steps: int = 0
+    """After which it is ended instead, where the last of *steps* reserves more than the one before; 0: after *steps* all the same."""
 
 
 def recorder_variables(
@@ -50,6 +52,7 @@ def recorder_variables(
     return {
         "MEMPLAN_RESULTS": str(folder),
         "MEMPLAN_STEPS": str(walked.steps),
+        "MEMPLAN_LATE_STEPS": str(0 if file.is_told else walked.late_steps),  # there are values for no more steps than they were sought in
         "MEMPLAN_ANSWERS": json.dumps(dict(answers)),
         "MEMPLAN_WORST_BATCH": str(walked.most),
         "MEMPLAN_OWN_FIRST": str(walked.own_first),

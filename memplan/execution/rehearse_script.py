@@ -38,6 +38,7 @@ def rehearse_script(
     context_bytes: int | None = None,
     allow_writes: bool = False,
     skip_weights: bool = False,
+    late_steps: int = 0,
     most_walked_batches: int = 0,
     own_first: int = 1,
     walks_where_they_differ: WalkedBatches | None = None,
@@ -59,8 +60,9 @@ def rehearse_script(
     *words* begin with a script, ``-m`` or a program. The program's output goes where this process's does (*output_to_stderr*: all of it
     to standard error). *steps* ends it after that many steps. What it writes is held back, unless *allow_writes*. *skip_weights*:
     pretrained models are built without reading their weights, which need not be there. Of several processes, the one that trains is
-    reported. *most_walked_batches*: look at so many batches of each DataLoader, and take the largest after the *own_first* that the
-    program takes itself; 0: as they come. *walks_where_they_differ*: look at those where the first run shows batches of several shapes.
+    reported. *late_steps*: end it after that many where the last of *steps* reserves more than the one before.
+    *most_walked_batches*: look at so many batches of each DataLoader, and take the largest after the *own_first* that the program takes
+    itself; 0: as they come. *walks_where_they_differ*: look at those where the first run shows batches of several shapes.
     *keep_warm*: leave a process behind that spares the next rehearsal in this folder the imports; a file: for who names that file
     alone. *on_progress* is called from time to time with how far the program is, *on_next_run* with what it runs again, unheard.
     *ranks*: how many GPUs train together, and which rank is run; the others need not be there. *sent*: a folder for the objects that
@@ -84,7 +86,7 @@ def rehearse_script(
         gpu=gpu,
         context_bytes=context.expected_bytes,
         answers=dict(answers or {}),
-        walked=WalkedBatches(most_walked_batches, own_first, steps or 0),
+        walked=WalkedBatches(most_walked_batches, own_first, steps or 0, late_steps),
         timeout_seconds=timeout_seconds,
         output_to_stderr=output_to_stderr,
         allow_writes=allow_writes,

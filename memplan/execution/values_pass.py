@@ -46,6 +46,11 @@ class ValuesFile(NamedTuple):
     numbers: Literal["", "zero", "falling"] = ""
     """What is read of numbers that nothing computes: one; where the program compares them zero; or less and less."""
 
+    @property
+    def is_told(self) -> bool:
+        """Say whether the program is told values that an earlier run has found."""
+        return self.path is not None and self.variant is None
+
     def request(self) -> dict[str, str]:
         """Return it as the child takes it."""
         return {"values_file": str(self.path or ""), "values_variant": self.variant or "", "times": self.times, "numbers": self.numbers}

@@ -1537,6 +1537,18 @@ def test_a_run_with_values_may_take_longer_than_a_first_one_that_failed(script: 
     assert seen(script(FAILS_WITHOUT_ITS_LENGTH)).verdict == "fits"
 
 
+def test_a_run_with_values_that_comes_first_may_take_its_time(script: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing says yet how long the program takes; it was ended after a minute, and run without its values after all."""
+    monkeypatch.setattr("memplan.execution.program_runs.most_seconds", lambda first: 60 if first is None or first > 1 else 0.5)
+    (tmp_path / "runs").mkdir()
+    counts = "import os\nopen(f'runs/{os.getpid()}', 'w').close()\n"
+
+    rehearsal = seen(script(counts + FAILS_WITHOUT_ITS_LENGTH, allow_writes=True, expects_values=True))
+
+    assert rehearsal.verdict == "fits"
+    assert len(list((tmp_path / "runs").iterdir())) == 2
+
+
 def test_pytorch_finds_the_folder_of_its_cache_of_kernels(script: Script, capfd: pytest.CaptureFixture[str]) -> None:
     """It compiles a kernel of its own for a rare function, and warns where the folder is not there."""
     seen(script("import torch\ntorch.special.bessel_j1(torch.ones(8, device='cuda'))\ntorch.special.airy_ai(torch.ones(8, device='cuda'))"))
@@ -1685,6 +1697,42 @@ def test_batches_are_looked_at_where_the_first_run_shows_that_they_differ(
     assert len(list(folder.iterdir())) == num_runs
     assert rehearsal.peak_allocated_bytes >= largest * 512 * 4
     assert bool(rehearsal.num_walked_batches) == (num_runs > 1)
+
+
+RISES = """
+import os
+from common import torch
+from torch.optim import SGD
+open(f"runs/{os.getpid()}", "w").close()
+rows = [40_960] * 3 + [81_920] + [40_960] * 20
+layer = torch.nn.Linear(256, 256).cuda()
+update = SGD(layer.parameters(), lr=0.1)
+for count in rows:
+    mask = (torch.arange(count) % 8 > 0).cuda()
+    layer(torch.zeros(count, 256, device="cuda"))[mask].sum().backward()
+    update.step()
+"""
+
+
+@pytest.mark.parametrize(
+    ("rows", "mask", "num_steps", "num_runs"),
+    [("[40_960] * 3 + [81_920]", "[mask]", 6, 3), ("[40_960] * 3 + [81_920]", "", 6, 1), ("[40_960] * 4", "", 4, 1)],
+    ids=["it needs its values", "it needs none", "it is settled"],
+)
+def test_a_program_whose_last_step_reserves_more_is_run_for_longer(
+    script: Script, tmp_path: Path, rows: str, mask: str, num_steps: int, num_runs: int
+) -> None:
+    """In the same run, and each further one for as long."""
+    folder = tmp_path / "runs"
+    folder.mkdir()
+    (tmp_path / "train.py").write_text(RISES.replace("[40_960] * 3 + [81_920]", rows).replace("[mask]", mask))
+
+    rehearsal = rehearse_script(["train.py"], gpu=find_gpu("t4"), steps=4, late_steps=6, allow_writes=True, timeout_seconds=100)
+
+    assert (rehearsal.verdict, len(rehearsal.steps)) == ("fits", num_steps)
+    assert len(list(folder.iterdir())) == num_runs
+    peaks = [step.peak_reserved_bytes for step in rehearsal.steps]
+    assert (peaks[3] > peaks[2]) == (num_steps > 4)
 
 
 FAILS_WITHOUT_VALUES = """

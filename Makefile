@@ -3,7 +3,7 @@
 # make heavy       what takes longer: programs on three GPUs interpolated and rehearsed, the README's rehearsed plan, wheels,
 #                  the rest of sweeps of which `make test` runs some, training programs as people write them, and PyTorch 2.1,
 #                  2.3 and 2.5 (their environments are kept in memplan's cache: 7 GB); more than an hour on two processors, and
-#                  `make heavy SHARE=1/3` is a third of it
+#                  `make heavy SHARE=1/4` is a quarter of it
 # make docs        the documentation as a site in build/site; a warning, a broken link or anchor among them, is an error
 # make screenshots the pictures of the site, with Chromium, where that is installed
 # make gpu         on a machine with a GPU: run the accuracy suite on it, compare with rehearsals, record what was seen

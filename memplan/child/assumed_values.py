@@ -31,7 +31,7 @@ COMPARISONS = {
 FINITE = {"isnan": False, "isinf": False, "isposinf": False, "isneginf": False, "isfinite": True}
 """What is said of numbers as an ordinary training has them."""
 
-_CHOICES = {"topk": 1, "sort": 1, "argsort": 0, "argmax": 0, "argmin": 0, "max": 1, "min": 1, "multinomial": 0, "kthvalue": 1, "median": 1}
+CHOICES = {"topk": 1, "sort": 1, "argsort": 0, "argmax": 0, "argmin": 0, "max": 1, "min": 1, "multinomial": 0, "kthvalue": 1, "median": 1}
 """Operations that say where something is, and at which place of their results."""
 
 A_VOCABULARY = 1000
@@ -64,12 +64,12 @@ def is_for_ordinary_numbers(name: str, args: Any) -> bool | None:
 
 def choices_in(name: str, result: Any) -> Any:
     """Return the tensor among the *result* of operation *name* that says which were chosen; None where none does."""
-    if name not in _CHOICES:
+    if name not in CHOICES:
         return None
     is_alone = isinstance(result, torch.Tensor)  # of `max` without a dimension the largest value, which is no place
-    if is_alone != (_CHOICES[name] == 0):
+    if is_alone != (CHOICES[name] == 0):
         return None
-    choices = result if is_alone else result[_CHOICES[name]]
+    choices = result if is_alone else result[CHOICES[name]]
     return choices if has_memory(choices) and choices.dtype == torch.int64 and choices.numel() else None
 
 

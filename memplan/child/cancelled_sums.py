@@ -57,6 +57,11 @@ class CancelledSums:
         self._shadows = shadows
         self._kept: list[_Sum] = []
 
+    @property
+    def are_waited_for(self) -> bool:
+        """Say whether there is one from which something may be taken away."""
+        return bool(self._kept)
+
     def left_by(self, sign: int, left: Any, right: Any, made: Any) -> Left | None:
         """Return what *made*, which is *left* plus *sign* times *right*, holds, where what is not known in it is gone; else keep it."""
         for total, other, of_total, of_other in ((left, right, 1, sign), (right, left, sign, 1)):

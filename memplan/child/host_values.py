@@ -27,7 +27,18 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 
-from memplan.child.assumed_values import ALL_PASS, COMPARISONS, FINITE, SHARES, Draws, Variant, choices_in, chosen, is_for_ordinary_numbers
+from memplan.child.assumed_values import (
+    ALL_PASS,
+    CHOICES,
+    COMPARISONS,
+    FINITE,
+    SHARES,
+    Draws,
+    Variant,
+    choices_in,
+    chosen,
+    is_for_ordinary_numbers,
+)
 from memplan.child.awaited_reads import Awaited, AwaitedReads, awaited_by, bytes_of
 from memplan.child.cancelled_sums import CancelledSums
 from memplan.child.device_reads import A_SEED, Reads
@@ -70,6 +81,12 @@ _OF_TENSORS = {
 }  # fmt: skip
 """Collectives after which other tensors have values, or the same others."""
 
+
+_OF_THEIR_OWN = {
+    *("copy_", "set_", "lift_fresh", "_local_scalar_dense", "repeat_interleave", "scatter", "scatter_", "sub"),
+    *(_MASKED | _EMPTY | _OF_LENGTHS | COMPARISONS), *_ALIKE, *FINITE, *CHOICES,
+}  # fmt: skip
+"""Operations that may have a value where none of their arguments has, or that copy something to the host."""
 
 _PASSED_ON = {"wait_tensor", "_wrap_tensor_autograd"}
 """Of functional collectives: what returns the tensor that it is given."""
@@ -144,8 +161,7 @@ class HostValues(TorchDispatchMode):
         if FakeTensor in types:
             return func(*args, **kwargs)  # a mode below this one describes the result: DTensor asks it how an operation is sharded
         self._shadows.sweep()
-        flat = [value for value in tree_flatten((args, kwargs))[0] if has_memory(value)]
-        devices = [tensor for tensor in flat if tensor.is_cuda]
+        devices = [tensor for tensor in _tensors_of((args, kwargs)) if tensor.is_cuda]
         is_made = not devices and _is_device(kwargs.get("device"))
         if any(kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__ for kind in types):
             return NotImplemented  # a subclass says itself which operations on plain tensors it stands for: those are followed
@@ -155,12 +171,24 @@ class HostValues(TorchDispatchMode):
                 return found
         if not devices and not is_made and func.overloadpacket.__name__ not in ("copy_", "_to_copy"):
             return func(*args, **kwargs)
+        if devices and self._is_of_no_value(func, kwargs, devices):
+            return func(*args, **kwargs)
         name = func.overloadpacket.__name__
         if any(tensor.layout is torch.sparse_coo for tensor in devices) and name not in ("_to_copy", "copy_", "_indices", "_values"):
             return self._sparse(func, name, args, kwargs, devices)
         if func.is_view or name == "set_":  # shadows are of storages, whichever tensor lies in them
             return self._lifted(func(*args, **kwargs)) if name == "lift_fresh" else func(*args, **kwargs)
         return self._follow(func, name, args, kwargs, devices)
+
+    def _is_of_no_value(self, func: Any, kwargs: Any, devices: list[Any]) -> bool:
+        """
+        Say, without much work, whether nothing is known of what *func* is given, nor of what it makes: most of what a model computes.
+
+        Else `_follow` would find that out.
+        """
+        if not _is_ordinary(func) or (self._sums.are_waited_for and func.overloadpacket.__name__ == "add"):
+            return False
+        return _is_device(kwargs.get("device", "cuda")) and not any(map(self._shadows.may_know, devices))
 
     def _with_functions(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Run an operator that takes functions or kernels, as flex_attention does: what it does within is not followed."""
@@ -504,6 +532,23 @@ def _is_followed(source: Any) -> bool:
     if source.is_floating_point() or source.is_complex():
         return bool(parts) and not isinstance(source, torch.nn.Parameter) and parts[-1].numel() <= MOST_COPIED
     return bool(parts)
+
+
+def _tensors_of(values: Any) -> Iterator[Any]:
+    """Yield the tensors with memory among the arguments of an operation: PyTorch's own walk takes longer than most operations."""
+    for value in values.values() if isinstance(values, dict) else values:
+        if isinstance(value, torch.Tensor):
+            if has_memory(value):
+                yield value
+        elif isinstance(value, (list, tuple, dict)):
+            yield from _tensors_of(value)
+
+
+@functools.cache
+def _is_ordinary(func: Any) -> bool:
+    """Say whether what *func* makes has a value only where what it is given has one."""
+    is_own = func.namespace != "aten" or func.is_view or func.overloadpacket.__name__ in _OF_THEIR_OWN
+    return not (is_own or _draws(func) or any(returned.name in _SEEDS for returned in func._schema.returns))
 
 
 def _draws(func: Any) -> bool:

@@ -137,6 +137,10 @@ class Shadows:
         parts = parts_of(tensor)
         return self._kept.get(parts[0].untyped_storage()._cdata) if parts else None
 
+    def may_know(self, tensor: Any) -> bool:
+        """Say whether anything may be known of what *tensor* holds."""
+        return tensor.layout is not torch.strided or tensor.untyped_storage()._cdata in self._kept
+
     def value(self, tensor: Any, *, is_written: bool = False) -> torch.Tensor | None:
         """Return the values of *tensor*, a view of what is kept, which may be *written* to; None where they are not known."""
         if tensor.layout is torch.sparse_coo:

@@ -34,7 +34,7 @@ from memplan.workload.program import Program
 CLEARLY_MORE = 256
 """Times as many that have to make a difference where a batch is read at all: of one that is counted in tokens a few more may make none."""
 
-MORE = 1.25
+MORE_SAMPLES = 1.25
 """Times as many that make a difference where there are more samples: counted in tokens, the next size may be as many texts."""
 
 
@@ -172,7 +172,7 @@ class KnownSizes:
         if same and len(set(others.values())) > 1:  # values have differed before
             if value < min(same):  # it is the fewest that take as much
                 return
-            if name == "micro_batch_size" and value < MORE * min(same):
+            if name == "micro_batch_size" and value < MORE_SAMPLES * min(same):
                 return
             raise _is_limit(step, min(same), "negatives" if name == "n_negatives" else "samples", num_samples=num_samples)
         if same and (name == "n_negatives" or max(value, *same) >= CLEARLY_MORE * min(value, *same)):
@@ -188,7 +188,8 @@ class KnownSizes:
         for size, ran in self._runs_of(step).items():
             sizes.setdefault(ran.requests, []).append(size)
         largest = max((*(max(alike) for alike in sizes.values()), *self._killed.get(step.family, ())), default=0)
-        limit = min((min(alike) for alike in sizes.values() if max(alike) >= MORE * min(alike) and max(alike) == largest), default=None)
+        ends = (alike for alike in sizes.values() if max(alike) == largest and largest >= MORE_SAMPLES * min(alike))
+        limit = min(map(min, ends), default=None)
         if limit is not None and step.micro_batch_size > limit and len(sizes) > 1:
             raise _is_limit(step, limit, "samples", num_samples=limit)
 

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils._pytree import tree_flatten
 
+from memplan.child.host_values import _is_ordinary, _tensors_of
 from memplan.execution.rehearsal import Rehearsal
 from memplan.hardware.catalog import find_gpu
 from memplan.reports.rehearsal_view import view_rehearsal
 from tests.conftest import RehearserOf
 
 STEPS = Path(__file__).with_name("values_steps.py")
+aten = torch.ops.aten
 MIB = 2**20
 
 WORKSPACE = 8.125 * MIB
@@ -528,3 +534,43 @@ def test_the_class_that_lies_beside_a_box_is_known(run: Run, way: str) -> None:
     assert (seen.verdict, seen.lower_bound_reasons) == ("fits", ())
     assert seen.assumed_range is not None
     assert seen.assumed_range.high_bytes - seen.assumed_range.low_bytes == 64 * MIB
+
+
+OTHERS = st.recursive(st.sampled_from([1, None, "sum", 2.5, torch.float16]), lambda parts: st.lists(parts, max_size=3))
+
+
+@given(data=OTHERS, count=st.integers(0, 4))
+def test_the_tensors_of_an_operation_are_found_in_its_lists(data: Any, count: int) -> None:
+    """As PyTorch's own walk finds them, in the same order."""
+    tensors = [torch.zeros(number) for number in range(count)]
+    arguments = ((tensors[:1], data, *tensors[1:2]), {"others": [[data, *tensors[2:]]], "out": None})
+
+    found = list(_tensors_of(arguments))
+
+    assert [id(tensor) for tensor in found] == [id(leaf) for leaf in tree_flatten(arguments)[0] if isinstance(leaf, torch.Tensor)]
+
+
+@pytest.mark.parametrize(
+    ("operations", "is_ordinary"),
+    [
+        (
+            [
+                aten.mm.default,
+                aten.add.Tensor,
+                aten._to_copy.default,
+                aten.cat.default,
+                aten._foreach_add_.List,
+                aten.native_layer_norm.default,
+            ],
+            True,
+        ),
+        ([aten.view.default, aten.copy_.default, aten._local_scalar_dense.default, aten.empty_like.default], False),
+        ([aten.nonzero.default, aten.index_put_.default, aten.masked_select.default, aten._ctc_loss.default], False),
+        ([aten.zeros_like.default, aten.fill_.Scalar, aten.isnan.default, aten.lt.Tensor, aten.topk.default, aten.argmax.default], False),
+        ([aten.rand_like.default, aten.native_dropout.default, aten.bernoulli_.float, aten.randperm.default], False),
+        ([aten.sub.Tensor, aten.scatter.value, aten._scaled_dot_product_flash_attention.default], False),
+    ],
+)
+def test_what_an_ordinary_operation_makes_has_a_value_only_where_its_arguments_have(operations: list[Any], *, is_ordinary: bool) -> None:
+    """Those that choose, draw, compare, fill or wait for the device are looked at whatever they are given."""
+    assert [_is_ordinary(operation) for operation in operations] == [is_ordinary] * len(operations)

@@ -73,7 +73,7 @@ def test_stages_are_planned_written_and_put_back(run_memplan: Run, torch_build: 
 
 
 @pytest.mark.heavy
-@pytest.mark.timeout(1500)  # eight minutes on two cores that nobody shares
+@pytest.mark.timeout(1500)  # the plan through its command takes four minutes on two cores that nobody shares
 @pytest.mark.skipif(find_spec("hydra") is None or find_spec("lightning") is None, reason="hydra-core or lightning is not installed")
 def test_the_trainer_of_a_tree_and_memplan_s_own_modules_plan_alike(run_memplan: Run, torch_build: TorchBuild, tmp_path: Path) -> None:
     """

@@ -95,14 +95,20 @@ _PASSED_ON = {"wait_tensor", "_wrap_tensor_autograd"}
 _NUMBERS = {bool, int, float, complex}
 
 
-def _tensors_in(data: Sequence[Any]) -> Iterator[torch.Tensor]:
-    """Yield the tensors in a list of lists. One of millions of numbers, as of a text's tokens, is not looked at one by one."""
-    if not _NUMBERS.issuperset(map(type, data)):
-        for each in data:
-            if isinstance(each, torch.Tensor):
-                yield each
-            elif isinstance(each, (list, tuple)):
-                yield from _tensors_in(each)
+def _tensors_in(values: Any) -> Iterator[Any]:
+    """
+    Yield the tensors with memory in a list of lists, or among the arguments of an operation, for which PyTorch's own walk takes longer than
+    most operations take. A list of millions of numbers, as of a text's tokens, is not looked at one by one.
+    """
+    given = values.values() if isinstance(values, dict) else values
+    if _NUMBERS.issuperset(map(type, given)):
+        return
+    for value in given:
+        if isinstance(value, torch.Tensor):
+            if has_memory(value):
+                yield value
+        elif isinstance(value, (list, tuple, dict)):
+            yield from _tensors_in(value)
 
 
 class HostValues(TorchDispatchMode):
@@ -144,7 +150,7 @@ class HostValues(TorchDispatchMode):
         @functools.wraps(make)
         def made(data: Any, *arguments: Any, **keywords: Any) -> Any:
             given = _tensors_in(data) if isinstance(data, (list, tuple)) else ()
-            read = [tensor for tensor in given if has_memory(tensor) and tensor.is_cuda and tensor.dim() == 0]
+            read = [tensor for tensor in given if tensor.is_cuda and tensor.dim() == 0]
             awaited = [value for tensor in read if (value := self._shadows.value(tensor)) is not None]
             if not read or len(awaited) < len(read):
                 return make(data, *arguments, **keywords)
@@ -161,7 +167,7 @@ class HostValues(TorchDispatchMode):
         if FakeTensor in types:
             return func(*args, **kwargs)  # a mode below this one describes the result: DTensor asks it how an operation is sharded
         self._shadows.sweep()
-        devices = [tensor for tensor in _tensors_of((args, kwargs)) if tensor.is_cuda]
+        devices = [tensor for tensor in _tensors_in((args, kwargs)) if tensor.is_cuda]
         is_made = not devices and _is_device(kwargs.get("device"))
         if any(kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__ for kind in types):
             return NotImplemented  # a subclass says itself which operations on plain tensors it stands for: those are followed
@@ -532,16 +538,6 @@ def _is_followed(source: Any) -> bool:
     if source.is_floating_point() or source.is_complex():
         return bool(parts) and not isinstance(source, torch.nn.Parameter) and parts[-1].numel() <= MOST_COPIED
     return bool(parts)
-
-
-def _tensors_of(values: Any) -> Iterator[Any]:
-    """Yield the tensors with memory among the arguments of an operation: PyTorch's own walk takes longer than most operations."""
-    for value in values.values() if isinstance(values, dict) else values:
-        if isinstance(value, torch.Tensor):
-            if has_memory(value):
-                yield value
-        elif isinstance(value, (list, tuple, dict)):
-            yield from _tensors_of(value)
 
 
 @functools.cache

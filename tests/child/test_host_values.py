@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils._pytree import tree_flatten
 
-from memplan.child.host_values import _is_ordinary, _tensors_of
+from memplan.child.host_values import _is_ordinary, _tensors_in
 from memplan.execution.rehearsal import Rehearsal
 from memplan.hardware.catalog import find_gpu
 from memplan.reports.rehearsal_view import view_rehearsal
@@ -540,12 +540,12 @@ OTHERS = st.recursive(st.sampled_from([1, None, "sum", 2.5, torch.float16]), lam
 
 
 @given(data=OTHERS, count=st.integers(0, 4))
-def test_the_tensors_of_an_operation_are_found_in_its_lists(data: Any, count: int) -> None:
+def test_the_tensors_in_an_operation_are_found_in_its_lists(data: Any, count: int) -> None:
     """As PyTorch's own walk finds them, in the same order."""
     tensors = [torch.zeros(number) for number in range(count)]
     arguments = ((tensors[:1], data, *tensors[1:2]), {"others": [[data, *tensors[2:]]], "out": None})
 
-    found = list(_tensors_of(arguments))
+    found = list(_tensors_in(arguments))
 
     assert [id(tensor) for tensor in found] == [id(leaf) for leaf in tree_flatten(arguments)[0] if isinstance(leaf, torch.Tensor)]
 

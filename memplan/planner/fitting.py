@@ -30,7 +30,7 @@ ENOUGH = 2
 LEAP = 4
 """Times as many samples as the one run had that tells of a program: there its word is rough, and two sizes are asked for at once."""
 
-FAR = 32
+TOO_FAR = 32
 """
 Times as many samples, from which on the word of one run is not believed: so far away, workspaces of convolutions and lengths of texts put
 the end at a half to three times where it is, and the size that was asked for may take longer than all others together.
@@ -173,7 +173,7 @@ def _largest_of_stage(
 
     def is_far() -> bool:
         """Say whether the end is far from the one run that tells of the program, as that has it."""
-        return estimator.is_slow and len(ran) == 1 and not estimated_to_fit(most) and estimated_to_fit(FAR * max(ran))
+        return estimator.is_slow and len(ran) == 1 and not estimated_to_fit(most) and estimated_to_fit(TOO_FAR * max(ran))
 
     def ask(size: int) -> Outcome:
         is_leap = estimator.is_slow and len(ran) == 1 and size >= LEAP * max(ran) and not is_far()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -14,6 +15,7 @@ from memplan.memory.budget import MODEL_ERROR, MemoryBudget
 from memplan.memory.estimate import MemoryEstimate, MemoryRange
 from memplan.planner.fitting import budget_of, half_as_much_again, largest_micro_batch, questions_of
 from memplan.planner.negatives import most_negatives
+from memplan.planner.search import Largest
 from memplan.workload.model import ParametersModel
 from memplan.workload.program import Program
 from memplan.workload.stage import Stage
@@ -99,18 +101,23 @@ def test_what_will_be_asked_next_is_said_before(runs_that_know: Runs) -> None:
     assert set(runs.expected) <= runs.asked.keys()
 
 
+ONE_STAGE = PROGRAM.model_copy(update={"stages": PROGRAM.stages[1:2]})
+
+
+def largest_of_one_stage(runs: Runs, *, budget_bytes: int, most: int = 1000, **options: Any) -> Largest:
+    """Return the largest size with which the stage of many negatives is within the budget, as *runs* have it: 100 bytes for a sample."""
+    budget = MemoryBudget(total_bytes=budget_bytes, margin=0)
+    return largest_micro_batch(lambda size: ONE_STAGE.with_training(micro_batch_size=size), GPU, runs, budget, most=most, **options)
+
+
 def test_what_would_be_planned_is_said_before_the_end_is_sure() -> None:
     """Two sizes say where the end is: what would be planned there is said, and the size behind it, which has to be too large."""
     runs = Runs()
-    program = PROGRAM.model_copy(update={"stages": PROGRAM.stages[1:2]})
 
-    largest_micro_batch(
-        lambda size: program.with_training(micro_batch_size=size),
-        GPU,
+    largest_of_one_stage(
         LineOf(runs),
-        MemoryBudget(total_bytes=10_050, margin=0),
-        most=1000,
-        chosen=lambda size: program.with_training(micro_batch_size=64 if size >= 64 else size),
+        budget_bytes=10_050,
+        chosen=lambda size: ONE_STAGE.with_training(micro_batch_size=64 if size >= 64 else size),
     )
 
     assert list(runs.asked) == [("many", size, 9) for size in (1, 2, 100, 101)]
@@ -121,16 +128,8 @@ def test_what_would_be_planned_is_said_before_the_end_is_sure() -> None:
 def test_the_size_that_is_asked_for_first(first: int, sizes: list[int]) -> None:
     """It has to be run in any case, whether it fits or not; one that is more than may be asked for is none of these."""
     runs = Runs()
-    program = PROGRAM.model_copy(update={"stages": PROGRAM.stages[1:2]})
 
-    found = largest_micro_batch(
-        lambda size: program.with_training(micro_batch_size=size),
-        GPU,
-        LineOf(runs),
-        MemoryBudget(total_bytes=10_050, margin=0),
-        most=1000,
-        first=first,
-    )
+    found = largest_of_one_stage(LineOf(runs), budget_bytes=10_050, first=first)
 
     assert found.size == 100
     assert [size for _, size, _ in runs.asked] == sizes
@@ -181,15 +180,8 @@ def test_behind_a_leap_by_one_run_two_sizes_are_asked_for(refuses: bool, asked: 
             return super().__call__(program, gpu, stage)
 
     runs = Divided()
-    program = PROGRAM.model_copy(update={"stages": PROGRAM.stages[1:2]})
 
-    found = largest_micro_batch(
-        lambda size: program.with_training(micro_batch_size=size),
-        GPU,
-        RoughAtFirst(runs),
-        MemoryBudget(total_bytes=3_050, margin=0),
-        most=1000,
-    )
+    found = largest_of_one_stage(RoughAtFirst(runs), budget_bytes=3_050)
 
     assert found.size == 30
     assert [size for _, size, _ in runs.asked] == asked
@@ -202,15 +194,8 @@ def test_behind_a_leap_by_one_run_two_sizes_are_asked_for(refuses: bool, asked: 
 def test_far_from_the_one_run_a_part_of_the_way_is_gone_first(most: int, asked: list[int]) -> None:
     """One run puts the end at 67, so far away that it may be at a third of that, which takes long; nothing is begun beside a part."""
     runs = Runs()
-    program = PROGRAM.model_copy(update={"stages": PROGRAM.stages[1:2]})
 
-    found = largest_micro_batch(
-        lambda size: program.with_training(micro_batch_size=size),
-        GPU,
-        RoughAtFirst(runs),
-        MemoryBudget(total_bytes=10_150, margin=0),
-        most=most,
-    )
+    found = largest_of_one_stage(RoughAtFirst(runs), budget_bytes=10_150, most=most)
 
     assert found.size == min(most, 101)
     assert [size for _, size, _ in runs.asked] == asked

@@ -72,6 +72,9 @@ _TOLD_EVERY_SECONDS = 1.0
 
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
+STACK_SIGNAL = signal.SIGRTMAX - 1
+"""The same as in `execution/stacks.py`. Not SIGUSR2, which submitit and Slurm's users have for themselves."""
+
 MOST_EXTRA_STEPS = 100
 """How many steps more than asked for are run to see an optimizer step that has not yet: WGAN's generator steps every hundredth time first
 (Arjovsky et al. 2017, section 4 and their code)."""
@@ -458,12 +461,20 @@ def _is_measured() -> bool:
 
 def _write_stack_when_asked(path: Path) -> None:
     """
-    Have SIGUSR2 write this process's stack to *path*, even in the midst of a call into C, where the program does not use that signal.
+    Have `STACK_SIGNAL` write this process's stack to *path*, even in the midst of a call into C, where the program does not use it itself.
 
-    `execution/stacks.py` asks, of a program that does not end.
+    `execution/stacks.py` asks, of a program that does not end. While Python ends, it takes faulthandler's handler away, and a signal that
+    comes then would end the process: so beneath that handler it is ignored, in C, where a program that asks Python sees none of this.
     """
-    if signal.getsignal(signal.SIGUSR2) is signal.SIG_DFL:
-        faulthandler.register(signal.SIGUSR2, file=path.open("w", encoding="utf-8"), all_threads=False)
+    if signal.getsignal(STACK_SIGNAL) is signal.SIG_DFL:
+        _ignore_in_c(STACK_SIGNAL)
+        faulthandler.register(STACK_SIGNAL, file=path.open("w", encoding="utf-8"), all_threads=False)
+
+
+def _ignore_in_c(number: int) -> None:
+    libc = ctypes.CDLL(None)
+    libc.signal.argtypes, libc.signal.restype = [ctypes.c_int, ctypes.c_void_p], ctypes.c_void_p
+    libc.signal(number, int(signal.SIG_IGN))
 
 
 def _parameters(optimizer: Any) -> set[int]:

@@ -16,7 +16,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-STACK_SIGNAL = signal.SIGUSR2
+STACK_SIGNAL = signal.SIGRTMAX - 1
+"""The same as in `child/script.py`."""
 
 SUFFIX = ".stack"
 """Of the file PROCESS.stack that a process writes its stack into, where it writes its results."""
@@ -42,18 +43,27 @@ def where_it_is(results: Path) -> str | None:
     Of several processes, that which was started last, by its number, of those that are in the program's own code: a worker of a DataLoader
     that waits to be asked is not. None where none of them answers.
     """
-    files = sorted(results.glob(f"*{SUFFIX}"), key=lambda path: int(path.stem))
-    asked = {file: file.stat().st_size for file in files}  # what it wrote when it was asked before is over
-    for file in files:
-        with suppress(OSError, ValueError):  # it has ended
-            os.kill(int(file.stem), STACK_SIGNAL)
+    asked: dict[Path, int] = {}
+    """The files of those that are asked, with their sizes: what one wrote when it was asked before is over."""
+    for file in sorted(results.glob(f"*{SUFFIX}"), key=lambda path: int(path.stem)):
+        with suppress(OSError):  # it has ended
+            if _waits_to_be_asked(int(file.stem)):
+                asked[file] = file.stat().st_size
+                os.kill(int(file.stem), STACK_SIGNAL)
     waiting: list[_Frame] = []
-    for file in reversed(files):
-        frames = list(_frames_of(_written(file, after=asked[file])))
+    for file, size in reversed(asked.items()):
+        frames = list(_frames_of(_written(file, after=size)))
         if any(map(_is_own, frames)):
             return _described(frames)
         waiting = waiting or frames
     return _described(waiting) if waiting else None
+
+
+def _waits_to_be_asked(process: int) -> bool:
+    """Say whether *process* catches the signal, which would end any other: what it has become since, or what has its number now."""
+    status = Path(f"/proc/{process}/status").read_text(encoding="utf-8")
+    caught = next(line.split()[1] for line in status.splitlines() if line.startswith("SigCgt:"))
+    return bool(int(caught, 16) >> (STACK_SIGNAL - 1) & 1)
 
 
 def _written(file: Path, *, after: int) -> str:

@@ -8,11 +8,11 @@ import sys
 import time
 from pathlib import Path
 
-from memplan.execution.stacks import where_it_is
+from memplan.execution.stacks import STACK_SIGNAL, where_it_is
 
 WAITS = """
 import faulthandler, queue, signal, sys
-faulthandler.register(signal.SIGUSR2, file=open(sys.argv[1], "w"), all_threads=False)
+faulthandler.register(signal.SIGRTMAX - 1, file=open(sys.argv[1], "w"), all_threads=False)
 def train():
     queue.Queue().get()
 print("begun", flush=True)
@@ -20,14 +20,14 @@ train()
 """
 
 
-def started(folder: Path, text: str = WAITS) -> subprocess.Popen[str]:
+def started(folder: Path, text: str = WAITS, *, wait_seconds: float = 0.2) -> subprocess.Popen[str]:
     """A program that has got to where it waits; its stack goes to PROCESS.stack."""
     (folder / "train.py").write_text(text)
     command = f"exec {sys.executable} train.py $$.stack"
     process = subprocess.Popen(["sh", "-c", command], cwd=folder, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     assert process.stdout.readline() == "begun\n"
-    time.sleep(0.2)
+    time.sleep(wait_seconds)
     return process
 
 
@@ -50,7 +50,7 @@ def test_a_stack_is_read_when_it_is_whole(tmp_path: Path) -> None:
         "    file.write('  File \"/usr/lib/python3.11/queue.py\", line 171 in get\\n')\n"
         "    time.sleep(0.03)\n"
         "    file.write('  File \"train.py\", line 5 in train\\n')\n"
-        "signal.signal(signal.SIGUSR2, write)\n"
+        "signal.signal(signal.SIGRTMAX - 1, write)\n"
         "print('begun', flush=True)\n"
         "time.sleep(60)\n"
     )
@@ -74,7 +74,7 @@ def test_the_process_that_was_started_last_is_told(tmp_path: Path) -> None:
 
 GOES_ON = """
 import faulthandler, pathlib, signal, sys
-faulthandler.register(signal.SIGUSR2, file=open(sys.argv[1], "w"), all_threads=False)
+faulthandler.register(signal.SIGRTMAX - 1, file=open(sys.argv[1], "w"), all_threads=False)
 print("begun", flush=True)
 while not pathlib.Path("go").exists(): pass
 pathlib.Path("gone").touch()
@@ -83,9 +83,10 @@ while True: pass
 
 
 def test_a_process_that_waits_in_a_library_alone_is_not_told(tmp_path: Path) -> None:
-    """As a worker of a DataLoader does, which was spawned later: its own line is `<string>:1`."""
+    """As a worker of a DataLoader does, which was spawned later: its own line is `<string>:3`."""
     worker = (
-        "import faulthandler, queue, signal, sys; faulthandler.register(signal.SIGUSR2, file=open(sys.argv[1], 'w'), all_threads=False); "
+        "import faulthandler, queue, signal, sys\n"
+        "faulthandler.register(signal.SIGRTMAX - 1, file=open(sys.argv[1], 'w'), all_threads=False)\n"
         "print('begun', flush=True); queue.Queue().get()"
     )
     with started(tmp_path) as process:
@@ -105,7 +106,7 @@ def test_a_process_that_waits_in_a_library_alone_is_not_told(tmp_path: Path) -> 
     assert where is not None
     assert where.startswith(f"{tmp_path}/train.py:5, in `wait` of threading.py:")
     assert alone is not None
-    assert alone.startswith("<string>:1")
+    assert alone.startswith("<string>:3")
 
 
 def test_a_program_that_is_asked_again_tells_where_it_is_then(tmp_path: Path) -> None:
@@ -159,3 +160,30 @@ def test_of_a_process_that_has_ended_nothing_is_told(tmp_path: Path) -> None:
     os.utime(tmp_path / f"{2**22 + 1}.stack")
 
     assert where_it_is(tmp_path) is None
+
+
+def test_a_process_that_would_be_ended_by_it_is_not_asked(tmp_path: Path) -> None:
+    """What a launcher has become by `exec` does not know of it, and a number may be another process's by now."""
+    with subprocess.Popen(["sleep", "60"]) as process:
+        (tmp_path / f"{process.pid}.stack").touch()
+
+        assert where_it_is(tmp_path) is None
+        assert process.poll() is None
+        process.kill()
+
+
+ENDS = """
+import pathlib, sys
+from memplan.child.script import _write_stack_when_asked
+_write_stack_when_asked(pathlib.Path(sys.argv[1]))
+print("begun", flush=True)
+"""
+
+
+def test_a_process_that_ends_is_not_ended_by_being_asked(tmp_path: Path) -> None:
+    """Python takes faulthandler's handler away before its process is over, and what comes then is ignored."""
+    with started(tmp_path, ENDS, wait_seconds=0) as process:
+        while process.poll() is None:
+            os.kill(process.pid, STACK_SIGNAL)
+
+    assert process.returncode == 0

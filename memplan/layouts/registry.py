@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from memplan.edits.config_file import ConfigFile, load_config_file
 from memplan.errors import ConfigError
+from memplan.layouts.places import Places
 from memplan.layouts.reader import Reading, is_recipe_of, missing_keys, read
 from memplan.layouts.recognition import candidates
 from memplan.layouts.schema import Layout, LayoutPart, layout_from
@@ -105,7 +106,8 @@ class Located(NamedTuple):
     def fields(self) -> Iterator[str]:
         """Yield where the batch is written, NAME=FILE:KEY each, for the keys that are there."""
         files = ParsedFiles()
-        for entry in self.layout.fields:
+        places = Places(self.main, self.launch, self.layout, files)
+        for entry in filter(lambda entry: places.holds(entry.when), self.layout.fields):
             variable, file = VARIABLES.get(entry.field), file_of(self.main, entry.file)
             least = 2 if variable in MODEL_PARALLEL_SIZES else None  # one GPU, or none, splits nothing
             if variable is not None and _is_number(files.of(file), entry.key, least=least):

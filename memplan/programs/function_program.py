@@ -58,6 +58,11 @@ def function_program(source: str, fields: Iterable[str] = ()) -> FunctionProgram
     argument that is not there, or where no argument is the batch.
     """
     place, _, function = source.rpartition(":")
+    if not place or not function:
+        raise UsageError(
+            f"{source!r} does not say FILE.py:build",
+            hint=f'a configuration is named by `source="{source}"`, and a program by its command: `-- python train.py`',
+        )
     file = _file_of(place)
     names = dict(_variables_of(_definition_of(file, function).args))
     variable_of = dict(_named_by(fields, function, list(names)))

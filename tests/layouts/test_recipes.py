@@ -720,6 +720,22 @@ PARTS = {
 }
 
 
+@pytest.mark.parametrize(
+    ("switch", "key"),
+    [("", "batch_size"), ("dynamic_batching: False\n", "batch_size"), ("dynamic_batching: True\n", "max_batch_length_train")],
+)
+def test_the_batch_of_a_program_is_at_the_key_that_it_reads(tmp_path: Path, switch: str, key: str) -> None:
+    """SpeechBrain's recipes read no batch_size where a switch has them count seconds."""
+    (tmp_path / "train.yaml").write_text(
+        f"__set_seed: 1\n{switch}batch_size: 16\nmax_batch_length_train: 850\ngrad_accumulation_factor: 2\n"
+    )
+
+    located = locate(tmp_path / "train.yaml")
+
+    assert located is not None
+    assert [field.rpartition(":")[2] for field in located.fields()] == [key, "grad_accumulation_factor"]
+
+
 @pytest.mark.parametrize("name", PARTS)
 def test_what_is_no_recipe_is_named_with_what_to_do(tmp_path: Path, name: str) -> None:
     """Never that it lacks a `model`, which no file of theirs has."""

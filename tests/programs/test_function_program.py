@@ -109,6 +109,7 @@ def test_a_function_without_accumulation_cannot_vary_it(source: Path) -> None:
         ("nothere.py:build", "does not exist"),
         ("not.a.module:build", "there is no module not.a.module"),
         ("broken.py:build", "is not Python"),
+        ("recipe.yaml", "'recipe.yaml' does not say FILE.py:build"),
     ],
 )
 def test_what_is_not_there_is_one_clear_error(source: Path, monkeypatch: pytest.MonkeyPatch, name: str, said: str) -> None:

@@ -699,6 +699,14 @@ PARTS = {
         "seed: 1\n__set_seed: !apply:torch.manual_seed [1]\nN_epochs: 200\nbatch_size: 1\n",
         "SpeechBrain hyperparameters, which memplan plans through its command",
     ),
+    "modernbert.yaml": (
+        "global_train_batch_size: 64\nmodel: {name: flex_bert}\ntrain_loader: {name: text}\n",
+        "a MosaicBERT or ModernBERT configuration for pretraining, which memplan plans through its command",
+    ),
+    "classification.yaml": (
+        "global_train_batch_size: 64\nmodel: {name: mosaic_bert}\ntrain_loader: {split: train}\n",
+        "a MosaicBERT or ModernBERT configuration for classification, which memplan plans through its command",
+    ),
     "tulu.yaml": (
         "model_name_or_path: meta-llama/Llama-3.1-8B\nper_device_train_batch_size: 1\nlearning_rate: 1e-5\nwith_tracking: true\n",
         "an open-instruct configuration, which memplan plans through its command",

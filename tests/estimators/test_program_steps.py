@@ -19,6 +19,7 @@ from memplan.execution.rehearsal import Rehearsal
 from memplan.execution.rehearse_script import rehearse_script
 from memplan.hardware.gpu import GpuSpec
 from memplan.hardware.torch_install import TorchBuild
+from memplan.planner.decision import FEWEST_THAT_MOST_TAKE
 from memplan.planner.plan import Plan
 from memplan.programs.command_line import command_program
 from memplan.programs.command_program import CommandProgram
@@ -50,9 +51,9 @@ def test_what_is_planned_fits_when_it_is_rehearsed_afresh(filled: tuple[Plan, To
 
 @pytest.mark.heavy
 def test_a_few_runs_find_the_largest(filled: tuple[Plan, Told]) -> None:
-    """The smallest, one that it says fits for sure, and those about the end, where the line through both leads."""
+    """The fewest that most programs take, one that it says fits for sure, and those about the end, where the line through both leads."""
     _, told = filled
-    assert told[0] == (1, 1)
+    assert told[0] == (FEWEST_THAT_MOST_TAKE, 1)
     assert len(told) <= 6
 
 

@@ -8,6 +8,7 @@ A key is a variable's name, an option's without its dashes, or what stands befor
     python train.py data.batch_size=64                  data.batch_size
     ARGS="--bsz 64 --bf16"                              bsz, beside ARGS itself
     SEED=${1:-7}                                        SEED, what counts by default
+    read -r -d '' ARGS <<EOF, and lines of options      those
 
 What a script does with its variables beside that (loops, functions, `read`) is not followed: a name that gets a value there too is set
 several times, and refused.
@@ -17,6 +18,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -81,6 +83,15 @@ class Word(NamedTuple):
         return self.start + len(self.text)
 
 
+class _Mark(NamedTuple):
+    """What ends a document that stands in the script."""
+
+    text: str
+    may_be_indented: bool
+    is_read: bool
+    """It is put into a variable."""
+
+
 class _Setting(NamedTuple):
     """What a word sets, and where its value stands."""
 
@@ -131,9 +142,12 @@ class ShellFile(FlatFile):
 
 
 def _words(path: Path, text: str, start: int) -> Iterator[Word]:
-    """Yield the words of *text*, which begins at *start* of a file; without comments and documents that stand in the script."""
+    """
+    Yield the words of *text*, which begins at *start* of a file; without comments, and of the documents that stand in it those alone that
+    `read` puts into a variable: `read -r -d '' ARGS <<EOF`, and the words of a command behind that.
+    """
     place, is_first, command = 0, True, ""
-    marks: list[tuple[str, bool]] = []
+    marks: list[_Mark] = []
     while place < len(text):
         token = _TOKEN.match(text, place)
         if token is None:
@@ -148,23 +162,31 @@ def _words(path: Path, text: str, start: int) -> Iterator[Word]:
         elif token["calculation"] is not None:
             yield Word(token["calculation"], start + token.start(), is_first, command)
         elif token["here"] is not None:
-            marks.append((re.sub(r"[\\'\"]", "", token["mark"]), token["tabs"] is not None))
+            marks.append(_Mark(re.sub(r"[\\'\"]", "", token["mark"]), token["tabs"] is not None, is_read=command == "read"))
         elif token["end"] is not None:
             is_first, command = True, ""
-            if token["end"] == "\n" and marks:
-                place = _behind_documents(path, text, place, marks)
-                marks = []
+            for mark in marks if token["end"] == "\n" else ():
+                end = _end_of_document(path, text, place, mark)
+                if mark.is_read:
+                    yield from _words_of_document(path, text[place : end.start()], start + place)
+                place = end.end()
+            marks = [] if token["end"] == "\n" else marks
 
 
-def _behind_documents(path: Path, text: str, place: int, marks: list[tuple[str, bool]]) -> int:
-    """Return where the documents end that begin at *place*, each with a line of its mark alone, behind tabs where it says so."""
-    for mark, may_be_indented in marks:
-        tabs = "\t*" if may_be_indented else ""
-        end = re.compile(rf"^{tabs}{re.escape(mark)}\r?$", re.MULTILINE).search(text, place)
-        if end is None:
-            raise _unreadable(path, text, place - 1, "a document in the script")
-        place = end.end()
-    return place
+def _end_of_document(path: Path, text: str, place: int, mark: _Mark) -> re.Match[str]:
+    """Return the line of its *mark* alone that ends the document that begins at *place*, behind tabs where it says so."""
+    tabs = "\t*" if mark.may_be_indented else ""
+    end = re.compile(rf"^{tabs}{re.escape(mark.text)}\r?$", re.MULTILINE).search(text, place)
+    if end is None:
+        raise _unreadable(path, text, place - 1, "a document in the script")
+    return end
+
+
+def _words_of_document(path: Path, document: str, start: int) -> list[Word]:
+    """Return the words of a *document* that are arguments, none where its quotes, which are letters there, are no pairs."""
+    with suppress(ConfigError):
+        return [word._replace(is_first=False, command="") for word in _words(path, document, start)]
+    return []
 
 
 def _unreadable(path: Path, text: str, place: int, what: str) -> ConfigError:

@@ -31,6 +31,10 @@ OPTS=( --eval_steps 7 "--quoted 3" )
 cat <<EOF > conf.yaml
 x=1 --batch 4
 EOF
+read -r -d '' words <<EOF
+train.py --accumulate 6 \\
+  --micro.batch 13
+EOF
 if [ "$A" = "b" ]; then echo "it's"; fi
 torchrun --nproc_per_node 8 \\
     train.py --model_name_or_path meta/llama \\
@@ -57,6 +61,8 @@ def parsed(text: str | bytes) -> ShellFile:
         ("NAME", 33, "33", "99"),
         ("seq_len", 512, "512", "99"),
         ("warmup", 10, "=10", "=99"),
+        ("accumulate", 6, "accumulate 6", "accumulate 99"),
+        ("micro.batch", 13, "13", "99"),
         ("eval_steps", 7, "steps 7", "steps 99"),
         ("quoted", 3, 'quoted 3"', 'quoted 99"'),
         ("nproc_per_node", 8, "node 8", "node 99"),
@@ -163,6 +169,11 @@ def test_texts_and_documents_are_no_settings(source: str) -> None:
     assert parsed(f"{source}\nf --n 8\n").get(("n",)) == Found(8, source.count("\n") + 2)
 
 
+def test_a_document_that_is_read_with_half_a_quote_is_passed_over() -> None:
+    """A quote in it is a letter, which the words of a command are not read with."""
+    assert parsed("read -d '' args <<EOF\n--n 8 it's\nEOF\nf --m 3\n").keys() == {"args", "m"}
+
+
 @pytest.mark.parametrize("source", ["cat <<EOF\n  EOF\nn=3\n", "f <<n\nx"])
 def test_a_document_whose_end_is_not_seen_is_refused(source: str) -> None:
     """The rest of the script would be taken for a part of it."""
@@ -175,7 +186,7 @@ def test_a_variable_is_followed_for_reading() -> None:
     file = parsed(SOURCE)
 
     assert file.get(("batch-size",)) == Found(64, 4)
-    with pytest.raises(EditRefusedError, match=r'start.sh:18: `batch-size` is "\$BATCH_SIZE"') as refused:
+    with pytest.raises(EditRefusedError, match=r'start.sh:22: `batch-size` is "\$BATCH_SIZE"') as refused:
         file.replace(("batch-size",), 8)
     assert refused.value.hint == "change its source `BATCH_SIZE` in line 4 instead"
 

@@ -155,12 +155,14 @@ def _of_workload(workload: Workload, gpu: GpuSpec, *, fits: bool) -> Iterator[Ca
 
 
 def _optimizers(workload: Workload) -> Iterator[Candidate]:
-    if workload.optimizer.name not in ("adam", "adamw", "nadam", "radam"):
+    present = workload.optimizer
+    if present.name not in ("adam", "adamw", "nadam", "radam", "adam32bit"):
         return
-    for change, optimizer in (("use an 8-bit Adam", "adam8bit"), ("use Adafactor, whose second moments are factored", "adafactor")):
-        yield Candidate(change, workload.model_copy(update={"optimizer": Optimizer(name=optimizer)}))
-    if workload.optimizer.implementation != "fused":
-        fused = workload.optimizer.model_copy(update={"implementation": "fused"})
+    for change, name in (("use an 8-bit Adam", "adam8bit"), ("use Adafactor, whose second moments are factored", "adafactor")):
+        optimizer = Optimizer(name=name, quantizes_embeddings=present.quantizes_embeddings)
+        yield Candidate(change, workload.model_copy(update={"optimizer": optimizer}))
+    if present.implementation != "fused" and present.name != "adam32bit":
+        fused = present.model_copy(update={"implementation": "fused"})
         yield Candidate("use the fused optimizer (fused=True)", workload.model_copy(update={"optimizer": fused}))
 
 

@@ -1,29 +1,45 @@
 """The optimizer, as far as memory depends on it: its state for each trainable parameter, and what a step needs on top."""
 
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from memplan.description import Description
 
 OptimizerName = Literal[
-    "sgd", "sgd_momentum", "adam", "adamw", "nadam", "radam", "rmsprop", "adagrad", "adadelta", "adafactor", "lion", "adam8bit", "lion8bit"
-]
+    "sgd", "sgd_momentum", "adam", "adamw", "nadam", "radam", "rmsprop", "adagrad", "adadelta", "adafactor", "lion",
+    "adam8bit", "lion8bit", "adam32bit"
+]  # fmt: skip
 
 OPTIMIZER_PACKAGES: dict[OptimizerName, str] = {"adafactor": "transformers"}
-"""The package of each optimizer that is not torch.optim's; memplan has Lion and the 8-bit ones of its own for rehearsals."""
+"""The package of each optimizer that is not torch.optim's; memplan has Lion and those of bitsandbytes of its own for rehearsals."""
+
+
+class BitsAndBytes(NamedTuple):
+    """What an optimizer of bitsandbytes keeps of a parameter."""
+
+    num_moments: int
+    num_bits: Literal[8, 32]
 
 
 # bitsandbytes keeps one byte a moment and an fp32 maximum for each block of 256; tensors under 4096 elements stay fp32
 # (bitsandbytes 0.45 and 0.50, optim/optimizer.py: min_8bit_size, and functional.py: blocksize 256).
-QUANTIZED_MOMENTS: dict[OptimizerName, int] = {"adam8bit": 2, "lion8bit": 1}
+# Of 32 bits a moment is fp32, whatever the type of the weights.
+BITSANDBYTES: dict[OptimizerName, BitsAndBytes] = {
+    "adam8bit": BitsAndBytes(2, 8),
+    "lion8bit": BitsAndBytes(1, 8),
+    "adam32bit": BitsAndBytes(2, 32),
+}
 QUANTIZED_BLOCK = 256
 QUANTIZED_FROM = 4096
 
 
 class Optimizer(Description):
-    """An optimizer of torch.optim, transformers' Adafactor, Lion, or the 8-bit ones of bitsandbytes."""
+    """An optimizer of torch.optim, transformers' Adafactor, Lion, or one of bitsandbytes."""
 
     name: OptimizerName = "adamw"
-    """Which one; `adam8bit` stands for AdamW8bit too."""
+    """Which one; `adam8bit` and `adam32bit` are bitsandbytes' and stand for AdamW too."""
 
     implementation: Literal["foreach", "for_loop", "fused"] = "foreach"
     """How torch.optim runs it: foreach (its default on CUDA) needs temporaries as large as the trainable parameters, fused none."""
+
+    quantizes_embeddings: bool = True
+    """Whether an 8-bit optimizer keeps its moments of embeddings in 8 bits; transformers' Trainer has it keep those in fp32."""

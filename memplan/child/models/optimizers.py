@@ -1,15 +1,15 @@
-"""The optimizers of a workload, from torch.optim and transformers; Lion, and what bitsandbytes keeps, without either being installed."""
+"""The optimizers of a workload, from torch.optim and transformers; of Lion and bitsandbytes, which need not be installed, what they keep."""
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import torch
 from torch import nn
 
-from memplan.workload.optimizer import OPTIMIZER_PACKAGES, QUANTIZED_BLOCK, QUANTIZED_FROM, QUANTIZED_MOMENTS, Optimizer
+from memplan.workload.optimizer import BITSANDBYTES, OPTIMIZER_PACKAGES, QUANTIZED_BLOCK, QUANTIZED_FROM, BitsAndBytes, Optimizer
 
 RATE = 1e-4
 
@@ -41,42 +41,47 @@ class Lion(torch.optim.Optimizer):
                 moment.lerp_(parameter.grad, 0.01)
 
 
-class EightBit(torch.optim.Optimizer):
+class OfBitsAndBytes(torch.optim.Optimizer):
     """
-    What bitsandbytes' 8-bit optimizers keep and take.
+    What bitsandbytes' optimizers keep and take.
 
-    A byte for each moment and an fp32 maximum for each block of 256; of tensors below 4096 elements fp32 moments (bitsandbytes 0.50,
-    optim/optimizer.py: min_8bit_size, blocksize). Its kernel updates in place.
+    Of 8 bits a byte for each moment and an fp32 maximum for each block of 256; of tensors below 4096 elements, and of the *exempt*, which
+    are given by identity, fp32 moments (bitsandbytes 0.50, optim/optimizer.py: min_8bit_size, blocksize, GlobalOptimManager). Its kernel
+    updates in place.
     """
 
-    def __init__(self, parameters: Iterable[nn.Parameter], *, num_moments: int) -> None:
+    def __init__(self, parameters: Iterable[nn.Parameter], kept: BitsAndBytes, *, exempt: Collection[int]) -> None:
         super().__init__(parameters, {"lr": RATE})
-        self.num_moments = num_moments
-        self.tables: list[torch.Tensor] = []
+        self.kept, self.exempt = kept, exempt
+        self.tables: list[torch.Tensor | None] = [None] * kept.num_moments
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         """Make the state of every parameter that has a gradient; the update itself takes no memory."""
         del closure
-        if not self.tables:  # what a byte stands for, a table for each moment
+        if self.kept.num_bits == 8 and self.tables[0] is None:  # what a byte stands for, a table for each moment
             device = self.param_groups[0]["params"][0].device
-            self.tables = [torch.zeros(256, device=device) for _ in range(self.num_moments)]
+            self.tables = [torch.zeros(256, device=device) for _ in self.tables]
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is None or self.state[parameter]:
                     continue
-                is_small = parameter.numel() < QUANTIZED_FROM
-                kind = torch.float32 if is_small else torch.uint8
+                is_whole = self.kept.num_bits == 32 or parameter.numel() < QUANTIZED_FROM or id(parameter) in self.exempt
+                kind = torch.float32 if is_whole else torch.uint8
                 blocks = -(-parameter.numel() // QUANTIZED_BLOCK)
                 for number, table in enumerate(self.tables):
                     self.state[parameter][f"qmap{number + 1}"] = table
                     self.state[parameter][f"state{number + 1}"] = torch.zeros_like(parameter, dtype=kind)
-                    if not is_small:
+                    if not is_whole:
                         self.state[parameter][f"absmax{number + 1}"] = torch.zeros(blocks, device=parameter.device)
 
 
-def make_optimizer(optimizer: Optimizer, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-    """Return *optimizer* over *parameters*. Raises ModuleNotFoundError, naming the package, where it comes from one that is missing."""
+def make_optimizer(optimizer: Optimizer, parameters: list[nn.Parameter], root: nn.Module) -> torch.optim.Optimizer:
+    """
+    Return *optimizer* over *parameters* of *root*.
+
+    Raises ModuleNotFoundError, naming the package, where it comes from one that is missing.
+    """
     if optimizer.name in _TORCH:
         name, options = _TORCH[optimizer.name]
         kind = {"foreach": {"foreach": True}, "for_loop": {"foreach": False}, "fused": {"fused": True}}[optimizer.implementation]
@@ -84,8 +89,9 @@ def make_optimizer(optimizer: Optimizer, parameters: list[nn.Parameter]) -> torc
         return made
     if optimizer.name == "lion":
         return Lion(parameters)
-    if optimizer.name in QUANTIZED_MOMENTS:
-        return EightBit(parameters, num_moments=QUANTIZED_MOMENTS[optimizer.name])
+    if optimizer.name in BITSANDBYTES:
+        embeddings = {id(module.weight) for module in root.modules() if isinstance(module, nn.Embedding)}
+        return OfBitsAndBytes(parameters, BITSANDBYTES[optimizer.name], exempt=() if optimizer.quantizes_embeddings else embeddings)
     package = OPTIMIZER_PACKAGES[optimizer.name]
     try:
         module = importlib.import_module(package)

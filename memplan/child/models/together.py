@@ -21,7 +21,7 @@ from memplan.child.models.huggingface import FromTransformers
 from memplan.child.models.optimizers import make_optimizer
 from memplan.child.models.transformer import Block, TransformerWithHead
 from memplan.child.one_rank import world
-from memplan.workload.optimizer import OPTIMIZER_PACKAGES, QUANTIZED_MOMENTS
+from memplan.workload.optimizer import BITSANDBYTES, OPTIMIZER_PACKAGES
 from memplan.workload.parallelism import ZERO_PACKAGE, ZERO_STAGES
 from memplan.workload.workload import Workload
 
@@ -91,12 +91,12 @@ class Trainer:
         del may_leave_parts_unused
         self._called = root
         trained = trained_of(root)
-        if self.workload.optimizer.name not in (*OPTIMIZER_PACKAGES, *QUANTIZED_MOMENTS):
+        if self.workload.optimizer.name not in (*OPTIMIZER_PACKAGES, *BITSANDBYTES):
             parts: list[Any] = [part for part in trained if hasattr(part, "to_local")]
             self._shards = [(whole, nn.Parameter(whole.to_local().detach())) for whole in parts]
             own = {id(whole): shard for whole, shard in self._shards}
             trained = [own.get(id(parameter), parameter) for parameter in trained]
-        self._optimizer = make_optimizer(self.workload.optimizer, trained)
+        self._optimizer = make_optimizer(self.workload.optimizer, trained, root)
 
     def split_batch(self, inputs: Mapping[str, Tensor]) -> contextlib.AbstractContextManager[None]:
         """Return the context in which *inputs* are trained on: where ranks split a batch, each has its part."""

@@ -10,7 +10,7 @@ from math import prod
 
 from memplan.dtypes import ELEMENT_BYTES, DType
 from memplan.estimators.analytic.parameters import ParameterGroup, rounded
-from memplan.workload.optimizer import QUANTIZED_BLOCK, QUANTIZED_FROM, QUANTIZED_MOMENTS, Optimizer
+from memplan.workload.optimizer import BITSANDBYTES, QUANTIZED_BLOCK, QUANTIZED_FROM, Optimizer
 
 # Tensors of the parameter's shape and type that torch.optim (PyTorch 2.13) keeps for each trainable parameter.
 _STATE_TENSORS = {
@@ -42,16 +42,17 @@ def gradient_bytes(groups: Sequence[ParameterGroup], *, dtype: DType) -> int:
 
 def optimizer_state_bytes(groups: Sequence[ParameterGroup], optimizer: Optimizer, *, dtype: DType) -> int:
     """Return the bytes of the state that *optimizer* keeps between steps. Step counters live on the host."""
-    return sum(group.num_tensors * _state_of_tensor(group.shape, optimizer, dtype) for group in groups if group.is_trainable)
+    return sum(group.num_tensors * _state_of_tensor(group, optimizer, dtype) for group in groups if group.is_trainable)
 
 
-def _state_of_tensor(shape: tuple[int, ...], optimizer: Optimizer, dtype: DType) -> int:
-    elements = prod(shape)
+def _state_of_tensor(group: ParameterGroup, optimizer: Optimizer, dtype: DType) -> int:
+    shape, elements = group.shape, prod(group.shape)
     if optimizer.name == "adafactor":  # one row and one column of fp32 second moments for a matrix, all of them for a vector
         return sum(4 * side for side in shape) if len(shape) == 2 else rounded(4 * elements)
-    if optimizer.name in QUANTIZED_MOMENTS:
-        moments = QUANTIZED_MOMENTS[optimizer.name]
-        if elements < QUANTIZED_FROM:
+    if optimizer.name in BITSANDBYTES:
+        moments, bits = BITSANDBYTES[optimizer.name]
+        is_exempt = group.role == "embedding" and not optimizer.quantizes_embeddings
+        if bits == 32 or is_exempt or elements < QUANTIZED_FROM:
             return moments * rounded(4 * elements)
         return moments * (rounded(elements) + rounded(-(-elements // QUANTIZED_BLOCK) * 4))
     return _STATE_TENSORS[optimizer.name] * rounded(elements * ELEMENT_BYTES[dtype])
@@ -64,7 +65,7 @@ def optimizer_temporary_bytes(groups: Sequence[ParameterGroup], optimizer: Optim
     Measured on PyTorch 2.13: nothing for SGD and everything fused; one or two sets of all trainable parameters for foreach;
     about twice the largest parameter for what goes tensor by tensor.
     """
-    if optimizer.implementation == "fused" or optimizer.name in ("sgd", "sgd_momentum", *QUANTIZED_MOMENTS):
+    if optimizer.implementation == "fused" or optimizer.name in ("sgd", "sgd_momentum", *BITSANDBYTES):
         return 0
     trainable = [group for group in groups if group.is_trainable]
     if optimizer.name in _FOREACH_TEMPORARIES and optimizer.implementation == "foreach":

@@ -9,12 +9,14 @@ from typing import Any
 
 import pytest
 
+from memplan.estimators.analytic.optimizer_state import optimizer_state_bytes
 from memplan.estimators.analytic.parameters import count, parameter_groups, rounded
 from memplan.execution.ranks import Ranks
 from memplan.execution.rehearsal import Rehearsal
 from memplan.hardware.catalog import find_gpu
 from memplan.layouts.templates import template_data, templates_folder
 from memplan.workload.model import Experts, Lora, TransformerModel
+from memplan.workload.optimizer import Optimizer
 from memplan.workload.workload import Workload
 from memplan.workload.workload_file import workload_from
 from tests.accuracy.test_analytic import Recorded, ours
@@ -259,6 +261,17 @@ def test_eight_bit_optimizers_keep_bytes(rehearser: SharedRehearser, name: str, 
     ]
 
     assert run(rehearser, step).breakdown.optimizer_state_bytes == moments * (sum(tensors * size for tensors, size in each) + 256 * 4)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "tables"), [(Optimizer(name="adam8bit", quantizes_embeddings=False), 2), (Optimizer(name="adam32bit"), 0)]
+)
+def test_moments_of_bitsandbytes_may_be_fp32(rehearser: SharedRehearser, optimizer: Optimizer, tables: int) -> None:
+    """Those of embeddings, where transformers' Trainer says so, or all."""
+    step = small(optimizer=optimizer.model_dump())
+
+    expected = optimizer_state_bytes(list(parameter_groups(step.model)), optimizer, dtype="float32")
+    assert run(rehearser, step).breakdown.optimizer_state_bytes == expected + tables * 256 * 4
 
 
 def test_the_request_is_plain_json() -> None:

@@ -45,6 +45,23 @@ def test_8_bit_adam_keeps_two_bytes_and_a_maximum_for_each_block() -> None:
     assert optimizer_state_bytes((BIAS,), Optimizer(name="adam8bit"), dtype="float32") == 8 * 1024
 
 
+def test_embeddings_may_keep_fp32_moments_beside_8_bit_ones() -> None:
+    """As transformers' Trainer has it: 8 bytes for each of their elements."""
+    table = FROZEN._replace(is_trainable=True)
+    optimizer = Optimizer(name="adam8bit", quantizes_embeddings=False)
+
+    assert optimizer_state_bytes((table,), optimizer, dtype="bfloat16") == 8 * 5120 * 1024
+    assert optimizer_state_bytes((WEIGHT,), optimizer, dtype="bfloat16") == 2 * (1000 * 1024 + 4 * 4000 + 384)
+
+
+def test_32_bit_adam_keeps_fp32_moments_of_bf16_weights() -> None:
+    """8 bytes a parameter, where torch's keeps 4; its kernel takes nothing else."""
+    optimizer = Optimizer(name="adam32bit")
+
+    assert optimizer_state_bytes((WEIGHT, BIAS), optimizer, dtype="bfloat16") == 8 * (1000 * 1024 + 1024)
+    assert optimizer_temporary_bytes((WEIGHT,), optimizer, dtype="bfloat16") == 0
+
+
 def test_adafactor_keeps_a_row_and_a_column() -> None:
     """The second moments of a matrix are factored: 4 bytes for each row and each column."""
     assert optimizer_state_bytes((WEIGHT,), Optimizer(name="adafactor"), dtype="float32") == 4 * (1000 + 1024)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from memplan.errors import NoKernelsError, NotRehearsedError
+from memplan.errors import NoKernelsError, NotEstimatedError, NotRehearsedError
 from memplan.estimators.analytic.estimate import AnalyticEstimator
 from memplan.estimators.base import Estimator, ReplayingEstimator
 from memplan.hardware.catalog import catalog_gpus
@@ -57,7 +57,7 @@ def find_levers(
     for candidate in _candidates(program, gpu=gpu, budget=budget, estimator=estimator, fits=fits):
         try:
             lever = _tried(candidate, program, gpu=gpu, budget=budget, estimator=estimator, most=most)
-        except NotRehearsedError:  # the user's own program does not run so, and there are no formulas for it
+        except (NotRehearsedError, NotEstimatedError):  # it does not run so, and there are no formulas for it
             continue
         if candidate.is_trade or lever.saving_bytes > LEAST_SHARE * (lever.device_used_bytes + lever.saving_bytes):
             found.append(lever)
@@ -69,7 +69,7 @@ def _tried(candidate: Candidate, before: Program, *, gpu: GpuSpec, budget: Memor
     """
     Return what *candidate* takes and allows; of a workload by formulas where it cannot be rehearsed (a package that it needs is missing).
 
-    Raises NotRehearsedError for a program that does not run with it.
+    Raises NotRehearsedError for a program that does not run with it, NotEstimatedError for a workload that has no formulas either.
     """
     by = estimator
     if candidate.settings is not None:

@@ -6,15 +6,21 @@ import pytest
 
 from memplan.analysis.levers import find_levers, in_training_mode
 from memplan.analysis.make_plan import make_plan
+from memplan.errors import NotRehearsedError
 from memplan.estimators.analytic.estimate import AnalyticEstimator
+from memplan.estimators.base import Estimator
 from memplan.estimators.rehearsed import RehearsedEstimator
 from memplan.hardware.catalog import find_gpu
 from memplan.hardware.gpu import GpuSpec
 from memplan.hardware.torch_install import TorchBuild
 from memplan.memory.budget import MemoryBudget
+from memplan.memory.estimate import MemoryEstimate
 from memplan.planner.plan import Lever
+from memplan.workload.model import HuggingFaceModel
 from memplan.workload.optimizer import Optimizer
 from memplan.workload.parallelism import Parallelism
+from memplan.workload.program import Program
+from memplan.workload.stage import Stage
 from memplan.workload.workload import Workload
 from tests.estimators.test_rehearsed import workload
 from tests.standin.conftest import torch_build
@@ -84,6 +90,33 @@ def test_a_trade_is_told_of_a_plan_that_fits(built_in: Workload, a100: GpuSpec) 
 
 def test_without_being_asked_a_plan_that_fits_has_none(built_in: Workload, a100: GpuSpec) -> None:
     assert make_plan(built_in, a100, AnalyticEstimator()).levers == ()
+
+
+class WithoutAdafactor(Estimator):
+    """What a model of a package takes, by the formulas for another; with Adafactor it does not run."""
+
+    method = "rehearsed"
+
+    def __init__(self, other: Workload) -> None:
+        self.other = other
+
+    def __call__(self, program: Program, gpu: GpuSpec, stage: Stage | None) -> MemoryEstimate:
+        assert isinstance(program, Workload)
+        if program.optimizer.name == "adafactor":
+            raise NotRehearsedError("it was ended by SIGKILL")
+        step = self.other.model_copy(update={"training": program.training, "optimizer": program.optimizer})
+        return AnalyticEstimator()(step, gpu, stage)
+
+
+def test_a_change_that_nobody_can_tell_of_is_left_out(built_in: Workload, a100: GpuSpec) -> None:
+    """Neither a rehearsal nor formulas: the others are told, and that it does not fit."""
+    step = built_in.model_copy(update={"model": HuggingFaceModel(huggingface_config="config.json")})
+    budget = MemoryBudget(total_bytes=2**30)
+
+    levers = find_levers(step, gpu=a100, budget=budget, estimator=WithoutAdafactor(built_in), most=1)
+
+    assert "use a micro-batch of 1" in {lever.change for lever in levers}
+    assert not any("Adafactor" in lever.change for lever in levers)
 
 
 @pytest.mark.heavy

@@ -1,4 +1,4 @@
-"""The optimizers of a workload, from torch.optim and transformers; of Lion and bitsandbytes, which need not be installed, what they keep."""
+"""The optimizers of a workload, from torch.optim and transformers; of Lion and bitsandbytes, which are not needed, what they keep."""
 
 from __future__ import annotations
 

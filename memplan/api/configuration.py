@@ -312,9 +312,11 @@ def _by_itself(located: Located) -> str:
     if located.launch is not None:
         words = ["accelerate", "launch", "--config_file", str(located.launch), "train.py", "--config", str(located.main)]
     several = "" if located.command_of_several is None else f", on several GPUs `-- {shlex.join(located.command_of_several)}`"
+    absent = next((word for word in words if word.endswith(".py") and not os.path.isfile(word)), None)
+    own = "" if absent is None else f", where {absent} stands for the project's own script"
     return (
         "to plan the program itself, where it is installed, give its command in place of the configuration: "
-        f"`-- {shlex.join(words)}`{several}"
+        f"`-- {shlex.join(words)}`{several}{own}"
     )
 
 

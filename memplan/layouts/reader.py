@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Collection, Mapping, Set
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
@@ -110,6 +111,9 @@ def is_recipe_of(layout: Layout, path: Path, keys: Set[str]) -> bool:
         return False
     has_all = keys >= set(detect.keys) and keys.isdisjoint(detect.without)
     if not has_all or (detect.one_of and keys.isdisjoint(detect.one_of)):
+        return False
+    words = {*re.split(r"[^a-z]+", path.stem.lower()), path.absolute().parent.name.lower()}
+    if not words.isdisjoint(detect.unless_named):
         return False
     return not detect.where or Places(path, None, layout, ParsedFiles()).holds(detect.where)
 

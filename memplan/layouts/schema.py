@@ -181,6 +181,9 @@ class Detection(Description):
     without: tuple[DottedKey, ...] = ()
     """Keys that it does not have."""
 
+    unless_named: tuple[str, ...] = ()
+    """Of a recipe: words in its file's name, or its folder's whole name, by which it is of another kind, whatever its keys are."""
+
     where: Conditions = Field(default_factory=dict)
     """Of a recipe: what stands at keys by which alone it could be another's."""
 

@@ -361,13 +361,27 @@ def test_a_full_fine_tuning_has_formulas(recipes: Path) -> None:
             "flash_attention: true",
             "flash_attention: false",
             8,
-            "without flash attention the mask of a packed batch grows with its square",
+            "what a packed batch takes without flash attention or its like, memplan's own model does not tell",
         ),
         ("axolotl.yml", "tf32: false", "lisa_n_layers: 4", 17, "memplan's own model is trained whole or by adapters"),
         ("axolotl.yml", "tf32: false", "rl: dpo", 17, "`rl` is dpo: preference and reinforcement learning hold more than this model"),
         ("axolotl.yml", "adapter: lora", "adapter: qlora\nload_in_4bit: false\npeft_use_dora: true", 5, "`peft_use_dora` is true"),
         ("axolotl.yml", "optimizer: adamw_torch_fused", "optimizer: muon", 20, "`optimizer` is 'muon', which memplan does not know"),
-        ("llama_factory.yaml", "stage: sft", "stage: dpo", 5, "`stage` is dpo: only supervised fine-tuning"),
+        ("llama_factory.yaml", "stage: sft", "stage: dpo", 5, "`stage` is dpo: memplan's own model is trained by the stages sft and pt"),
+        (
+            "llama_factory.yaml",
+            "stage: sft",
+            "stage: sft\nneat_packing: true",
+            6,
+            "`neat_packing` is true: neat packing has a mask that grows",
+        ),
+        (
+            "llama_factory.yaml",
+            "stage: sft",
+            "stage: sft\nneat_packing: true\nflash_attn: fa2",
+            6,
+            "neat packing takes a per_device_train_batch_size of 1",
+        ),
         ("llama_factory.yaml", "cutoff_len: 64", "cutoff_len: many", 13, "`cutoff_len` is 'many'"),
         ("sft.yaml", "max_length: 128", "max_length:", 7, "`max_length` is empty: no text is cut then, and the longest decides"),
         ("sft.yaml", "tiny-llama", "nobody/knows-this", 2, "`model_name_or_path`: unknown model: 'nobody/knows-this'"),
@@ -742,6 +756,35 @@ def test_the_batch_of_a_program_is_at_the_key_that_it_reads(tmp_path: Path, swit
 
     assert located is not None
     assert [field.rpartition(":")[2] for field in located.fields()] == [key, "grad_accumulation_factor"]
+
+
+@pytest.mark.parametrize("name", ["qwen-dpo.yaml", "dpo/config.yaml", "reward_model.yaml"])
+def test_a_recipe_that_is_named_for_another_training_is_none_of_fine_tuning(recipes: Path, name: str) -> None:
+    """What says that there is a second model may stand in the arguments of its program alone."""
+    path = recipes / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes((recipes / "sft.yaml").read_bytes())
+
+    with pytest.raises(ConfigError, match="is a recipe of a Hugging Face Trainer, which memplan plans through its command") as refused:
+        read_configuration(path)
+
+    assert refused.value.hint is not None
+    assert refused.value.hint.endswith(f"`-- python train.py --config {path}`, where train.py stands for the project's own script")
+
+
+@pytest.mark.parametrize(
+    ("keys", "command"),
+    [("", "trl dpo --config"), ("dataset_mixer: {a: 1}\n", "python train.py"), ("gamma_beta_ratio: 1\n", "python train.py")],
+)
+def test_a_recipe_with_keys_of_another_program_is_not_said_to_be_trl_s(tmp_path: Path, keys: str, command: str) -> None:
+    """TRL's own would find no data in it."""
+    path = tmp_path / "config.yaml"
+    path.write_text(f"model_name_or_path: gpt2\nbeta: 0.1\nper_device_train_batch_size: 2\n{keys}")
+
+    with pytest.raises(ConfigError) as refused:
+        read_configuration(path)
+
+    assert f"`-- {command} {path}`" in str(refused.value.hint)
 
 
 @pytest.mark.parametrize("name", PARTS)

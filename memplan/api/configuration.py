@@ -184,10 +184,13 @@ def read_configuration(path: Path | None, *, launch_config: Path | None = None, 
     UsageError for a folder without any.
     """
     found = _read(path, launch_config)
+    if found is None:
+        _refuse_recipes_below()
     if found is None and not or_built_in:
         looked_for = f"looked for {describe_layouts()}; {' and '.join(PLAIN_FILES)}"
         raise UsageError("this folder has no configuration", hint=f'name one, `source="conf"`, or a program; {looked_for}')
-    return (found or _built_in_instead()).with_allocator_settings_of(os.environ)
+    built_in = "the built-in workload, since this folder has no configuration"
+    return (found or _built_in(built_in)).with_allocator_settings_of(os.environ)
 
 
 def _trained_on(parallelism: Parallelism, changes: Mapping[str, int]) -> Parallelism:
@@ -439,15 +442,14 @@ def _built_in(source: str) -> Configuration:
     return Configuration(workload_from(template_data(template), template), source)
 
 
-def _built_in_instead() -> Configuration:
-    """Return the built-in workload, with a note of a recipe that lies below this folder, where one does."""
-    built_in = _built_in("the built-in workload, since this folder has no configuration")
+def _refuse_recipes_below() -> None:
+    """Raise ConfigError where a recipe lies further below this folder: a plan of the built-in workload would be one of something else."""
     for file in candidates_below(Path()):
         with suppress(ConfigError):
             located = locate(file)
-            if located is not None and located.is_recipe:
-                return built_in.with_note(f'{file} is {located.layout.title}: name the one to plan, `source="{file}"`')
-    return built_in
+        if located is not None and located.is_recipe:
+            hint = f'name the one to plan, `source="{file}"`; memplan\'s built-in workload is `source="{BUILT_IN}"`'
+            raise ConfigError(f"is {located.layout.title}, below this folder, which has no configuration itself", file=file, hint=hint)
 
 
 def _plain_file(folder: Path) -> Path | None:

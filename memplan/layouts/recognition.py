@@ -7,13 +7,15 @@ A plan of something else in its place would be worse than none, so such a file i
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterator, Set
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from memplan.edits.config_file import load_config_file
+from memplan.edits.config_file import ConfigFile, load_config_file
 from memplan.errors import ConfigError
 from memplan.layouts.templates import template_data, templates_folder
 
@@ -24,11 +26,15 @@ FOLDERS = (".", "conf", "config", "configs", "recipes")
 
 SUFFIXES = (".yaml", ".yml", ".json", ".toml")
 MOST_FILES = 200
-MOST_FILES_BELOW = 40
+MOST_FILES_BELOW = 100
+MOST_FOLDERS = 200
 MOST_BYTES = 2**20
 """A larger file is data."""
 
 NOT_CONFIGURATIONS = ("package.json", "package-lock.json", "tsconfig.json", "pyproject.toml", "mkdocs.yml", "tokenizer.json")
+NOT_OF_TRAINING = ("node_modules", "tests", "test", "docs", "templates", "build", "dist")
+"""Folders of a project whose files are not what it trains from."""
+
 MAIN_NAMES = ("config", "train", "recipe", "params", "hparams", "experiment", "workload", "ds_config")
 """What a configuration is called that should not be passed over when it cannot be parsed."""
 
@@ -54,12 +60,21 @@ def recognise(path: Path) -> Recognised | None:
             continue
         if keys and keys >= set(framework["keys"]) and (not framework.get("any") or not keys.isdisjoint(framework["any"])):
             return Recognised(path, framework["title"], is_known=True, hint=framework["hint"].replace("FILE", str(path)))
-    found = next((key for name in table["training_keys"] if (key := _trained_by(keys, name)) is not None), None)
-    if found is None:
+    trained = [key for name in table["training_keys"] if (key := _trained_by(keys, name)) is not None]
+    if not trained:
         return None
+    file = load_config_file(path)
+    found = next((key for key in trained if _is_number(file, key)), trained[0])  # another may stand for one, in a language of its program
     variable = _variable_of(found)
     hint = f'plan the program that reads it, by its command and `fields=["{variable}={path}:{found}"]`'
     return Recognised(path, f"a training configuration (it has `{found}`)", is_known=False, hint=hint)
+
+
+def _is_number(file: ConfigFile, key: str) -> bool:
+    with suppress(ConfigError):
+        found = file.get(tuple(key.split(".")))
+        return found is not None and isinstance(found.value, int)
+    return False
 
 
 def _variable_of(key: str) -> str:
@@ -79,7 +94,7 @@ _OF_NO_TRAINING = frozenset(
 def _trained_by(keys: Set[str], name: str) -> str | None:
     """Return the dotted key with the last part *name* that a training's batch stands at, where one does."""
     found = [key for key in keys if key.rpartition(".")[2].lower() == name]
-    trained = [key for key in found if _OF_NO_TRAINING.isdisjoint(re.split(r"[._]", key))]
+    trained = [key for key in found if _OF_NO_TRAINING.isdisjoint(re.split(r"[._]", key.lower()))]
     return min(trained or found, key=lambda key: ("train" not in key, key.count("."), key), default=None)
 
 
@@ -113,10 +128,22 @@ def candidates(folder: Path) -> list[Path]:
 
 
 def candidates_below(folder: Path) -> list[Path]:
-    """Return a few files further below in a project's *folder* that may be configurations, as `recipes/llama/sft.yaml`."""
-    below = (place for name in FOLDERS[1:] for place in sorted((folder / name).glob("*/**/*")))
-    found = (path for path in below if path.suffix in SUFFIXES and path.name not in NOT_CONFIGURATIONS)
-    return [path for path in islice(found, MOST_FILES_BELOW) if path.is_file() and path.stat().st_size <= MOST_BYTES]
+    """Return a few files further below in a project's *folder* that may be configurations, as `recipes/llama/sft.yaml`; the usual first."""
+    usual = (folder / name for name in FOLDERS[1:])
+    places = dict.fromkeys(place for top in (*usual, folder) for place in _folders_below(top))
+    found = (path for place in islice(places, MOST_FOLDERS) for path in sorted(place.iterdir()))
+    named = (path for path in found if path.suffix in SUFFIXES and path.name not in NOT_CONFIGURATIONS)
+    return [path for path in islice(named, MOST_FILES_BELOW) if path.is_file() and path.stat().st_size <= MOST_BYTES]
+
+
+def _folders_below(folder: Path, deep: int = 3) -> Iterator[Path]:
+    """Yield the folders in *folder* and in those, three *deep*; none that is hidden, nor those of an environment or of packages."""
+    if not folder.is_dir() or (folder / "pyvenv.cfg").exists():
+        return
+    for entry in sorted(os.scandir(folder), key=lambda entry: entry.name) if deep else ():
+        if entry.is_dir(follow_symlinks=False) and not entry.name.startswith((".", "_")) and entry.name not in NOT_OF_TRAINING:
+            yield Path(entry.path)
+            yield from _folders_below(Path(entry.path), deep - 1)
 
 
 def _keys_of(path: Path) -> Set[str]:

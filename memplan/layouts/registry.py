@@ -155,6 +155,7 @@ def locate(path: Path, environment: Mapping[str, str] = os.environ) -> Located |
     if os.path.isfile(path):
         return _recipe(path, known)
     found = [recipe for file in candidates(path) for recipe in [_recipe(file, known)] if recipe is not None]
+    found.sort(key=lambda recipe: recipe.main.suffix == ".json")  # one of DeepSpeed is a part of a recipe, perhaps
     if len(found) > 1:
         others = ", ".join(str(recipe.main) for recipe in found[:5])
         raise ConfigError(f"has {len(found)} recipes: {others}", file=path, hint=f'name the one to plan: `source="{found[0].main}"`')

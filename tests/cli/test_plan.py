@@ -270,16 +270,28 @@ def test_files_that_describe_no_training_are_no_configuration(run_memplan: Run, 
     assert "the built-in workload, since this folder has no configuration" in result.stdout
 
 
-def test_a_recipe_below_is_told_of_where_the_built_in_workload_is_planned(run_memplan: Run, tmp_path: Path) -> None:
-    """Projects keep a recipe in a folder of its own: the plan is of none of them, and says which there is."""
-    below = tmp_path / "recipes" / "llama" / "sft.yaml"
+@pytest.mark.parametrize("folder", ["recipes/llama", "training_configs", "experiments/a/b"])
+def test_a_folder_whose_recipes_are_further_below_is_not_planned(run_memplan: Run, tmp_path: Path, folder: str) -> None:
+    """The built-in workload in their place would be a plan of something else."""
+    below = tmp_path / folder / "sft.yaml"
     below.parent.mkdir(parents=True)
     below.write_text("model_name_or_path: a/b\nper_device_train_batch_size: 2\n")
 
-    result = run_memplan("--gpu-memory", "24", "--format", "json")
+    result = run_memplan("--gpu-memory", "24")
 
-    what = "recipes/llama/sft.yaml is a recipe for supervised fine-tuning with TRL"
-    assert f"{what}: name the one to plan, `--config-path recipes/llama/sft.yaml`" in json.loads(result.stdout)["notes"]
+    assert (result.returncode, result.stdout) == (2, "")
+    assert f"Error: {folder}/sft.yaml: is a recipe for supervised fine-tuning with TRL, below this folder" in result.stderr
+    assert f"hint: name the one to plan, `--config-path {folder}/sft.yaml`" in result.stderr
+
+
+def test_recipes_of_packages_and_of_tests_are_not_what_a_folder_trains(run_memplan: Run, tmp_path: Path) -> None:
+    """Nor hidden ones, nor those of a virtual environment."""
+    for folder in ("tests/recipes", ".cache", "env/lib", "node_modules/a"):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "sft.yaml").write_text("model_name_or_path: a/b\nper_device_train_batch_size: 2\n")
+    (tmp_path / "env" / "pyvenv.cfg").touch()
+
+    assert run_memplan("--gpu-memory", "24").returncode == 0
 
 
 def test_the_built_in_workload_is_planned_where_it_is_named(run_memplan: Run, tree: Path) -> None:

@@ -713,6 +713,11 @@ PARTS = {
         "seed: 1\n__set_seed: !apply:torch.manual_seed [1]\nN_epochs: 200\nbatch_size: 1\n",
         "SpeechBrain hyperparameters, which memplan plans through its command",
     ),
+    "slowfast.yaml": ("TEST: {BATCH_SIZE: 64}\nTRAIN: {BATCH_SIZE: 32}\n", "a training configuration (it has `TRAIN.BATCH_SIZE`)"),
+    "monai.yaml": (
+        "data: {batch_size: 5}\nlightning: {batch_size_per_device: '@data#batch_size'}\n",
+        "a training configuration (it has `data.batch_size`)",
+    ),
     "modernbert.yaml": (
         "global_train_batch_size: 64\nmodel: {name: flex_bert}\ntrain_loader: {name: text}\n",
         "a MosaicBERT or ModernBERT configuration for pretraining, which memplan plans through its command",

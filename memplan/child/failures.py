@@ -16,6 +16,10 @@ class MistakeError(Exception):
     """What was asked for does not go with the program: the user's to put right, and nothing of the program's own."""
 
 
+class OwnModelError(MistakeError):
+    """A training that memplan's own model of a configuration cannot be; the user's program can, perhaps."""
+
+
 NO_ENGINE = "was unable to find an engine to execute this computation"
 """What PyTorch says where none of cuDNN's engines runs, also for want of the memory that each asks for (Conv_v8.cpp)."""
 
@@ -27,7 +31,8 @@ _STANDARD, _PACKAGES = (f"{sysconfig.get_path(name)}{os.sep}" for name in ("stdl
 def failure_of(error: BaseException, *, has_run_out: bool = False) -> dict[str, Any]:
     """Return what is told of *error*: the fields of the parent's ``Failure``, but for the phase. *has_run_out*: the GPU was full before."""
     is_for_want = is_out_of_memory(error) or (has_run_out and NO_ENGINE in str(error))
-    kind = "mistake" if isinstance(error, MistakeError) else "out_of_memory" if is_for_want else "error"
+    mistake = "own_model" if isinstance(error, OwnModelError) else "mistake" if isinstance(error, MistakeError) else None
+    kind = mistake or ("out_of_memory" if is_for_want else "error")
     said = str(error).split("\nException raised from ")[0]  # and from where in PyTorch's own libraries
     message = f"{type(error).__name__}: {said or _line_of(error)}" if kind == "error" else said
     return {"kind": kind, "message": message, "place": place_of(error), "is_chosen": is_chosen(error)}

@@ -21,8 +21,8 @@ from memplan.traces.trace import CountedMark, EventColumns, MemoryTrace, Note, m
 class Failure(Description):
     """Why a program ended early."""
 
-    kind: Literal["mistake", "out_of_memory", "error"]
-    """A mistake is in what was asked for: no such function, a value of a wrong type."""
+    kind: Literal["mistake", "own_model", "out_of_memory", "error"]
+    """A mistake is in what was asked for: no such function, a value of a wrong type; or memplan's own model cannot be trained so."""
 
     message: str
     """The exception's type and text; of an out-of-memory the text alone."""

@@ -159,6 +159,8 @@ class Runner:
         failure = record.failure
         if failure is not None and failure.kind == "mistake":
             raise UsageError(failure.message, hint="name the function, and give it values that it takes")
+        if failure is not None and failure.kind == "own_model":
+            raise UsageError(failure.message, hint="plan the program itself: `-- python train.py`")
         if failure is not None and failure.kind == "error":
             where = f" at {failure.place}" if failure.place else ""
             problem = f"the program failed in its {failure.phase}{where}: {failure.message}; {said(self._process)}"

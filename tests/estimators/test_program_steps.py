@@ -78,12 +78,13 @@ def test_sizes_that_read_other_samples_are_kept_too(torch_build: TorchBuild, gpu
     (tmp_path / "samples").mkdir()
     for number in range(64):
         (tmp_path / "samples" / f"{number}.bin").write_bytes(bytes(1024))
-    (tmp_path / "train.py").write_text(READS_ITS_SAMPLES)
+    (tmp_path / "train.py").write_text(READS_ITS_SAMPLES.replace("% 2", "% 4"))
     program = command_program([sys.executable, str(tmp_path / "train.py"), "{micro_batch_size}", "20000"])
 
     plan, first = planned(program, gpu, cache, target=64)
     again, told = planned(program, gpu, cache, target=64)
 
+    assert first[0] == (FEWEST_THAT_MOST_TAKE, 1)  # refused
     assert len(first) > 2
     assert told == []
     assert again.model_dump_json() == plan.model_dump_json()

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from memplan.child.failures import OwnModelError
 from memplan.workload.model import ALL_LINEAR_LAYERS, is_pattern
 
 if TYPE_CHECKING:
@@ -208,26 +209,26 @@ def prepare_fine_tuning(inner: nn.Module, model: HuggingFaceModel) -> None:
 
 
 def _train_copies(inner: nn.Module, adapters: Adapters) -> None:
-    """Put a copy that is trained in the place of each module that *adapters* name. Raises ValueError for a name that no module has."""
+    """Put a copy that is trained in the place of each module that *adapters* name. Raises OwnModelError for a name that no module has."""
     names = [name for name, _ in inner.named_modules()]
     for wanted in adapters.trained_modules:
         found = [name for name in names if _ends_with(name, wanted)]
         if not found:
-            raise ValueError(f"{type(inner).__name__} has no module {wanted} to train beside its adapters")
+            raise OwnModelError(f"{type(inner).__name__} has no module {wanted} to train beside its adapters")
         for name in found:
             kept = inner.get_submodule(name)
             if any(isinstance(part, (AdaptedLinear, QuantizedLinear)) for part in kept.modules()):
-                raise ValueError(f"{name} is to be trained whole, and has adapters or quantized weights")
+                raise OwnModelError(f"{name} is to be trained whole, and has adapters or quantized weights")
             inner.set_submodule(name, TrainedCopy(kept, adapters.trained_dtype))
 
 
 def _check_targets(inner: nn.Module, targets: tuple[str, ...]) -> None:
-    """Raise ValueError for a target beside which no adapter was put: there is no such layer, or it is an embedding or the head."""
+    """Raise OwnModelError for a target beside which no adapter was put: there is no such layer, or it is an embedding or the head."""
     adapted = [name for name, module in inner.named_modules() if isinstance(module, AdaptedLinear)]
     missing = [target for target in targets if not any(_is_target(name, (target,)) for name in adapted)]
     if missing:
         names = " or ".join(missing)
-        raise ValueError(f"{type(inner).__name__} has no linear layer {names} beside its head, where memplan puts adapters")
+        raise OwnModelError(f"{type(inner).__name__} has no linear layer {names} beside its head, where memplan's own model has adapters")
 
 
 def _head_of(inner: nn.Module) -> nn.Module | None:

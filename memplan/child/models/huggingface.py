@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from memplan.child.failures import OwnModelError
 from memplan.child.models.experts import BalancedExperts
 from memplan.child.models.fine_tuning import without_copies
 from memplan.workload.model import EXPERT_COUNTS, HuggingFaceModel, TransformerModel
@@ -119,7 +120,7 @@ class FromTransformers(nn.Module):
             made["input_values"] = torch.rand(batch, *shape, device=device)
         if not made:
             taken = ", ".join(takes)
-            raise ValueError(f"{type(self.inner).__name__} takes none of input_ids, pixel_values, input_features, input_values: {taken}")
+            raise OwnModelError(f"{type(self.inner).__name__} takes none of input_ids, pixel_values, input_features, input_values: {taken}")
         return made
 
     def _labels(self, made: dict[str, Tensor], batch: int, length: int, device: str) -> dict[str, Tensor]:
@@ -156,21 +157,21 @@ def _without_training(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def _refuse_mixed(settings: dict[str, Any]) -> None:
-    """Raise ValueError for a model whose texts hold images or sounds: how many, its config does not say."""
+    """Raise OwnModelError for a model whose texts hold images or sounds: how many, its config does not say."""
     named = next((name for name in _MIXED_INPUTS if settings.get(name) is not None), None)
     if named is not None:
-        raise ValueError(f"its texts hold images or sounds ({named}), and a config.json does not say how many: rehearse your own program")
+        raise OwnModelError(f"its texts hold images or sounds ({named}), and a config.json does not say how many")
 
 
 def _built(settings: dict[str, Any], model: TransformerModel | HuggingFaceModel) -> Any:
-    """Return the model of transformers. Raises ValueError where the installed one does not know it."""
+    """Return the model of transformers. Raises OwnModelError where the installed one does not know it."""
     import transformers  # noqa: PLC0415  (takes half a second, and other models do without)
 
     architecture = next(iter(settings.get("architectures") or ()), None)
     attention = {} if model.attention is None else {"attn_implementation": model.attention}
     model_type = settings.pop("model_type")
     if "auto_map" in settings and model_type not in transformers.CONFIG_MAPPING:
-        raise ValueError(f"{model_type} is code beside its weights (auto_map), which a plan does not run: rehearse your own program")
+        raise OwnModelError(f"{model_type} is code beside its weights (auto_map), which a plan does not run")
     config = transformers.AutoConfig.for_model(model_type, **settings)
     config.use_cache = False
     config.architectures = config.architectures or []  # what is None for a config that is made by hand, from_config reads as a list
@@ -184,7 +185,7 @@ def _built(settings: dict[str, Any], model: TransformerModel | HuggingFaceModel)
         return _usual(transformers, config, attention)
     known = getattr(transformers, architecture, None)
     if known is None:
-        raise ValueError(f"transformers {transformers.__version__} has no {architecture}")
+        raise OwnModelError(f"transformers {transformers.__version__} has no {architecture}")
     return known._from_config(config, **attention)
 
 
@@ -201,7 +202,7 @@ def _usual(transformers: Any, config: Any, attention: Mapping[str, str]) -> Any:
         known = getattr(transformers, name)
         if type(config) in known._model_mapping:
             return known.from_config(config, **attention)
-    raise ValueError(f"transformers {transformers.__version__} has no model to train for {config.model_type}")
+    raise OwnModelError(f"transformers {transformers.__version__} has no model to train for {config.model_type}")
 
 
 def _with_padding(batch: int, length: int, device: str) -> Tensor:

@@ -323,6 +323,6 @@ def check_applicable(configuration: Configuration) -> None:
     """Raise UsageError for a training whose findings are nothing that can be written."""
     if configuration.reading is None:
         raise UsageError(
-            f"there is nothing to apply to: {configuration.source} has no configuration that memplan writes",
+            f"there is nothing to apply to: memplan writes no file of it ({configuration.source})",
             hint="the findings say what to change",
         )

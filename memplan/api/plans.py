@@ -435,7 +435,7 @@ def _reading_of(configuration: Configuration, wanted: Workload) -> Reading:
     """Return the files to write *wanted* into. Raises UsageError where there are none, or they have no key for what it counts on."""
     if configuration.reading is None:
         raise UsageError(
-            f"there is nothing to apply to: {configuration.source} has no files that memplan writes",
+            f"there is nothing to apply to: memplan writes no file of it ({configuration.source})",
             hint="plans are written into configuration trees that a layout describes",
         )
     lost = unwritable(configuration.reading, wanted)

@@ -29,7 +29,7 @@ def found_in(folder: Path, typed: PlanSettings) -> PlanSettings:
             return typed.model_copy(update={"command": tuple(commands[0]), "config": None, "fields": (*typed.fields, *fields)})
         if typed.config is not None:
             return typed
-        hint = f"looked for {describe_layouts()}; name a configuration with `source`, or give the command that trains"
+        hint = f'looked for {describe_layouts()}; name a configuration, `source="conf"`, or give the command that trains'
         raise ConfigError("has nothing that memplan recognises as a training", file=folder.absolute(), hint=hint)
     if located.can_be_described or not located.has_batch or located.command is None:
         return typed.model_copy(update={"config": str(located.main if located.is_recipe else located.root)})

@@ -128,6 +128,10 @@ def read(layout: Layout, main: Path, *, starter: Path | None, launch: Path | Non
     return _Reader(layout, main, starter, launch).read()
 
 
+_HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
+"""What a name of the Hugging Face hub may be, and most paths are not."""
+
+
 class _Reader:
     """One reading of one configuration."""
 
@@ -201,7 +205,10 @@ class _Reader:
         try:
             model = find_model(found.value, folders=(self.root, Path()))
         except ConfigError as error:
-            hint = f"download what describes it (`hf download {found.value} config.json`), or name a folder that has its config.json"
+            download = (
+                f"download what describes it (`hf download {found.value} config.json`), or " if _HUB_NAME.fullmatch(found.value) else ""
+            )
+            hint = f"{download}name a folder that has its config.json"
             raise ConfigError(f"`{entry.key}`: {error.problem}", file=self.main, line=found.line, hint=hint) from error
         self.sources["model",] = Source(self.main, found.line, entry.key, found.value)
         self.warnings.append(f"{self.main}:{found.line}: the sizes of {found.value} are from {model.origin}")

@@ -478,6 +478,16 @@ def test_a_model_that_nobody_knows_is_asked_for_by_its_name(recipes: Path) -> No
         read_configuration(changed(recipes / "sft.yaml", ("tiny-llama", "nobody/knows-this")))
 
 
+@pytest.mark.parametrize("name", ["./models/gemma", "/cm/shared/llama", "~/llama", "models/google/gemma", "qwen2.5-coder:7b"])
+def test_a_model_that_is_a_path_is_not_to_be_downloaded(recipes: Path, name: str) -> None:
+    """Nor one by a name that the hub has none like."""
+    with pytest.raises(ConfigError) as refused:
+        read_configuration(changed(recipes / "sft.yaml", ("tiny-llama", name)))
+
+    assert refused.value.hint is not None
+    assert refused.value.hint.startswith("name a folder that has its config.json")
+
+
 def test_a_recipe_alone_in_a_folder_is_found(recipes: Path) -> None:
     """No path, in the project's folder."""
     (recipes / "axolotl.yml").unlink()

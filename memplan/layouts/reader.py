@@ -205,10 +205,9 @@ class _Reader:
         try:
             model = find_model(found.value, folders=(self.root, Path()))
         except ConfigError as error:
-            download = (
-                f"download what describes it (`hf download {found.value} config.json`), or " if _HUB_NAME.fullmatch(found.value) else ""
-            )
-            hint = f"{download}name a folder that has its config.json"
+            hint = "name a folder that has its config.json"
+            if _HUB_NAME.fullmatch(found.value):
+                hint = f"download what describes it (`hf download {found.value} config.json`), or {hint}"
             raise ConfigError(f"`{entry.key}`: {error.problem}", file=self.main, line=found.line, hint=hint) from error
         self.sources["model",] = Source(self.main, found.line, entry.key, found.value)
         self.warnings.append(f"{self.main}:{found.line}: the sizes of {found.value} are from {model.origin}")

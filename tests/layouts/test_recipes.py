@@ -728,6 +728,10 @@ PARTS = {
         "data: {batch_size: 5}\nlightning: {batch_size_per_device: '@data#batch_size'}\n",
         "a training configuration (it has `data.batch_size`)",
     ),
+    "lightning.yaml": (
+        "trainer: {max_epochs: 1}\nmodel: {class_path: a.Model, init_args: {hidden_size: 64}}\ndata: {class_path: b.Data}\n",
+        "a LightningCLI configuration whose data module has its own batch size",
+    ),
     "modernbert.yaml": (
         "global_train_batch_size: 64\nmodel: {name: flex_bert}\ntrain_loader: {name: text}\n",
         "a MosaicBERT or ModernBERT configuration for pretraining, which memplan plans through its command",

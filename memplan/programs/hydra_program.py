@@ -50,6 +50,11 @@ class HydraApp(NamedTuple):
     overrides: tuple[str, ...]
     """The words of the command that change the configuration."""
 
+    @property
+    def file(self) -> Path:
+        """Return the file that its configuration begins with."""
+        return (self.folder / self.config_name).with_suffix(".yaml")
+
 
 def hydra_app(words: Sequence[str]) -> HydraApp | None:
     """Return the Hydra script that the command *words* runs; None for another program."""
@@ -82,11 +87,13 @@ def commands_for(place: Path) -> list[list[str]]:
     """
     Return the commands that run the Hydra scripts of a project whose configuration has the file *place*, or lies in the folder *place*.
 
-    Those called train come first. A file that the script does not read by itself is chosen in the command, where Hydra takes it.
+    Those whose own configuration *place* is come first, then those called train. A file that the script does not read by itself is chosen
+    in the command, where Hydra takes it.
     """
-    apps = sorted(_apps_at(place.resolve()), key=lambda app: ("train" not in app.script.stem, app.script))
+    place = place.resolve()
+    apps = sorted(_apps_at(place), key=lambda app: (app.file != place, "train" not in app.script.stem, app.script))
     apps = [app for app in apps if is_of_training(app.script.stem)]
-    return [["python", str(app.script), *_chosen(app, place.resolve())] for app in apps]
+    return [["python", str(app.script), *_chosen(app, place)] for app in apps]
 
 
 def _apps_at(place: Path) -> list[HydraApp]:

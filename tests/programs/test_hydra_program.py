@@ -193,6 +193,15 @@ def test_the_command_is_found_for_a_file_of_the_configuration(project: Path, pla
     assert commands_for(project / place) == [expected]
 
 
+def test_of_several_scripts_that_which_begins_with_a_file_comes_first(project: Path) -> None:
+    """Before those called train, which could read it too."""
+    (project / "configs" / "ppo.yaml").write_text((project / "configs" / "train.yaml").read_text())
+    (project / "main.py").write_text((project / "train.py").read_text().replace('"train"', '"ppo"'))
+
+    assert [command[1] for command in commands_for(project / "configs" / "ppo.yaml")] == ["main.py", "train.py"]
+    assert [command[1] for command in commands_for(project / "configs" / "train.yaml")] == ["train.py", "main.py"]
+
+
 def test_a_project_does_not_train_by_the_scripts_of_its_tests(project: Path) -> None:
     """A library that tests itself on such a program is planned as a folder without one; the folder of the tests is not."""
     inner = project / "library" / "tests" / "program"

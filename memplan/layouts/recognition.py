@@ -28,6 +28,7 @@ SUFFIXES = (".yaml", ".yml", ".json", ".toml")
 MOST_FILES = 200
 MOST_FILES_BELOW = 100
 MOST_FOLDERS = 200
+MOST_DEEP = 3
 MOST_BYTES = 2**20
 """A larger file is data."""
 
@@ -129,21 +130,21 @@ def candidates(folder: Path) -> list[Path]:
 
 def candidates_below(folder: Path) -> list[Path]:
     """Return a few files further below in a project's *folder* that may be configurations, as `recipes/llama/sft.yaml`; the usual first."""
-    usual = (folder / name for name in FOLDERS[1:])
-    places = dict.fromkeys(place for top in (*usual, folder) for place in _folders_below(top))
-    found = (path for place in islice(places, MOST_FOLDERS) for path in sorted(place.iterdir()))
-    named = (path for path in found if path.suffix in SUFFIXES and path.name not in NOT_CONFIGURATIONS)
-    return [path for path in islice(named, MOST_FILES_BELOW) if path.is_file() and path.stat().st_size <= MOST_BYTES]
+    tops = [*(folder / name for name in FOLDERS[1:]), folder]
+    found = dict.fromkeys(
+        path for top in tops for path in _files_below(top) if path.suffix in SUFFIXES and path.name not in NOT_CONFIGURATIONS
+    )
+    return [path for path in islice(found, MOST_FILES_BELOW) if path.is_file() and path.stat().st_size <= MOST_BYTES]
 
 
-def _folders_below(folder: Path, deep: int = 3) -> Iterator[Path]:
-    """Yield the folders in *folder* and in those, three *deep*; none that is hidden, nor those of an environment or of packages."""
-    if not folder.is_dir() or (folder / "pyvenv.cfg").exists():
-        return
-    for entry in sorted(os.scandir(folder), key=lambda entry: entry.name) if deep else ():
-        if entry.is_dir(follow_symlinks=False) and not entry.name.startswith((".", "_")) and entry.name not in NOT_OF_TRAINING:
-            yield Path(entry.path)
-            yield from _folders_below(Path(entry.path), deep - 1)
+def _files_below(folder: Path) -> Iterator[Path]:
+    """Yield the files in *folder* and three folders deep in it; none that is hidden, nor those of an environment or of packages."""
+    for path, folders, files in islice(os.walk(folder), MOST_FOLDERS):
+        place = Path(path)
+        is_deep = len(place.relative_to(folder).parts) == MOST_DEEP
+        inner = (name for name in folders if not is_deep and name[0] not in "._" and name not in NOT_OF_TRAINING)
+        folders[:] = sorted(name for name in inner if not (place / name / "pyvenv.cfg").exists())
+        yield from (place / name for name in sorted(files))
 
 
 def _keys_of(path: Path) -> Set[str]:

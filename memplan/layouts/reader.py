@@ -24,7 +24,7 @@ from memplan.layouts.stages import StageReader
 from memplan.layouts.templates import template_data
 from memplan.workload.huggingface import ConfigJson, model_from_config
 from memplan.workload.model import KERNEL_PACKAGES, HuggingFaceModel, TransformerModel, is_pattern
-from memplan.workload.model_catalog import find_model
+from memplan.workload.model_catalog import find_model, is_hub_name
 from memplan.workload.stage import Stage
 from memplan.workload.workload import Workload
 from memplan.workload.workload_file import location_of, problem_of, workload_from
@@ -128,10 +128,6 @@ def read(layout: Layout, main: Path, *, starter: Path | None, launch: Path | Non
     return _Reader(layout, main, starter, launch).read()
 
 
-_HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
-"""What a name of the Hugging Face hub may be, and most paths are not."""
-
-
 class _Reader:
     """One reading of one configuration."""
 
@@ -206,7 +202,7 @@ class _Reader:
             model = find_model(found.value, folders=(self.root, Path()))
         except ConfigError as error:
             hint = "name a folder that has its config.json"
-            if _HUB_NAME.fullmatch(found.value):
+            if is_hub_name(found.value):
                 hint = f"download what describes it (`hf download {found.value} config.json`), or {hint}"
             raise ConfigError(f"`{entry.key}`: {error.problem}", file=self.main, line=found.line, hint=hint) from error
         self.sources["model",] = Source(self.main, found.line, entry.key, found.value)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -9,6 +11,8 @@ from typing import NamedTuple
 from memplan.errors import ConfigError
 from memplan.workload.huggingface import ConfigJson
 from memplan.workload.published_models import CATALOG, cached_config, catalog_model, config_files, near_names
+
+_HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 
 
 class FoundModel(NamedTuple):
@@ -28,19 +32,28 @@ def find_model(name: str, *, folders: Sequence[Path]) -> FoundModel:
     """
     Return the model that *name* means: a local folder or config.json, relative to one of *folders*, else a published model by its name.
 
-    Published models are looked up in the Hugging Face cache of this machine first, which has the file itself. Raises ConfigError where
-    nothing answers to the name.
+    Published models are looked up in the Hugging Face cache of this machine first, which has the file itself. A path of another machine is
+    the published model that its last part names. Raises ConfigError where nothing answers to the name.
     """
-    local = next((path for folder in folders for path in config_files(folder / Path(name).expanduser())), None)
+    places = [folder / Path(name).expanduser() for folder in folders]
+    local = next((path for place in places for path in config_files(place)), None)
     if local is not None:
         return FoundModel(name, read_config_json(local), str(local), local)
     cached = cached_config(name)
     if cached is not None:
         return FoundModel(name, read_config_json(cached), f"the Hugging Face cache ({cached})", cached)
     entry = catalog_model(name)
+    how = ""
+    if entry is None and not is_hub_name(name) and not any(map(os.path.exists, places)):
+        entry, how = catalog_model(Path(name).name), ", by the last part of its path: there is no such folder here"
     if entry is None:
         raise ConfigError(f"unknown model: {name!r}", hint=_suggest(name))
-    return FoundModel(name, ConfigJson(entry.config, CATALOG), f"memplan's catalogue ({entry.names[0]})", None)
+    return FoundModel(name, ConfigJson(entry.config, CATALOG), f"memplan's catalogue ({entry.names[0]}){how}", None)
+
+
+def is_hub_name(name: str) -> bool:
+    """Say whether *name* may be one of the Hugging Face hub, as most paths may not."""
+    return _HUB_NAME.fullmatch(name) is not None
 
 
 def read_config_json(path: Path) -> ConfigJson:

@@ -161,6 +161,23 @@ def test_the_cache_is_where_huggingface_hub_has_it(
     assert cached_config("org/model") == config
 
 
+@pytest.mark.parametrize(
+    "name", ["../Qwen2.5-7B-Instruct", "/data/models/Qwen2.5-7B-Instruct/", "~/qwen2.5-7b-instruct", "a/b/Qwen2.5-7B-Instruct"]
+)
+def test_a_folder_of_another_machine_is_the_published_model_of_its_name(tmp_path: Path, name: str) -> None:
+    """It is told that the folder is not here."""
+    found = find_model(name, folders=[tmp_path])
+
+    assert found.config.values == find_model("Qwen/Qwen2.5-7B-Instruct", folders=[tmp_path]).config.values
+    assert found.origin.endswith("(Qwen/Qwen2.5-7B), by the last part of its path: there is no such folder here")
+
+
+def test_a_name_of_the_hub_is_not_looked_up_by_its_last_part(tmp_path: Path) -> None:
+    """Somebody's model of that name may be another one."""
+    with pytest.raises(ConfigError, match=r"unknown model: 'somebody/Qwen2\.5-7B-Instruct'"):
+        find_model("somebody/Qwen2.5-7B-Instruct", folders=[tmp_path])
+
+
 def test_an_unknown_model_is_told_with_what_comes_near_and_what_to_type() -> None:
     """Near names, and a config.json of one's own."""
     with pytest.raises(ConfigError) as refused:

@@ -445,7 +445,8 @@ def _built_in(source: str) -> Configuration:
 def _refuse_recipes_below() -> None:
     """Raise ConfigError where a recipe lies further below this folder: a plan of the built-in workload would be one of something else."""
     for file in candidates_below(Path()):
-        with suppress(ConfigError):
+        located = None
+        with suppress(ConfigError):  # a damaged file is no recipe
             located = locate(file)
         if located is not None and located.is_recipe:
             hint = f'name the one to plan, `source="{file}"`; memplan\'s built-in workload is `source="{BUILT_IN}"`'

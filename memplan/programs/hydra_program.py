@@ -53,7 +53,7 @@ class HydraApp(NamedTuple):
     @property
     def file(self) -> Path:
         """Return the file that its configuration begins with."""
-        return (self.folder / self.config_name).with_suffix(".yaml")
+        return self.folder / f"{self.config_name.removesuffix('.yaml')}.yaml"
 
 
 def hydra_app(words: Sequence[str]) -> HydraApp | None:

@@ -276,6 +276,7 @@ def test_a_folder_whose_recipes_are_further_below_is_not_planned(run_memplan: Ru
     below = tmp_path / folder / "sft.yaml"
     below.parent.mkdir(parents=True)
     below.write_text("model_name_or_path: a/b\nper_device_train_batch_size: 2\n")
+    below.with_name("damaged.yaml").write_text("model_name_or_path: [\n")
 
     result = run_memplan("--gpu-memory", "24")
 

@@ -463,12 +463,14 @@ def _write_stack_when_asked(path: Path) -> None:
     """
     Have `STACK_SIGNAL` write this process's stack to *path*, even in the midst of a call into C, where the program does not use it itself.
 
-    `execution/stacks.py` asks, of a program that does not end. While Python ends, it takes faulthandler's handler away, and a signal that
-    comes then would end the process: so beneath that handler it is ignored, in C, where a program that asks Python sees none of this.
+    `execution/stacks.py` asks, of a program that does not end. One that is asked while Python ends would be ended by that: there is no
+    stack to write any more, then no handler. So the handler is taken away before, and beneath it the signal is ignored; in C, where a
+    program that asks Python sees none of this.
     """
     if signal.getsignal(STACK_SIGNAL) is signal.SIG_DFL:
         _ignore_in_c(STACK_SIGNAL)
         faulthandler.register(STACK_SIGNAL, file=path.open("w", encoding="utf-8"), all_threads=False)
+        atexit.register(faulthandler.unregister, STACK_SIGNAL)
 
 
 def _ignore_in_c(number: int) -> None:

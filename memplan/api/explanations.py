@@ -91,7 +91,7 @@ class _Told(NamedTuple):
             return ExplainedField(field=field, value=_text(value), file=source.file, line=source.line, why=_said(source, own))
         if not is_set:
             return ExplainedField(field=field, value=_text(value), why="memplan's default")
-        why = "the layout's starter workload" if self.is_starter else "set there"
+        why = "the layout's starter workload" if self.is_starter else "set there" if self.file else "what the framework does"
         return ExplainedField(field=field, value=_text(value), file=None if self.is_starter else self.file, why=why)
 
 

@@ -102,7 +102,7 @@ def calls(torch_build: TorchBuild, driver: Driver, tmp_path_factory: pytest.Temp
     return compared(torch_build, driver, tmp_path_factory.mktemp("calls") / "calls.jsonl", asks_cudnn=False)
 
 
-@pytest.fixture(scope="module", params=CARDS)
+@pytest.fixture(scope="module", params=["h100", pytest.param("h200", marks=pytest.mark.heavy)])
 def asking(
     torch_build: TorchBuild, driver: Driver, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
 ) -> dict[str, list[Call]]:

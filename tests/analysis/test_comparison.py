@@ -48,6 +48,7 @@ def test_what_is_shared_is_what_each_shows_by_itself(torch_build: TorchBuild, tm
         assert told == []
 
 
+@pytest.mark.heavy
 def test_kinds_with_other_contexts_share_what_was_searched(torch_build: TorchBuild, tmp_path: Path) -> None:
     """The second, which holds fewer threads, is run once, to see that it asks the same; the context is its own."""
     program, gpus = function_program(f"{STEPS}:mlp"), [sized(name, 3) for name in ("rtx3090", "a5000")]

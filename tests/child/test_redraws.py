@@ -55,7 +55,7 @@ def test_numbers_are_drawn_again_until_none_is_expected_outside(count: int, boun
     ("bound", "at_peak"),
     [
         (2.0, 4 * 64 + 16),  # the weight, what was drawn before, now, and both together; and the mask
-        (100.0, 64 + 3 * 16),  # the weight, and the masks of one bound, of the other, and of both
+        pytest.param(100.0, 64 + 3 * 16, marks=pytest.mark.heavy),  # the weight, and the masks of one bound, of the other, and of both
     ],
 )
 def test_a_model_that_is_initialized_on_the_gpu_takes_what_redraws_take(

@@ -242,6 +242,7 @@ def test_what_would_fit_is_told(run_memplan: Run, torch_build: TorchBuild) -> No
     assert "a GPU of this kind with 20.15 GiB; GPUs with that much: " in result.stdout
 
 
+@pytest.mark.heavy
 def test_how_much_memory_a_script_needs_that_ran_out_is_told(run_memplan: Run, torch_build: TorchBuild, tmp_path: Path) -> None:
     """It is run again, unheard, with unlimited memory, and not for the thousand steps that it would take; the size told is enough."""
     (tmp_path / "train.py").write_text(

@@ -99,6 +99,7 @@ def test_a_batch_of_all_gpus_is_told(torch_build: TorchBuild, gpu: GpuSpec, tmp_
         planned(program_of(tmp_path, "gpus", *launcher, accumulate=1), gpu, target=100_000)
 
 
+@pytest.mark.heavy
 def test_a_variable_of_the_environment_is_told_by_its_name(torch_build: TorchBuild, gpu: GpuSpec, tmp_path: Path) -> None:
     """As it is typed."""
     text = TRAINS.replace("json.load(open(sys.argv[2]))", '{"batch_size": int(os.environ["BATCH"]), "accumulate": int(sys.argv[2])}')
@@ -112,6 +113,7 @@ def test_a_variable_of_the_environment_is_told_by_its_name(torch_build: TorchBui
     assert error.value.hint == 'say so: `fields=["effective_batch_size=BATCH"]`'
 
 
+@pytest.mark.heavy
 def test_a_word_of_the_command_is_told_by_its_placeholder(torch_build: TorchBuild, gpu: GpuSpec, tmp_path: Path) -> None:
     """There is no key to name."""
     (tmp_path / "train.py").write_text(TRAINS.replace("json.load(open(sys.argv[2]))", "json.loads(sys.argv[2])"))

@@ -367,6 +367,7 @@ def test_steps_that_differ_with_another_batch_are_told_of(torch_build: TorchBuil
     assert len(decided.steps) == 8
 
 
+@pytest.mark.heavy
 def test_a_function_fills_the_gpu(torch_build: TorchBuild, gpu: GpuSpec) -> None:
     """Its arguments are its variables; a size is run as it would be by itself."""
     plan = memplan.plan(f"{PROGRAM}:build", gpu=gpu, pins={"features": 512})

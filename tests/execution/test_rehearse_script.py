@@ -1537,6 +1537,7 @@ def test_a_run_with_values_may_take_longer_than_a_first_one_that_failed(script: 
     assert seen(script(FAILS_WITHOUT_ITS_LENGTH)).verdict == "fits"
 
 
+@pytest.mark.heavy
 def test_a_run_with_values_that_comes_first_may_take_its_time(script: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing says yet how long the program takes; it was ended after a minute, and run without its values after all."""
     monkeypatch.setattr("memplan.execution.program_runs.most_seconds", lambda first: 60 if first is None or first > 1 else 0.5)
@@ -1716,7 +1717,11 @@ for count in rows:
 
 @pytest.mark.parametrize(
     ("rows", "mask", "num_steps", "num_runs"),
-    [("[40_960] * 3 + [81_920]", "[mask]", 6, 3), ("[40_960] * 3 + [81_920]", "", 6, 1), ("[40_960] * 4", "", 4, 1)],
+    [
+        pytest.param("[40_960] * 3 + [81_920]", "[mask]", 6, 3, marks=pytest.mark.heavy),
+        ("[40_960] * 3 + [81_920]", "", 6, 1),
+        ("[40_960] * 4", "", 4, 1),
+    ],
     ids=["it needs its values", "it needs none", "it is settled"],
 )
 def test_a_program_whose_last_step_reserves_more_is_run_for_longer(
@@ -2329,6 +2334,7 @@ def test_a_first_step_that_takes_most_may_come_again_beside_the_optimizers_state
     assert five.device_used.high_bytes == five.peak_reserved_bytes + 630 * MIB
 
 
+@pytest.mark.heavy
 def test_what_may_be_too_large_is_tight(script: Script) -> None:
     """The upper bound decides: with a small context it runs, with a large one it does not."""
     reserved_bytes = seen(script(TRAINING)).peak_reserved_bytes

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -21,7 +20,7 @@ from memplan.edits.config_file import load_config_file
 from memplan.errors import ConfigError, UsageError, WorldSizeError
 from memplan.layouts.reader import Reading
 from memplan.layouts.recognition import SUFFIXES, candidates_below, configurations_in, recognise
-from memplan.layouts.registry import BUILT_IN_WORKLOAD, Located, describe_layouts, locate, near_misses
+from memplan.layouts.registry import BUILT_IN_WORKLOAD, Located, describe_layouts, first_recipe, locate, near_misses
 from memplan.layouts.sources import Source
 from memplan.layouts.templates import template_data, templates_folder
 from memplan.planner.plan import AnyProgram
@@ -444,13 +443,10 @@ def _built_in(source: str) -> Configuration:
 
 def _refuse_recipes_below() -> None:
     """Raise ConfigError where a recipe lies further below this folder: a plan of the built-in workload would be one of something else."""
-    for file in candidates_below(Path()):
-        located = None
-        with suppress(ConfigError):  # a damaged file is no recipe
-            located = locate(file)
-        if located is not None and located.is_recipe:
-            hint = f'name the one to plan, `source="{file}"`; memplan\'s built-in workload is `source="{BUILT_IN}"`'
-            raise ConfigError(f"is {located.layout.title}, below this folder, which has no configuration itself", file=file, hint=hint)
+    found = first_recipe(candidates_below(Path()))
+    if found is not None:
+        hint = f'name the one to plan, `source="{found.main}"`; memplan\'s built-in workload is `source="{BUILT_IN}"`'
+        raise ConfigError(f"is {found.layout.title}, below this folder, which has no configuration itself", file=found.main, hint=hint)
 
 
 def _plain_file(folder: Path) -> Path | None:

@@ -2,7 +2,7 @@
 
 import os
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -160,6 +160,12 @@ def locate(path: Path, environment: Mapping[str, str] = os.environ) -> Located |
         others = ", ".join(str(recipe.main) for recipe in found[:5])
         raise ConfigError(f"has {len(found)} recipes: {others}", file=path, hint=f'name the one to plan: `source="{found[0].main}"`')
     return found[0] if found else None
+
+
+def first_recipe(paths: Iterable[Path], environment: Mapping[str, str] = os.environ) -> Located | None:
+    """Return the first of the files at *paths* that is a recipe of some layout; None where none is."""
+    known = list(layouts(environment))
+    return next((recipe for path in paths if (recipe := _recipe(path, known)) is not None), None)
 
 
 def _recipe(path: Path, known: Sequence[tuple[Layout, Path]]) -> Located | None:

@@ -10,13 +10,13 @@ import json
 import os
 import re
 from collections.abc import Iterator, Set
-from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from memplan.edits.config_file import ConfigFile, load_config_file
+from memplan.edits.config_file import load_config_file
 from memplan.errors import ConfigError
+from memplan.layouts.sources import is_number
 from memplan.layouts.templates import template_data, templates_folder
 
 FRAMEWORKS = "recognised/frameworks.yaml"
@@ -65,17 +65,10 @@ def recognise(path: Path) -> Recognised | None:
     if not trained:
         return None
     file = load_config_file(path)
-    found = next((key for key in trained if _is_number(file, key)), trained[0])  # another may stand for one, in a language of its program
+    found = next((key for key in trained if is_number(file, key)), trained[0])  # another may stand for one, in a language of its program
     variable = _variable_of(found)
     hint = f'plan the program that reads it, by its command and `fields=["{variable}={path}:{found}"]`'
     return Recognised(path, f"a training configuration (it has `{found}`)", is_known=False, hint=hint)
-
-
-def _is_number(file: ConfigFile, key: str) -> bool:
-    with suppress(ConfigError):
-        found = file.get(tuple(key.split(".")))
-        return found is not None and isinstance(found.value, int)
-    return False
 
 
 def _variable_of(key: str) -> str:

@@ -6,13 +6,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from memplan.edits.config_file import ConfigFile, load_config_file
+from memplan.edits.config_file import load_config_file
 from memplan.errors import ConfigError
 from memplan.layouts.places import Places
 from memplan.layouts.reader import Reading, is_recipe_of, missing_keys, read
 from memplan.layouts.recognition import candidates
 from memplan.layouts.schema import Layout, LayoutPart, layout_from
-from memplan.layouts.sources import ParsedFiles, file_of
+from memplan.layouts.sources import ParsedFiles, file_of, is_number
 from memplan.layouts.templates import template_data, template_files, template_folders, templates_folder
 from memplan.workload.parallelism import MODEL_PARALLEL_SIZES
 
@@ -110,11 +110,11 @@ class Located(NamedTuple):
         for entry in filter(lambda entry: places.holds(entry.when), self.layout.fields):
             variable, file = VARIABLES.get(entry.field), file_of(self.main, entry.file)
             least = 2 if variable in MODEL_PARALLEL_SIZES else None  # one GPU, or none, splits nothing
-            if variable is not None and _is_number(files.of(file), entry.key, least=least):
+            if variable is not None and is_number(files.of(file), entry.key, least=least):
                 yield f"{variable}={file}:{entry.key}"
         if self.layout.stages is not None and not self.layout.stages.files:
             main = files.of(self.main)
-            yield from (f"{name}={self.main}:{key}" for name, key in self.layout.stages.fields.items() if _is_number(main, key))
+            yield from (f"{name}={self.main}:{key}" for name, key in self.layout.stages.fields.items() if is_number(main, key))
 
     def stage_fields(self) -> Iterator[str]:
         """Yield what each stage's file holds, NAME=STAGE:KEY each."""
@@ -184,14 +184,6 @@ def _precedence(located: Located) -> tuple[bool, bool, int, int]:
     detect = located.layout.detect
     is_own = located.folder.parent != templates_folder()
     return is_own, located.can_be_described, len(detect.where), len(detect.keys) + len(detect.without)
-
-
-def _is_number(file: ConfigFile, key: str, *, least: int | None = None) -> bool:
-    """Say whether a number stands at *key*, from *least* on: "auto" and an empty value are filled in by somebody else."""
-    path = tuple(key.split("."))
-    found = file.get(path) if file.kind_of(path) == "scalar" else None
-    value = None if found is None else found.value
-    return isinstance(value, int) and not isinstance(value, bool) and (least is None or value >= least)
 
 
 def _keys_of(path: Path) -> set[str]:

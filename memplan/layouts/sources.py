@@ -15,6 +15,14 @@ def file_of(main: Path, file: str | None) -> Path:
     return main if file is None else main.parent / file
 
 
+def is_number(file: ConfigFile, key: str, *, least: int | None = None) -> bool:
+    """Say whether a number stands at *key*, from *least* on: "auto" and an empty value are filled in by somebody else."""
+    path = tuple(key.split("."))
+    found = file.get(path) if file.kind_of(path) == "scalar" else None
+    value = None if found is None else found.value
+    return isinstance(value, int) and not isinstance(value, bool) and (least is None or value >= least)
+
+
 @dataclass(frozen=True)
 class Source:
     """Where a field's value was read."""

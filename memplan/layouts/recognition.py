@@ -10,6 +10,7 @@ import json
 import os
 import re
 from collections.abc import Iterator, Set
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -64,8 +65,10 @@ def recognise(path: Path) -> Recognised | None:
     trained = [key for name in table["training_keys"] if (key := _trained_by(keys, name)) is not None]
     if not trained:
         return None
-    file = load_config_file(path)
-    found = next((key for key in trained if is_number(file, key)), trained[0])  # another may stand for one, in a language of its program
+    found = trained[0]
+    with suppress(ConfigError):  # a key that stands twice, which its program may read all the same
+        file = load_config_file(path)
+        found = next((key for key in trained if is_number(file, key)), found)  # another may stand for one, in a language of its program
     variable = _variable_of(found)
     hint = f'plan the program that reads it, by its command and `fields=["{variable}={path}:{found}"]`'
     return Recognised(path, f"a training configuration (it has `{found}`)", is_known=False, hint=hint)

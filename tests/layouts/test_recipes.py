@@ -806,6 +806,15 @@ def test_a_recipe_with_keys_of_another_program_is_not_said_to_be_trl_s(tmp_path:
     assert f"`-- {command} {path}`" in str(refused.value.hint)
 
 
+def test_a_file_whose_batch_stands_twice_is_recognised(tmp_path: Path) -> None:
+    """Its program may read it all the same: JSON's last one counts."""
+    path = tmp_path / "train.json"
+    path.write_text('{"train": {"batch_size": 4, "batch_size": 8}}')
+
+    with pytest.raises(ConfigError, match=r"looks like a training configuration \(it has `train\.batch_size`\)"):
+        read_configuration(path)
+
+
 @pytest.mark.parametrize("name", PARTS)
 def test_what_is_no_recipe_is_named_with_what_to_do(tmp_path: Path, name: str) -> None:
     """Never that it lacks a `model`, which no file of theirs has."""

@@ -42,6 +42,7 @@ def check_configuration(
         raise UsageError(
             f"{configuration.source} names no batch size: there is nothing to check", hint='give it: `pins={"micro_batch_size": 8}`'
         )
+    configuration.refuse_unknown()
     num_rehearsals = 0
 
     def count(step: Step) -> None:

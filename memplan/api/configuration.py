@@ -18,7 +18,7 @@ from pydantic import ValidationError
 
 from memplan.edits.config_file import load_config_file
 from memplan.errors import ConfigError, UsageError, WorldSizeError
-from memplan.layouts.reader import Reading
+from memplan.layouts.reader import Reading, Unknown
 from memplan.layouts.recognition import SUFFIXES, candidates_below, configurations_in, recognise
 from memplan.layouts.registry import BUILT_IN_WORKLOAD, Located, describe_layouts, first_recipe, locate, near_misses
 from memplan.layouts.sources import Source
@@ -59,6 +59,8 @@ class Configuration(NamedTuple):
     """Somebody chose a batch size; else the plan fills the GPU."""
     assumed: tuple[str, ...] = ()
     """Fields of the training that the files do not give, planned with memplan's defaults."""
+    unknown: tuple[Unknown, ...] = ()
+    """What the files leave to the data, and nobody has said."""
     noticed: tuple[str, ...] = ()
     """What was noticed besides."""
     remembered: str = ""
@@ -97,8 +99,16 @@ class Configuration(NamedTuple):
         return f"{self.source} names no batch size"
 
     def with_pins(self, names: Iterable[str]) -> Configuration:
-        """Return a copy in which what is pinned is not assumed."""
-        return self._replace(assumed=tuple(name for name in self.assumed if name not in set(names)))
+        """Return a copy in which what is pinned is neither assumed nor unknown."""
+        known = set(names)
+        unknown = tuple(each for each in self.unknown if each.field.rpartition(".")[2] not in known)
+        return self._replace(assumed=tuple(name for name in self.assumed if name not in known), unknown=unknown)
+
+    def refuse_unknown(self) -> None:
+        """Raise ConfigError where a value decides the memory that the files leave to the data, and that nobody has said."""
+        for each in self.unknown:
+            hint = f'say it: `pins={{"{each.field.rpartition(".")[2]}": 2048}}`'
+            raise ConfigError(f"`{each.key}` is not set: {each.why}", file=each.file, line=each.line, hint=f"{hint}, or set the key")
 
     def with_target(self, target: TargetBatch | None) -> Configuration:
         """Return a copy that is planned for *target* samples in an optimizer step: what is asked for is no lack of a batch."""
@@ -266,7 +276,7 @@ def _of_layout(located: Located) -> Configuration:
     if located.is_recipe:
         said = f"planned with memplan's own model of it; {_by_itself(located)}"
         reading = replace(reading, warnings=(said, *reading.warnings))
-    return Configuration(reading.workload, located.source, reading, located=located)
+    return Configuration(reading.workload, located.source, reading, located=located, unknown=reading.unknown)
 
 
 def trainer_of(located: Located, stages: Mapping[str, Path] = MappingProxyType({})) -> Configuration | None:

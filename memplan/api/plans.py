@@ -301,7 +301,8 @@ def _trainer(configuration: Configuration, request: PlanRequest) -> Configuratio
 
 
 def plan_for(configuration: Configuration, gpu: GpuSpec, estimator: Estimator, request: PlanRequest) -> Plan:
-    """Return the plan of *configuration* for *gpu* by *estimator*."""
+    """Return the plan of *configuration* for *gpu* by *estimator*. Raises ConfigError for what its files leave to the data."""
+    configuration.refuse_unknown()
     made = make_plan(
         configuration.program,
         gpu,

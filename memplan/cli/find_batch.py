@@ -121,6 +121,7 @@ def _of_configuration(typed: PlanSettings, *, start: int | None, margin: float, 
 
     asked = asked_for(typed, with_gpu=False)
     configuration = asked_configuration(asked)
+    configuration.refuse_unknown()
     what = "program" if configuration.is_own_program else "workload"
     click.echo(f"memplan: the {what} is {configuration.source}{asked.remembered and f' ({asked.remembered})'}", err=True)
     gpu, program = gpus_of_this_machine()[0], pin(configuration.program, Pins(asked.settings.pins))

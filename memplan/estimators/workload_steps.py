@@ -21,7 +21,7 @@ from memplan.hardware.gpu import GpuSpec
 from memplan.hardware.torch_install import find_torch
 from memplan.memory.estimate import MemoryRange
 from memplan.memory.nccl_buffers import link_of
-from memplan.workload.model import KERNEL_PACKAGES, HuggingFaceModel, TransformerModel
+from memplan.workload.model import KERNEL_PACKAGES, HuggingFaceModel, RehearsedModel, TorchtuneModel, TransformerModel
 from memplan.workload.optimizer import OPTIMIZER_PACKAGES
 from memplan.workload.parallelism import ZERO_PACKAGE, ZERO_STAGES, Parallelism
 from memplan.workload.program import Program
@@ -133,7 +133,7 @@ def allocator_environment(settings: str) -> dict[str, str]:
 def instead_of_running(step: Step) -> str:
     """Return what can be done where *step* does not run."""
     workload = workload_of(step.program)
-    has_no_formulas = isinstance(workload.model, HuggingFaceModel) or workload.parallelism.split_by
+    has_no_formulas = isinstance(workload.model, RehearsedModel) or workload.parallelism.split_by
     return "rehearse your own program" if has_no_formulas else 'plan by formulas: `method="analytic"`'
 
 
@@ -167,6 +167,8 @@ def check_ranks(workload: Workload) -> None:
         raise NotRehearsedError(f"a machine has at most {MOST_GPUS} GPUs here", hint="say how many machines there are: `nodes`")
     if find_torch().numbers < OLDEST_OF_RANKS:
         raise NotRehearsedError(f"PyTorch {find_torch().version} has no process group that waits for nobody", hint="PyTorch 2.6 has one")
+    if workload.optimizer.steps_in_backward:
+        raise NotRehearsedError("an optimizer that steps in the backward is planned for one GPU", hint="rehearse your own program")
     if parallelism.split_by:
         _check_split(workload)
     if parallelism.strategy not in ZERO_STAGES:
@@ -253,7 +255,7 @@ def _family(step: str, gpu: GpuSpec, packages: tuple[str, ...], has_ranks: bool)
 
 def _packages_of(workload: Workload) -> tuple[str, ...]:
     """Return the packages besides PyTorch that build the step."""
-    is_huggingface = getattr(workload.model, "huggingface_config", None) is not None
+    is_huggingface = getattr(workload.model, "huggingface_config", None) is not None and not isinstance(workload.model, TorchtuneModel)
     optimizer = OPTIMIZER_PACKAGES.get(workload.optimizer.name)
     has_zero = workload.parallelism.strategy in ZERO_STAGES and workload.parallelism.num_gpus > 1
     zero = ZERO_PACKAGE if has_zero else None

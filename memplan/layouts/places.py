@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import NamedTuple
 
@@ -95,4 +96,7 @@ class Places:
 
 def is_one_of(spelling: str, spellings: Collection[str]) -> bool:
     """Say whether a value that is spelled so is one of *spellings*."""
-    return any(each in spellings for each in readings_of(spelling)) or (ANYTHING in spellings and bool(spelling))
+    patterns = [each for each in spellings if ANYTHING in each]
+    return any(
+        each in spellings or (bool(each) and any(fnmatchcase(each, pattern) for pattern in patterns)) for each in readings_of(spelling)
+    )

@@ -7,6 +7,7 @@ import re
 from collections.abc import Collection, Mapping, Set
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
+from fnmatch import fnmatchcase
 from importlib.machinery import PathFinder
 from math import prod
 from pathlib import Path
@@ -22,7 +23,7 @@ from memplan.layouts.schema import Assumption, FieldEntry, LaunchFile, Layout, M
 from memplan.layouts.sources import ParsedFiles, Source, file_of
 from memplan.layouts.stages import StageReader
 from memplan.layouts.templates import template_data
-from memplan.workload.huggingface import ConfigJson, model_from_config
+from memplan.workload.huggingface import ConfigJson, model_from_config, torchtune_model
 from memplan.workload.model import KERNEL_PACKAGES, HuggingFaceModel, TransformerModel, is_pattern
 from memplan.workload.model_catalog import find_model, is_hub_name
 from memplan.workload.stage import Stage
@@ -47,6 +48,17 @@ class _Count(NamedTuple):
     source: Source
 
 
+class Unknown(NamedTuple):
+    """A value that the files leave to the data, which has to be said for a plan."""
+
+    field: str
+    """The workload's field, dotted."""
+    file: Path
+    line: int | None
+    key: str
+    why: str
+
+
 @dataclass(frozen=True)
 class Reading:
     """A configuration, read."""
@@ -68,6 +80,8 @@ class Reading:
     present: frozenset[str]
     """The keys that stand in the files."""
     warnings: tuple[str, ...]
+    unknown: tuple[Unknown, ...] = ()
+    """What has to be said beside the files."""
 
     @property
     def root(self) -> Path:
@@ -143,6 +157,7 @@ class _Reader:
         self.files = ParsedFiles()
         self.places = Places(main, launch, layout, self.files)
         self.warnings: list[str] = []
+        self.unknown: list[Unknown] = []
 
     def read(self) -> Reading:
         for assumption in self.layout.assumes:
@@ -177,7 +192,19 @@ class _Reader:
         files = {path.stem: path for path in paths}
         present = frozenset(self.present)
         sources = {".".join(map(str, field)): source for field, source in self.sources.items()}
-        return Reading(self.layout, self.main, workload, entries, sources, files, others, self.spellings, present, tuple(self.warnings))
+        return Reading(
+            self.layout,
+            self.main,
+            workload,
+            entries,
+            sources,
+            files,
+            others,
+            self.spellings,
+            present,
+            warnings=tuple(self.warnings),
+            unknown=tuple(self.unknown),
+        )
 
     def _starting(self) -> dict[str, Any]:
         """Return what the files do not say as data, and the model that they name. Raises ConfigError for one that nobody knows."""
@@ -198,8 +225,14 @@ class _Reader:
                 hint="name a folder with a config.json, or a model of the Hugging Face hub",
             )
         self.spellings[entry.key] = found.value
+        name = found.value
+        if entry.names:
+            known = next((known for pattern, known in entry.names.items() if fnmatchcase(found.value, pattern)), None)
+            if known is None:
+                raise ConfigError(f"`{entry.key}`: memplan does not know the sizes of {found.value}", file=self.main, line=found.line)
+            name = known
         try:
-            model = find_model(found.value, folders=(self.root, Path()))
+            model = find_model(name, folders=(self.root, Path()))
         except ConfigError as error:
             hint = "name a folder that has its config.json"
             if is_hub_name(found.value):
@@ -207,7 +240,7 @@ class _Reader:
             raise ConfigError(f"`{entry.key}`: {error.problem}", file=self.main, line=found.line, hint=hint) from error
         self.sources["model",] = Source(self.main, found.line, entry.key, found.value)
         self.warnings.append(f"{self.main}:{found.line}: the sizes of {found.value} are from {model.origin}")
-        fields = model_from_config(model.config)
+        fields = model_from_config(model.config) if entry.builder == "transformers" else torchtune_model(model.config)
         if entry.is_decoder and not _is_decoder(model.config, fields):
             problem = f"`{entry.key}` is {found.value}, which is not a decoder of text alone: a plan knows nothing of what it reads besides"
             raise ConfigError(problem, file=self.main, line=found.line, hint="rehearse your own program (`memplan rehearse`)")
@@ -289,6 +322,8 @@ class _Reader:
         if is_written:
             self.present.add(entry.key)
         else:
+            if entry.if_unknown is not None:
+                self.unknown.append(Unknown(entry.field, path, found.line if found else None, entry.key, entry.if_unknown))
             found = self._default(entry, found, path)
         if found is None:
             return
@@ -472,7 +507,7 @@ def _is_decoder(config: ConfigJson, fields: dict[str, Any]) -> bool:
 def _settle_kind(data: dict[str, Any]) -> None:
     """Leave a model to transformers where the files say of it what only that knows: PEFT's adapters, quantized layers, types of weights."""
     model = data.get("model", {})
-    if BY_TRANSFORMERS.isdisjoint(model) or "huggingface_config" not in model:
+    if model.get("kind") == "torchtune" or BY_TRANSFORMERS.isdisjoint(model) or "huggingface_config" not in model:
         return
     data["model"] = {name: value for name, value in model.items() if name in HuggingFaceModel.model_fields} | {"kind": "huggingface"}
 

@@ -229,9 +229,11 @@ def _with_parts(layout: Layout, template: Path) -> Layout:
         if not os.path.isfile(file):
             raise ConfigError(f"`parts`: there is no {name}", file=template, hint="this is a mistake in the layout itself")
         part = LayoutPart.model_validate(template_data(file))
-        shared = (name for name in LayoutPart.model_fields if name != "launch")
-        joined = {field: (*getattr(layout, field), *getattr(part, field)) for field in shared}
-        layout = layout.model_copy(update={**joined, "launch": layout.launch or part.launch})
+        single = ("launch", "model")
+        joined: dict[str, object] = {field: getattr(layout, field) or getattr(part, field) for field in single}
+        for field in LayoutPart.model_fields.keys() - single:
+            joined[field] = (*getattr(layout, field), *getattr(part, field))
+        layout = layout.model_copy(update=joined)
     return layout
 
 

@@ -73,10 +73,10 @@ Spelling = Annotated[str, BeforeValidator(spelled)]
 """A value as a file spells it; true and false for a switch, an empty text for a key that is not there or empty."""
 
 ANYTHING = "*"
-"""In conditions: whatever stands at the key, as long as something does."""
+"""In conditions: whatever stands at the key, as long as something does; beside other signs, any text in this place."""
 
 Conditions = dict[DottedKey, Annotated[tuple[Spelling, ...], BeforeValidator(_as_list)]]
-"""Keys of the main file and the spellings of which each has to have one; `*` stands for any but an empty one."""
+"""Keys of the main file and the spellings of which each has to have one; `*` stands for any text, by itself for any but an empty one."""
 
 
 class FieldEntry(Description):
@@ -112,6 +112,10 @@ class FieldEntry(Description):
 
     if_null: str | None = None
     """Why an empty value is refused. None: it is the same as a key that is not there."""
+
+    if_unknown: str | None = None
+    """Why a value has to be said for the plan where the key is not there or empty, in the files or beside them. None: memplan's default is
+    planned, or the layout's."""
 
     @property
     def path(self) -> KeyPath:
@@ -158,6 +162,13 @@ class ModelEntry(Description):
 
     key: DottedKey
     """The key in the main file."""
+
+    names: dict[str, str] = Field(default_factory=dict)
+    """The published models that the framework's own names stand for, `*` in one being any text. Empty: the key holds the name or the folder
+    itself."""
+
+    builder: Literal["transformers", "torchtune"] = "transformers"
+    """Whose code builds the model."""
 
     is_decoder: bool = False
     """The framework trains decoders of text; another model is refused, as what it reads besides is not in a plan."""
@@ -297,6 +308,12 @@ class LaunchFile(Description):
 class LayoutPart(Description):
     """What layouts can share."""
 
+    model: ModelEntry | None = None
+    """Where the files name the model, if they do."""
+
+    fields: tuple[FieldEntry, ...] = ()
+    """Lines of the table."""
+
     named_files: tuple[NamedFile, ...] = ()
     """Further files that keys may name."""
 
@@ -332,13 +349,10 @@ class Layout(LayoutPart):
     """How a tree is recognised."""
 
     parts: tuple[str, ...] = ()
-    """Files of memplan's `parts/` whose rules, assumptions, notes and named files several layouts share, by their names."""
+    """Files of memplan's `parts/` with what several layouts share, by their names: lines of the table, rules, assumptions, notes."""
 
     workload: RelativePath | None = None
     """The starter workload, beside the layout: what the files do not say. None: they say it all, or only the program itself can tell."""
-
-    model: ModelEntry | None = None
-    """Where the files name the model, if they do."""
 
     fields: tuple[FieldEntry, ...]
     """The table."""

@@ -347,4 +347,5 @@ def smallest_try(decision: Decision, pins: Pins) -> Program:
     pinned = decision.pinned
     smallest = pinned if pins.pins("micro_batch_size") else pinned.with_training(micro_batch_size=decision.smallest)
     steps = min(MOST_STEPS, -(-decision.target // (smallest.training.micro_batch_size * smallest.parallelism.data_parallel_size)))
-    return smallest if pins.pins("gradient_accumulation_steps") else smallest.with_training(gradient_accumulation_steps=steps)
+    is_fixed = pins.pins("gradient_accumulation_steps") or not pinned.varies("gradient_accumulation_steps")
+    return smallest if is_fixed else smallest.with_training(gradient_accumulation_steps=steps)

@@ -123,6 +123,11 @@ def model_from_config(config: ConfigJson) -> dict[str, Any]:
     return {"kind": "transformer"} | fields | _attention(config) | {"huggingface_config": content}
 
 
+def torchtune_model(config: ConfigJson) -> dict[str, Any]:
+    """Return the fields of the model that *config* describes as torchtune builds it."""
+    return {"kind": "torchtune", "huggingface_config": json.dumps(config.values, sort_keys=True)}
+
+
 def not_heeded(config: ConfigJson) -> list[str]:
     """Return what *config* says of a training that a plan does not follow, a sentence each."""
     told = []

@@ -1,7 +1,8 @@
 """The model: its shape, as far as memory depends on it.
 
-Four kinds. `transformer` is an encoder or a decoder; `contrastive_encoder` joins the embeddings of several encoders; `huggingface` is any
-other model that transformers builds from a config.json; `parameters` is for everything else: plain counts that somebody measured.
+Five kinds. `transformer` is an encoder or a decoder; `contrastive_encoder` joins the embeddings of several encoders; `huggingface` is any
+other model that transformers builds from a config.json, and `torchtune` a decoder as torchtune builds it; `parameters` is for everything
+else: plain counts that somebody measured.
 """
 
 import json
@@ -311,6 +312,45 @@ class HuggingFaceModel(Description):
         return any(name in json.loads(self.huggingface_config) for name in EXPERT_COUNTS)
 
 
+class TorchtuneModel(Description):
+    """A decoder as torchtune builds and trains it, in sizes of a config.json. It is rehearsed; there are no formulas for it."""
+
+    kind: Literal["torchtune"] = "torchtune"
+    """Says which kind of model this is."""
+
+    huggingface_config: str
+    """The content of the config.json, as JSON. A workload file names it: `config: path/to/config.json`, or the model: `name: ORG/MODEL`."""
+
+    num_positions: PositiveInt | None = None
+    """Rows of its table of rotary positions, which is fp32. None: as many as the config.json has positions."""
+
+    shares_positions: bool = False
+    """Blocks with adapters share one such table, as in Llama 3.1 and later; in other models each has its own. Without adapters all do."""
+
+    quantization: Literal["nf4"] | None = None
+    """How torchao keeps the frozen linear layers: 4 bits, and scales that are quantized too."""
+
+    adapters: Adapters | None = None
+    """Adapters; with them the model's own weights are frozen. Their type is that of the weights in torchtune."""
+
+    loss: Literal["chunked_logits", "chunked_states", "whole"] = "chunked_logits"
+    """Cross-entropy of chunks of the logits (CEWithChunkedOutputLoss), of chunks of the last states, each with logits of its own
+    (LinearCrossEntropyLoss), or of all logits at once."""
+
+    num_loss_chunks: PositiveInt = 8
+    """How many chunks there are."""
+
+    @model_validator(mode="after")
+    def _quantized_weights_are_frozen(self) -> "TorchtuneModel":
+        if self.quantization is not None and self.adapters is None:
+            raise ValueError("quantized weights cannot be trained: adapters are missing")
+        return self
+
+
+RehearsedModel = HuggingFaceModel | TorchtuneModel
+"""Models that there are no formulas for."""
+
+
 class ParametersModel(Description):
     """Any model, by counts that somebody measured."""
 
@@ -346,4 +386,6 @@ def encoder_of(model: "Model") -> TransformerModel | None:
     return model if isinstance(model, TransformerModel) else None
 
 
-Model = Annotated[TransformerModel | ContrastiveEncoderModel | HuggingFaceModel | ParametersModel, Field(discriminator="kind")]
+Model = Annotated[
+    TransformerModel | ContrastiveEncoderModel | HuggingFaceModel | TorchtuneModel | ParametersModel, Field(discriminator="kind")
+]

@@ -43,3 +43,7 @@ class Optimizer(Description):
 
     quantizes_embeddings: bool = True
     """Whether an 8-bit optimizer keeps its moments of embeddings in 8 bits; transformers' Trainer has it keep those in fp32."""
+
+    steps_in_backward: bool = False
+    """Each parameter is updated within the backward, as soon as its gradient is whole, and the gradient is let go: there is no
+    accumulation. torchtune's `optimizer_in_bwd`."""

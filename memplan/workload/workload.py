@@ -54,6 +54,21 @@ class Workload(Program):
         return self
 
     @model_validator(mode="after")
+    def _nothing_accumulates_without_gradients(self) -> "Workload":
+        if self.optimizer.steps_in_backward and self.training.gradient_accumulation_steps > 1:
+            raise ValueError(
+                f"gradient_accumulation_steps is {self.training.gradient_accumulation_steps}, and the optimizer steps in each backward: "
+                f"no gradient is there to add to"
+            )
+        if self.optimizer.steps_in_backward and self.training.precision == "fp16-mixed":
+            raise ValueError("the optimizer steps in the backward, before the gradients of fp16-mixed are scaled back")
+        return self
+
+    def varies(self, name: str) -> bool:
+        """Say whether what a plan decides by that *name* can be given another value."""
+        return name != "gradient_accumulation_steps" or not self.optimizer.steps_in_backward
+
+    @model_validator(mode="after")
     def _positions_suffice(self) -> "Workload":
         encoder = encoder_of(self.model)
         lengths = {"training.sequence_length": self.training.sequence_length}

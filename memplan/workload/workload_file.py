@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from memplan.errors import ConfigError
-from memplan.workload.huggingface import ConfigJson, model_from_config, not_heeded
+from memplan.workload.huggingface import ConfigJson, model_from_config, not_heeded, torchtune_model
 from memplan.workload.model_catalog import find_model, read_config_json
 from memplan.workload.workload import Workload
 
@@ -29,7 +29,7 @@ def read_workload_data(path: Path) -> dict[str, Any]:
     if not isinstance(data, dict):
         raise ConfigError("is not a workload: no keys and values", file=path, hint="start from a copy of a workload.yaml under templates/")
     model = data.get("model")
-    if isinstance(model, dict) and model.get("kind") == "huggingface":
+    if isinstance(model, dict) and model.get("kind") in ("huggingface", "torchtune"):
         data["model"] = _named_model(model, file)
     return data
 
@@ -49,7 +49,8 @@ def read_huggingface_config(path: Path) -> tuple[Workload, list[str]]:
 
 def _named_model(model: dict[str, Any], file: YamlFile) -> dict[str, Any]:
     """Return the model of `{kind: huggingface, config: FILE or name: MODEL, ...}`; the other keys overwrite what its configuration says."""
-    read = model_from_config(_named_config(model, file))
+    config = _named_config(model, file)
+    read = model_from_config(config) if model["kind"] == "huggingface" else torchtune_model(config)
     return read | {key: value for key, value in model.items() if key not in ("kind", "config", "name")}
 
 
@@ -119,7 +120,9 @@ def location_of(error: Any) -> tuple[str | int, ...]:
     named = error.get("ctx", {}).get("field")
     if isinstance(named, str):
         return tuple(named.split("."))
-    return tuple(part for part in error["loc"] if part not in ("transformer", "contrastive_encoder", "huggingface", "parameters"))
+    return tuple(
+        part for part in error["loc"] if part not in ("transformer", "contrastive_encoder", "huggingface", "torchtune", "parameters")
+    )
 
 
 def problem_of(error: Any) -> str:

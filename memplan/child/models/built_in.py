@@ -21,9 +21,18 @@ from memplan.child.models.counted import CountedModel
 from memplan.child.models.fine_tuning import prepare_fine_tuning
 from memplan.child.models.huggingface import FromTransformers
 from memplan.child.models.together import SHORT_TYPES, Trainer, trainer_of
+from memplan.child.models.torchtune import FromTorchtune
 from memplan.child.models.transformer import Adapted, Transformer, TransformerWithHead
 from memplan.child.repeated_step import SteadyStep
-from memplan.workload.model import ContrastiveEncoderModel, HuggingFaceModel, Model, ParametersModel, TransformerModel, encoder_of
+from memplan.workload.model import (
+    ContrastiveEncoderModel,
+    HuggingFaceModel,
+    Model,
+    ParametersModel,
+    TorchtuneModel,
+    TransformerModel,
+    encoder_of,
+)
 from memplan.workload.stage import Stage
 from memplan.workload.workload import Workload
 
@@ -70,6 +79,8 @@ def make_model(workload: Workload, place: Callable[[nn.Module], None]) -> nn.Mod
         made = _make(model, is_split=bool(workload.parallelism.split_by))
         if isinstance(made, FromTransformers) and isinstance(model, HuggingFaceModel):
             prepare_fine_tuning(made.inner, model)
+        elif isinstance(made, FromTorchtune):
+            made.put_in_layers()
     root = Encoding(made) if workload.contrastive is not None and isinstance(made, (TransformerWithHead, FromTransformers)) else made
     place(root)
     encoder = encoder_of(model)
@@ -97,6 +108,8 @@ def _make(model: Model, *, is_split: bool) -> nn.Module:
         return ContrastiveEncoder(model)
     if isinstance(model, ParametersModel):
         return CountedModel(model)
+    if isinstance(model, TorchtuneModel):
+        return FromTorchtune(model)
     if isinstance(model, HuggingFaceModel) or (_is_built_by_transformers(model) and not is_split):
         return FromTransformers(model)
     return TransformerWithHead(model)
@@ -107,7 +120,7 @@ def _is_built_by_transformers(model: TransformerModel) -> bool:
 
 
 def _checkpoint(model: nn.Module, *, on: bool) -> None:
-    if isinstance(model, FromTransformers):
+    if isinstance(model, (FromTransformers, FromTorchtune)):
         model.checkpoints(on)
     for module in model.modules():
         if isinstance(module, Transformer):
@@ -135,7 +148,7 @@ def make_micro_batch(workload: Workload, stage: Stage | None, root: nn.Module, t
             with trainer.autocast():
                 loss = trainer.call(batch)
         else:
-            assert isinstance(root, (TransformerWithHead, FromTransformers))
+            assert isinstance(root, (TransformerWithHead, FromTransformers, FromTorchtune))
             inputs = root.make_batch(batch, length, device)
             with trainer.split_batch(inputs):
                 with trainer.autocast():

@@ -10,7 +10,8 @@ from __future__ import annotations
 import contextlib
 import copy
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -107,8 +108,12 @@ class QuantizedLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the product of *x* (…, inputs) with the weight, computed in the weight's type and told in that of *x*."""
-        answer: Tensor = _WholeForEachProduct.apply(x.to(self.dtype), self, self.bias)
-        return answer.to(x.dtype)
+        return self.product(x.to(self.dtype), self.bias).to(x.dtype)
+
+    def product(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        """Return the product of *x* (…, inputs) with the weight, for which nothing but the weight is kept."""
+        answer: Tensor = _WholeForEachProduct.apply(x, self, bias)
+        return answer
 
 
 class FourBitLinear(QuantizedLinear):
@@ -185,18 +190,8 @@ class _ProductOfBytes(_WholeForEachProduct):
 
 def prepare_fine_tuning(inner: nn.Module, model: HuggingFaceModel) -> None:
     """Change *inner*, a model of transformers, into what *model* describes: layers quantized, norms in their type, adapters put in."""
-    head = _head_of(inner)
-    layers = [(name, layer) for name, layer in inner.named_modules() if isinstance(layer, nn.Linear) and layer is not head]
+    put_in_layers(inner, model.adapters, base_of=partial(_quantized, quantization=model.quantization), head=_head_of(inner))
     if model.adapters is not None:
-        inner.requires_grad_(False)
-    for name, layer in layers:
-        base = _quantized(layer, model.quantization) if model.quantization is not None else layer
-        if model.adapters is not None and _is_target(name, model.adapters.targets):
-            base = AdaptedLinear(base, model.adapters, layer.in_features, layer.out_features)
-        if base is not layer:
-            inner.set_submodule(name, base)
-    if model.adapters is not None:
-        _check_targets(inner, model.adapters.targets)
         _train_copies(inner, model.adapters)
     if model.norm_dtype is not None:
         for name, module in inner.named_modules():
@@ -206,6 +201,27 @@ def prepare_fine_tuning(inner: nn.Module, model: HuggingFaceModel) -> None:
         for part in (_part_of(inner, "get_input_embeddings"), _head_of(inner)):
             if part is not None:
                 part.to(getattr(torch, model.embeddings_dtype))
+
+
+def put_in_layers(
+    inner: nn.Module, adapters: Adapters | None, *, base_of: Callable[[nn.Linear], nn.Module], head: nn.Module | None
+) -> None:
+    """
+    Put what *base_of* makes of each linear layer but the *head* in its place, beside *adapters* where those are for it.
+
+    With adapters all else is frozen. Raises OwnModelError for a target beside which no adapter was put.
+    """
+    layers = [(name, layer) for name, layer in inner.named_modules() if isinstance(layer, nn.Linear) and layer is not head]
+    if adapters is not None:
+        inner.requires_grad_(False)
+    for name, layer in layers:
+        base = base_of(layer)
+        if adapters is not None and _is_target(name, adapters.targets):
+            base = AdaptedLinear(base, adapters, layer.in_features, layer.out_features)
+        if base is not layer:
+            inner.set_submodule(name, base)
+    if adapters is not None:
+        _check_targets(inner, adapters.targets)
 
 
 def _train_copies(inner: nn.Module, adapters: Adapters) -> None:
@@ -253,5 +269,7 @@ def _ends_with(name: str, end: str) -> bool:
     return name == end or name.endswith(f".{end}")
 
 
-def _quantized(layer: nn.Linear, quantization: str) -> nn.Module:
+def _quantized(layer: nn.Linear, quantization: str | None) -> nn.Module:
+    if quantization is None:
+        return layer
     return EightBitLinear(layer) if quantization == "8bit" else FourBitLinear(layer, is_double=quantization == "4bit-double")

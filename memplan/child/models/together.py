@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from memplan.child.models.counted import CountedPiece
 from memplan.child.models.huggingface import FromTransformers
 from memplan.child.models.optimizers import make_optimizer
+from memplan.child.models.torchtune import TorchtuneBlock
 from memplan.child.models.transformer import Block, TransformerWithHead
 from memplan.child.one_rank import world
 from memplan.workload.optimizer import BITSANDBYTES, OPTIMIZER_PACKAGES
@@ -96,7 +97,21 @@ class Trainer:
             self._shards = [(whole, nn.Parameter(whole.to_local().detach())) for whole in parts]
             own = {id(whole): shard for whole, shard in self._shards}
             trained = [own.get(id(parameter), parameter) for parameter in trained]
+        if self.workload.optimizer.steps_in_backward:
+            for parameter in trained:
+                self._step_in_backward(parameter, root)
+            return
         self._optimizer = make_optimizer(self.workload.optimizer, trained, root)
+
+    def _step_in_backward(self, parameter: nn.Parameter, root: nn.Module) -> None:
+        """Have an optimizer of its own update *parameter* as soon as its gradient is whole."""
+        optimizer = make_optimizer(self.workload.optimizer, [parameter], root)
+
+        def update(_: Tensor) -> None:
+            optimizer.step()
+            optimizer.zero_grad()
+
+        parameter.register_post_accumulate_grad_hook(update)
 
     def split_batch(self, inputs: Mapping[str, Tensor]) -> contextlib.AbstractContextManager[None]:
         """Return the context in which *inputs* are trained on: where ranks split a batch, each has its part."""
@@ -150,6 +165,8 @@ class Trainer:
             gradient = whole.grad
             shard.grad = None if gradient is None else gradient.redistribute(placements=whole.placements).to_local()
             whole.grad = None
+        if self._optimizer is None:  # what there was to update, the backward has
+            return
         self._scaler.step(self._optimizer)
         self._scaler.update()
         self._optimizer.zero_grad()
@@ -282,7 +299,7 @@ def blocks_of(root: nn.Module) -> list[nn.Module]:
     """
     modules = list(root.modules())
     named = {name for module in modules if isinstance(module, FromTransformers) for name in module.inner._no_split_modules or ()}
-    found = [module for module in modules if isinstance(module, (Block, CountedPiece)) or type(module).__name__ in named]
+    found = [module for module in modules if isinstance(module, (Block, CountedPiece, TorchtuneBlock)) or type(module).__name__ in named]
     return found[::-1]
 
 

@@ -85,12 +85,13 @@ def estimate(workload: Workload, gpu: GpuSpec, stage: Stage | None) -> MemoryEst
     """
     Return the analytic estimate of one step of *workload* in *stage* on *gpu*; see the module's first lines.
 
-    Raises NotEstimatedError for a model that there are no formulas for, or one that GPUs split.
+    Raises NotEstimatedError for a model that there are no formulas for, one that GPUs split, or an optimizer that steps in the backward.
     """
-    training, split_by = workload.training, workload.parallelism.split_by
-    if split_by:
+    training = workload.training
+    unknown = [*workload.parallelism.split_by, *(["steps_in_backward"] if workload.optimizer.steps_in_backward else [])]
+    if unknown:
         raise NotEstimatedError(
-            f"there are no formulas for {' and '.join(split_by)}",
+            f"there are no formulas for {' and '.join(unknown)}",
             hint='the step is rehearsed, where a CUDA build of torch is installed: leave `method="analytic"` out',
         )
     groups = parameter_groups(workload.model)

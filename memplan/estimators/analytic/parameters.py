@@ -19,6 +19,7 @@ from memplan.workload.model import (
     LoraTarget,
     Model,
     ParametersModel,
+    RehearsedModel,
     TransformerModel,
 )
 
@@ -60,10 +61,10 @@ def parameter_groups(model: Model) -> tuple[ParameterGroup, ...]:
         return tuple(_transformer(model))
     if isinstance(model, ContrastiveEncoderModel):
         return tuple(_contrastive(model))
-    if isinstance(model, HuggingFaceModel):
+    if isinstance(model, RehearsedModel):
+        needed = "torch and transformers are" if isinstance(model, HuggingFaceModel) else "torch is"
         raise NotEstimatedError(
-            "there are no formulas for this model",
-            hint='its step is rehearsed, where torch and transformers are installed: leave `method="analytic"` out',
+            "there are no formulas for this model", hint=f'its step is rehearsed, where {needed} installed: leave `method="analytic"` out'
         )
     return tuple(_counted(model))
 

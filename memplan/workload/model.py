@@ -340,6 +340,12 @@ class TorchtuneModel(Description):
     num_loss_chunks: PositiveInt = 8
     """How many chunks there are."""
 
+    @property
+    def positions(self) -> int:
+        """Return the longest text that the model takes; 0 where nothing says it."""
+        found: int = self.num_positions or json.loads(self.huggingface_config).get("max_position_embeddings", 0)
+        return found
+
     @model_validator(mode="after")
     def _quantized_weights_are_frozen(self) -> "TorchtuneModel":
         if self.quantization is not None and self.adapters is None:

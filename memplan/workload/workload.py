@@ -4,7 +4,7 @@ from pydantic import model_validator
 from pydantic_core import PydanticCustomError
 
 from memplan.errors import NotEstimatedError
-from memplan.workload.model import ContrastiveEncoderModel, Model, encoder_of
+from memplan.workload.model import ContrastiveEncoderModel, Model, TorchtuneModel, encoder_of
 from memplan.workload.optimizer import Optimizer
 from memplan.workload.program import Program
 from memplan.workload.training import Training
@@ -70,16 +70,20 @@ class Workload(Program):
 
     @model_validator(mode="after")
     def _positions_suffice(self) -> "Workload":
-        encoder = encoder_of(self.model)
+        if isinstance(self.model, TorchtuneModel):
+            positions, kind = self.model.positions, "positions"
+        else:
+            encoder = encoder_of(self.model)
+            positions, kind = (encoder.num_positions if encoder is not None else 0), "learned positions"
         lengths = {"training.sequence_length": self.training.sequence_length}
         if self.contrastive is not None and self.contrastive.query_length is not None:
             lengths["contrastive.query_length"] = self.contrastive.query_length
         for field, length in lengths.items():
-            if encoder is not None and encoder.num_positions and length > encoder.num_positions:
+            if positions and length > positions:
                 raise PydanticCustomError(
                     "too_long",
-                    "{name} {length} is more than the model's {positions} learned positions",
-                    {"name": field.partition(".")[2], "length": length, "positions": encoder.num_positions, "field": field},
+                    "{name} {length} is more than the model's {positions} {kind}",
+                    {"name": field.partition(".")[2], "length": length, "positions": positions, "kind": kind, "field": field},
                 )
         return self
 

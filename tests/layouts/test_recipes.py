@@ -670,7 +670,7 @@ PARTS = {
     "accumulates.toml": ("gradient_accumulation_steps = 4\n", "(it has `gradient_accumulation_steps`)"),
     "lora.yaml": (
         "model: {_component_: a.b, lora_rank: 8}\noptimizer: {_component_: c.d}\nbatch_size: 2\n",
-        "a torchtune configuration (LoRA), which memplan plans through its command",
+        "`loss._component_` is not set: nothing says how the answers are compared",
     ),
     "lora_dpo.yaml": (
         f"model: {{_component_: a.b, lora_rank: 8}}\n{DPO}",

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,9 +20,10 @@ from torch import Tensor, nn
 from memplan.child.models.counted import CountedPiece
 from memplan.child.models.huggingface import FromTransformers
 from memplan.child.models.optimizers import make_optimizer
-from memplan.child.models.torchtune import TorchtuneBlock
+from memplan.child.models.torchtune import FromTorchtune, TorchtuneBlock
 from memplan.child.models.transformer import Block, TransformerWithHead
 from memplan.child.one_rank import world
+from memplan.workload.model import TorchtuneModel
 from memplan.workload.optimizer import BITSANDBYTES, OPTIMIZER_PACKAGES
 from memplan.workload.parallelism import ZERO_PACKAGE, ZERO_STAGES
 from memplan.workload.workload import Workload
@@ -42,8 +44,17 @@ def trainer_of(workload: Workload, device: str) -> Trainer:
     torch.distributed.all_reduce(torch.zeros(1, device=device))  # as trainers reduce their losses, over all ranks
     if parallelism.num_copies == 1:
         return Trainer(workload, device)
-    kind = ZeroTrainer if parallelism.strategy in ZERO_STAGES else FsdpTrainer if parallelism.strategy == "fsdp" else DdpTrainer
-    return kind(workload, device)
+    return _kind_of(workload)(workload, device)
+
+
+def _kind_of(workload: Workload) -> type[Trainer]:
+    """Return what trains *workload* on several GPUs."""
+    strategy = workload.parallelism.strategy
+    if strategy in ZERO_STAGES:
+        return ZeroTrainer
+    if strategy == "fsdp":
+        return TorchtuneTrainer if isinstance(workload.model, TorchtuneModel) else FsdpTrainer
+    return DdpTrainer
 
 
 def short_type(workload: Workload) -> torch.dtype | None:
@@ -211,18 +222,36 @@ class FsdpTrainer(Trainer):
             options["mesh"] = mesh_of(parallelism)[dims]
         for block in blocks_of(root):
             fully_shard(block, reshard_after_forward=parallelism.reshard_after_forward, **options)
-        # Its own default keeps the root's parameters from forward to backward, which follows at once.
-        fully_shard(root, **options)
+        self._shard_rest(root, partial(fully_shard, **options))
         move(root, self.device)
 
-    @contextlib.contextmanager
-    def _without_reducing(self) -> Iterator[None]:
+    def _shard_rest(self, root: nn.Module, shard: Callable[..., Any]) -> None:
+        """Shard what is in no block. Its own default keeps that from forward to backward, which follows at once."""
+        shard(root)
+
+    def _without_reducing(self) -> contextlib.AbstractContextManager[Any]:
         """As Accelerate does (1.15, `Accelerator.no_sync`): whole gradients are kept until the last micro-batch."""
+        return self._without_sync()
+
+    @contextlib.contextmanager
+    def _without_sync(self) -> Iterator[None]:
         self._called.set_requires_gradient_sync(False)
         try:
             yield
         finally:
             self._called.set_requires_gradient_sync(True)
+
+
+class TorchtuneTrainer(FsdpTrainer):
+    """FSDP2 as torchtune's recipes have it: gradients are reduced after every micro-batch, and the loss is no part of what is sharded."""
+
+    def _shard_rest(self, root: nn.Module, shard: Callable[..., Any]) -> None:
+        """Shard the decoder; up to 0.6 what is in no block is given up after its forward too (training/_distributed.py, `shard_model`)."""
+        assert isinstance(root, FromTorchtune)
+        shard(root.inner, reshard_after_forward=root.described.loss != "chunked_states")
+
+    def _without_reducing(self) -> contextlib.AbstractContextManager[Any]:
+        return contextlib.nullcontext()
 
 
 class ZeroTrainer(Trainer):

@@ -97,12 +97,12 @@ class FromTorchtune(nn.Module):
     def _loss(self, tokens: Tensor, labels: Tensor) -> Tensor:
         kind, chunks = self.described.loss, self.described.num_loss_chunks
         if kind == "chunked_states":
-            states = self.inner(tokens)
+            states = self.inner(tokens, chunks=None)
             return self._loss_of_states(states, _shifted(labels), chunks)
         if kind == "chunked_logits":
-            parts = self.inner.logits(tokens, chunks)
+            parts = self.inner(tokens, chunks=chunks)
             return _loss_of_parts(parts, _shifted(labels))
-        logits = self.inner.logits(tokens, 1)[0].float()
+        logits = self.inner(tokens, chunks=1)[0].float()
         return functional.cross_entropy(logits.reshape(-1, logits.size(-1)), _shifted(labels).reshape(-1), ignore_index=IGNORED)
 
     def _loss_of_states(self, states: Tensor, labels: Tensor, chunks: int) -> Tensor:
@@ -148,7 +148,7 @@ class Decoder(nn.Module):
             raise OwnModelError(f"PyTorch {torch.__version__} has no RMSNorm, which torchtune's decoders are made of: 2.4 has one")
         self.family = family
         hidden, layers = settings["hidden_size"], settings["num_hidden_layers"]
-        positions = model.num_positions or settings["max_position_embeddings"]
+        positions = model.positions
         self.tokens = nn.Embedding(settings["vocab_size"], hidden)
         # Llama 3.1 and later are built otherwise: their adapted blocks share the table too.
         shares_table = model.adapters is None or model.shares_positions
@@ -162,23 +162,19 @@ class Decoder(nn.Module):
         is_tied = settings.get("tie_word_embeddings", family.ties_embeddings)
         self.output = None if is_tied else nn.Linear(hidden, settings["vocab_size"], bias=False)
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        """Return the last states (batch, sequence, hidden) of *tokens*."""
+    def forward(self, tokens: Tensor, *, chunks: int | None) -> Tensor | list[Tensor]:
+        """Return the logits of *tokens* in *chunks* of the sequence, or without chunks their last states (batch, sequence, hidden)."""
         x = self.tokens(tokens)
         if self.family.is_gemma:
             x = x * torch.tensor(self.tokens.embedding_dim**0.5, dtype=x.dtype)
         for block in self.blocks:
             x = block(x)
-        states: Tensor = self.norm(x)
-        return states
+        x = self.norm(x)
+        return x if chunks is None else [self.project(chunk) for chunk in x.chunk(chunks, dim=1)]
 
     def project(self, states: Tensor) -> Tensor:
         """Return the logits of *states*."""
         return functional.linear(states, self.tokens.weight) if self.output is None else self.output(states)
-
-    def logits(self, tokens: Tensor, chunks: int) -> list[Tensor]:
-        """Return the logits of *tokens* in *chunks* of the sequence; the states are let go."""
-        return [self.project(chunk) for chunk in self(tokens).chunk(chunks, dim=1)]
 
 
 class Positions(nn.Module):

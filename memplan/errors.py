@@ -9,6 +9,7 @@
     │   ├── SampleError        2  a sample of a dataset that could not be read, or not be kept with the others
     │   ├── NotEstimatedError  2  a workload that there are no formulas for, so that only a rehearsal can tell of it
     │   └── ConfigError   2   something is wrong in a file: it names file, line and value
+    │       ├── NotDescribedError  2  a configuration that memplan's own model is not true for; its program can be planned
     │       └── EditRefusedError  2   a value that could not be changed without guessing; nothing was written
     └── MissingError      3   the machine lacks something: a GPU, a driver, a CUDA build of PyTorch
         ├── NoKernelsError    3  a GPU on which the installed PyTorch does not run
@@ -95,6 +96,10 @@ class ConfigError(UsageError):
         self.problem = problem
         self.file = file
         self.line = line
+
+
+class NotDescribedError(ConfigError):
+    """A configuration that memplan's own model is not true for, or whose model nobody here knows: only its program can be planned."""
 
 
 class EditRefusedError(ConfigError):

@@ -159,7 +159,8 @@ def _optimizers(workload: Workload) -> Iterator[Candidate]:
     if present.name not in ("adam", "adamw", "nadam", "radam", "adam32bit"):
         return
     for change, name in (("use an 8-bit Adam", "adam8bit"), ("use Adafactor, whose second moments are factored", "adafactor")):
-        optimizer = Optimizer(name=name, quantizes_embeddings=present.quantizes_embeddings)
+        kept = {field: getattr(present, field) for field in ("quantizes_embeddings", "steps_in_backward")}
+        optimizer = Optimizer(name=name, **kept)
         yield Candidate(change, workload.model_copy(update={"optimizer": optimizer}))
     if present.implementation != "fused" and present.name != "adam32bit":
         fused = present.model_copy(update={"implementation": "fused"})

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from memplan.errors import ConfigError
-from memplan.layouts.registry import describe_layouts, locate
+from memplan.errors import ConfigError, NotDescribedError
+from memplan.layouts.registry import Located, describe_layouts, locate
 from memplan.programs.hydra_program import commands_for, composed_by_hydra, hydra_app
 from memplan.programs.plan_file import PlanSettings
 
@@ -31,7 +31,7 @@ def found_in(folder: Path, typed: PlanSettings) -> PlanSettings:
             return typed
         hint = f'looked for {describe_layouts()}; name a configuration, `source="conf"`, or give the command that trains'
         raise ConfigError("has nothing that memplan recognises as a training", file=folder.absolute(), hint=hint)
-    if located.can_be_described or not located.has_batch or located.command is None:
+    if not located.has_batch or located.command is None or _is_described(located):
         return typed.model_copy(update={"config": str(located.main if located.is_recipe else located.root)})
     found = {
         "command": tuple(located.command),
@@ -40,3 +40,14 @@ def found_in(folder: Path, typed: PlanSettings) -> PlanSettings:
         "short": (*typed.short, *located.short()),
     }
     return typed.model_copy(update=found)
+
+
+def _is_described(located: Located) -> bool:
+    """Say whether memplan has a model of *located* that is true for it."""
+    if not located.can_be_described or not located.is_recipe:
+        return located.can_be_described
+    try:
+        located.read()
+    except NotDescribedError:
+        return False
+    return True

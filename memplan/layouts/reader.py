@@ -17,7 +17,7 @@ from pydantic import ValidationError
 
 from memplan.edits.config_file import ConfigFile, load_config_file
 from memplan.edits.edit import Found
-from memplan.errors import ConfigError
+from memplan.errors import ConfigError, NotDescribedError
 from memplan.layouts.places import Places, is_one_of
 from memplan.layouts.schema import Assumption, FieldEntry, LaunchFile, Layout, ModelEntry, Rule, known_keys, spelled
 from memplan.layouts.sources import ParsedFiles, Source, file_of
@@ -229,7 +229,8 @@ class _Reader:
         if entry.names:
             known = next((known for pattern, known in entry.names.items() if fnmatchcase(found.value, pattern)), None)
             if known is None:
-                raise ConfigError(f"`{entry.key}`: memplan does not know the sizes of {found.value}", file=self.main, line=found.line)
+                problem = f"`{entry.key}`: memplan does not know the sizes of {found.value}"
+                raise NotDescribedError(problem, file=self.main, line=found.line)
             name = known
         try:
             model = find_model(name, folders=(self.root, Path()))
@@ -237,13 +238,13 @@ class _Reader:
             hint = "name a folder that has its config.json"
             if is_hub_name(found.value):
                 hint = f"download what describes it (`hf download {found.value} config.json`), or {hint}"
-            raise ConfigError(f"`{entry.key}`: {error.problem}", file=self.main, line=found.line, hint=hint) from error
+            raise NotDescribedError(f"`{entry.key}`: {error.problem}", file=self.main, line=found.line, hint=hint) from error
         self.sources["model",] = Source(self.main, found.line, entry.key, found.value)
         self.warnings.append(f"{self.main}:{found.line}: the sizes of {found.value} are from {model.origin}")
         fields = model_from_config(model.config) if entry.builder == "transformers" else torchtune_model(model.config)
         if entry.is_decoder and not _is_decoder(model.config, fields):
             problem = f"`{entry.key}` is {found.value}, which is not a decoder of text alone: a plan knows nothing of what it reads besides"
-            raise ConfigError(problem, file=self.main, line=found.line, hint="rehearse your own program (`memplan rehearse`)")
+            raise NotDescribedError(problem, file=self.main, line=found.line, hint="rehearse your own program (`memplan rehearse`)")
         return fields
 
     def _of_starter(self, starter: Path) -> dict[str, Any]:
@@ -423,7 +424,7 @@ class _Reader:
             place = self.places.of(path, assumption.key)
             said = f"`{'.'.join(place.key)}` {f'{verb} {value}' if value else 'is not set'}"
             line = place.parsed.line_of(place.key) if value else None
-            raise ConfigError(f"{said}: {assumption.otherwise}", file=place.file, line=line, hint="plan it as a workload.yaml")
+            raise NotDescribedError(f"{said}: {assumption.otherwise}", file=place.file, line=line, hint="plan it as a workload.yaml")
 
     def _elements(self, path: Path, key: tuple[str, ...]) -> list[str]:
         """Return the spellings of the elements of a list; none where there is no list."""

@@ -2,6 +2,8 @@
 
 from typing import Literal, NamedTuple
 
+from pydantic import model_validator
+
 from memplan.description import Description
 
 OptimizerName = Literal[
@@ -31,6 +33,10 @@ BITSANDBYTES: dict[OptimizerName, BitsAndBytes] = {
 QUANTIZED_BLOCK = 256
 QUANTIZED_FROM = 4096
 
+# A paged optimizer has the moments of tensors from this many elements on in CUDA's managed memory (bitsandbytes 0.45 and 0.50,
+# optim/optimizer.py: get_state_buffer), which moves to the host where the GPU is full.
+PAGED_FROM = 100_000
+
 
 class Optimizer(Description):
     """An optimizer of torch.optim, transformers' Adafactor, Lion, or one of bitsandbytes."""
@@ -44,6 +50,16 @@ class Optimizer(Description):
     quantizes_embeddings: bool = True
     """Whether an 8-bit optimizer keeps its moments of embeddings in 8 bits; transformers' Trainer has it keep those in fp32."""
 
+    is_paged: bool = False
+    """Whether one of bitsandbytes is paged: the moments of large tensors are in managed memory, which moves to the host where the GPU is
+    full, and is not counted."""
+
     steps_in_backward: bool = False
     """Each parameter is updated within the backward, as soon as its gradient is whole, and the gradient is let go: there is no
     accumulation. torchtune's `optimizer_in_bwd`."""
+
+    @model_validator(mode="after")
+    def _paging_is_of_bitsandbytes(self) -> "Optimizer":
+        if self.is_paged and self.name not in BITSANDBYTES:
+            raise ValueError(f"is_paged is for optimizers of bitsandbytes ({', '.join(BITSANDBYTES)}), and this one is {self.name}")
+        return self

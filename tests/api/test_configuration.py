@@ -159,6 +159,7 @@ def test_a_recipe_that_only_its_program_knows_is_that_program(tmp_path: Path, mo
     recipe = tmp_path / "tune.yaml"
     recipe.write_text(
         "model:\n  _component_: torchtune.models.llama3.lora_llama3_8b\nbatch_size: 2\noptimizer: {_component_: torch.optim.AdamW}\n"
+        "loss: {_component_: torchtune.rlhf.loss.DPOLoss}\n"
     )
     install(tmp_path / "bin", "tune", monkeypatch, package="ray.tune")  # Ray's has the same name
     with pytest.raises(UsageError, match="through its command"):

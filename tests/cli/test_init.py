@@ -13,6 +13,7 @@ from tests.conftest import Run, content
 RECIPES = Path(__file__).parents[1] / "trees" / "recipes"
 LORA = (
     "model: {_component_: torchtune.models.some, lora_rank: 8}\noptimizer: {_component_: torch.optim.AdamW}\n"
+    "loss: {_component_: torchtune.rlhf.loss.DPOLoss}\n"
     "batch_size: 2\ngradient_accumulation_steps: 8\n"
 )
 
@@ -57,8 +58,8 @@ def test_variables_of_a_program_are_told_with_their_places(project: Path, run_me
 
     assert result.returncode == 0, result.stderr
     assert [line.split()[:3] for line in result.stdout.splitlines()[1:]] == [
-        ["gradient_accumulation_steps", "8", "lora.yaml:4"],
-        ["micro_batch_size", "2", "lora.yaml:3"],
+        ["gradient_accumulation_steps", "8", "lora.yaml:5"],
+        ["micro_batch_size", "2", "lora.yaml:4"],
     ]
 
 
@@ -85,8 +86,19 @@ def test_init_remembers_the_command_of_a_recipe_that_only_a_program_knows(projec
 
     assert result.returncode == 0, result.stderr
     written = (project / ".memplan" / "plan.yaml").read_text()
-    assert 'command: "tune run lora_finetune_single_device --config lora.yaml"' in written
+    assert 'command: "tune run lora_dpo_single_device --config lora.yaml"' in written
     assert "- micro_batch_size=lora.yaml:batch_size" in written
+
+
+def test_init_remembers_the_command_of_a_recipe_that_memplans_model_is_not_true_for(project: Path, run_memplan: Run) -> None:
+    """As one with packed texts: what a plan needs is its program."""
+    (project / "sft.yaml").unlink()
+    (project / "lora.yaml").write_text(LORA.replace("rlhf.loss.DPOLoss", "modules.loss.LinearCrossEntropyLoss") + "dtype: bf16\n")
+    result = run_memplan("init", cwd=project)
+
+    assert result.returncode == 0, result.stderr
+    written = (project / ".memplan" / "plan.yaml").read_text()
+    assert 'command: "tune run lora_finetune_single_device --config lora.yaml"' in written
 
 
 def test_init_does_not_overwrite_what_is_remembered(project: Path, run_memplan: Run) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from memplan.errors import ConfigError
-from memplan.layouts.places import Places
+from memplan.layouts.places import Places, is_one_of
 from memplan.layouts.schema import LayoutPart, NamedFile, OptionalPrefix
 from memplan.layouts.sources import ParsedFiles
 
@@ -60,3 +60,20 @@ def test_conditions_look_into_all_of_them(places: Places) -> None:
     """An empty text is a key that is not there, a star any that is."""
     assert places.holds({"bf16": ("true",), "launch.kind": ("*",), "deepspeed.stage": ("2", "3"), "nothing": ("",)})
     assert not places.holds({"launch.kind": ("DEEPSPEED",)})
+
+
+@pytest.mark.parametrize(
+    ("spelling", "spellings", "is_one"),
+    [
+        ("a.LossOfChunks", ("*LossOfChunks",), True),
+        ("a.LossOfChunks", ("b.*", "a.*"), True),
+        ("a.Loss", ("*LossOfChunks",), False),
+        ("anything", ("*",), True),
+        ("", ("*",), False),
+        ("", ("", "*Loss"), True),
+        ("off", ("false",), True),
+    ],
+)
+def test_a_star_stands_for_any_text(spelling: str, spellings: tuple[str, ...], is_one: bool) -> None:
+    """By itself for any but an empty one; switches of YAML 1.1 are read as its programs read them."""
+    assert is_one_of(spelling, spellings) is is_one

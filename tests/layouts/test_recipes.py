@@ -65,7 +65,7 @@ def test_a_recipe_says_what_memplan_does_not_follow(recipes: Path) -> None:
     assert notes[0].startswith("planned with memplan's own model of it; to plan the program itself")
     assert f"`-- trl sft --config {recipes / 'sft.yaml'}`" in notes[0]
     assert f"{recipes / 'sft.yaml'}:2: the sizes of tiny-llama are from {recipes / 'tiny-llama' / 'config.json'}" in notes
-    assert any("the paged optimizer's state is counted as if all of it were on the GPU" in note for note in notes)
+    assert any("the paged optimizer's moments of large tensors are in managed memory" in note for note in notes)
 
 
 def test_a_recipe_of_a_retriever_becomes_a_contrastive_workload(retriever: Path) -> None:
@@ -670,7 +670,7 @@ PARTS = {
     "accumulates.toml": ("gradient_accumulation_steps = 4\n", "(it has `gradient_accumulation_steps`)"),
     "lora.yaml": (
         "model: {_component_: a.b, lora_rank: 8}\noptimizer: {_component_: c.d}\nbatch_size: 2\n",
-        "`loss._component_` is not set: nothing says how the answers are compared",
+        "`dtype` is not set: torchtune trains in bf16 or fp32",
     ),
     "lora_dpo.yaml": (
         f"model: {{_component_: a.b, lora_rank: 8}}\n{DPO}",

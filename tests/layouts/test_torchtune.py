@@ -12,6 +12,7 @@ from memplan.errors import ConfigError
 from memplan.layouts.registry import locate
 from memplan.programs.command_program import CommandProgram
 from memplan.workload.model import Adapters, TorchtuneModel
+from memplan.workload.published_models import catalog_model
 from tests.layouts.test_recipes import as_edited, changed
 
 LORA = """\
@@ -69,6 +70,17 @@ def test_a_recipe_of_torchtune_becomes_a_workload(recipe: Path) -> None:
     assert '"hidden_size": 2048' in model.huggingface_config
     assert (model.loss, model.num_loss_chunks, model.shares_positions) == ("chunked_states", 8, True)
     assert any("are from memplan's catalogue (meta-llama/Llama-3.2-1B)" in note for note in configuration.notes)
+
+
+def test_every_model_that_a_builder_stands_for_is_in_the_catalogue(recipe: Path) -> None:
+    """Nothing has to be downloaded for it."""
+    located = locate(recipe)
+    assert located is not None
+    assert located.layout.model is not None
+    names = located.layout.model.names
+
+    assert len(names) > 30
+    assert [name for name in names.values() if catalog_model(name) is None] == []
 
 
 def test_a_whole_model_is_trained_without_adapters(recipe: Path) -> None:
@@ -195,3 +207,13 @@ def test_a_recipe_is_planned_and_its_file_changed_in_place(recipe: Path) -> None
     assert recipe.read_text() == expected
     memplan.undo(recipe)
     assert recipe.read_bytes() == before
+
+
+@pytest.mark.heavy
+def test_where_nothing_fits_an_optimizer_that_steps_in_the_backward_still_accumulates_nothing(recipe: Path) -> None:
+    """The least that is tried is one sample, whatever the target."""
+    recipe.write_text(FULL.replace("steps: 8", "steps: 1") + "optimizer_in_bwd: True\n")
+    plan = memplan.plan(recipe, gpu="t4", gpu_memory="4GiB", method="rehearsed", target_effective_batch_size=64)
+
+    assert not plan.fits
+    assert (plan.after.training.micro_batch_size, plan.after.training.gradient_accumulation_steps) == (1, 1)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from pydantic import ValidationError
 
@@ -111,3 +113,33 @@ def test_negatives_that_an_anchor_sees(in_batch: str, gathers: bool, ranks: int,
     contrastive = Contrastive.model_validate({"in_batch_negatives": in_batch, "gathers_negatives": gathers})
 
     assert contrastive.negatives_per_anchor(Stage(name="a", n_negatives=24), micro_batch_size=8, data_parallel_size=ranks) == negatives
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"optimizer": {"is_paged": True}}, "is_paged is for optimizers of bitsandbytes"),
+        (
+            {"optimizer": {"steps_in_backward": True}, "training": {"gradient_accumulation_steps": 4}},
+            "gradient_accumulation_steps is 4, and the optimizer steps in each backward",
+        ),
+        (
+            {"optimizer": {"steps_in_backward": True}, "training": {"precision": "fp16-mixed"}},
+            "before the gradients of fp16-mixed are scaled back",
+        ),
+        (
+            {
+                "model": {"kind": "torchtune", "huggingface_config": '{"max_position_embeddings": 256}'},
+                "training": {"sequence_length": 512},
+            },
+            "sequence_length 512 is more than the model's 256 positions",
+        ),
+        ({"model": {"kind": "torchtune", "huggingface_config": "{}", "quantization": "nf4"}}, "adapters are missing"),
+    ],
+)
+def test_what_contradicts_itself_is_no_workload(changes: dict[str, Any], problem: str) -> None:
+    """The values are named."""
+    model = {"kind": "parameters", "num_parameters": 1000, "activation_bytes_per_sample": 10}
+
+    with pytest.raises(ValidationError, match=problem):
+        Workload.model_validate({"model": model} | changes)

@@ -9,7 +9,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from memplan.workload.optimizer import BITSANDBYTES, OPTIMIZER_PACKAGES, QUANTIZED_BLOCK, QUANTIZED_FROM, BitsAndBytes, Optimizer
+from memplan.workload.optimizer import (
+    BITSANDBYTES,
+    OPTIMIZER_PACKAGES,
+    PAGED_FROM,
+    QUANTIZED_BLOCK,
+    QUANTIZED_FROM,
+    BitsAndBytes,
+    Optimizer,
+)
 
 RATE = 1e-4
 
@@ -47,12 +55,12 @@ class OfBitsAndBytes(torch.optim.Optimizer):
 
     Of 8 bits a byte for each moment and an fp32 maximum for each block of 256; of tensors below 4096 elements, and of the *exempt*, which
     are given by identity, fp32 moments (bitsandbytes 0.50, optim/optimizer.py: min_8bit_size, blocksize, GlobalOptimManager). Its kernel
-    updates in place.
+    updates in place. Of large tensors a paged one has its moments in managed memory, which the allocator knows nothing of.
     """
 
-    def __init__(self, parameters: Iterable[nn.Parameter], kept: BitsAndBytes, *, exempt: Collection[int]) -> None:
+    def __init__(self, parameters: Iterable[nn.Parameter], kept: BitsAndBytes, *, exempt: Collection[int], is_paged: bool) -> None:
         super().__init__(parameters, {"lr": RATE})
-        self.kept, self.exempt = kept, exempt
+        self.kept, self.exempt, self.is_paged = kept, exempt, is_paged
         self.tables: list[torch.Tensor | None] = [None] * kept.num_moments
 
     @torch.no_grad()
@@ -71,7 +79,8 @@ class OfBitsAndBytes(torch.optim.Optimizer):
                 blocks = -(-parameter.numel() // QUANTIZED_BLOCK)
                 for number, table in enumerate(self.tables):
                     self.state[parameter][f"qmap{number + 1}"] = table
-                    self.state[parameter][f"state{number + 1}"] = torch.zeros_like(parameter, dtype=kind)
+                    is_on_host = self.is_paged and parameter.numel() >= PAGED_FROM
+                    self.state[parameter][f"state{number + 1}"] = None if is_on_host else torch.zeros_like(parameter, dtype=kind)
                     if not is_whole:
                         self.state[parameter][f"absmax{number + 1}"] = torch.zeros(blocks, device=parameter.device)
 
@@ -91,7 +100,8 @@ def make_optimizer(optimizer: Optimizer, parameters: list[nn.Parameter], root: n
         return Lion(parameters)
     if optimizer.name in BITSANDBYTES:
         embeddings = {id(module.weight) for module in root.modules() if isinstance(module, nn.Embedding)}
-        return OfBitsAndBytes(parameters, BITSANDBYTES[optimizer.name], exempt=() if optimizer.quantizes_embeddings else embeddings)
+        exempt = () if optimizer.quantizes_embeddings else embeddings
+        return OfBitsAndBytes(parameters, BITSANDBYTES[optimizer.name], exempt=exempt, is_paged=optimizer.is_paged)
     package = OPTIMIZER_PACKAGES[optimizer.name]
     try:
         module = importlib.import_module(package)

@@ -10,7 +10,7 @@ from math import prod
 
 from memplan.dtypes import ELEMENT_BYTES, DType
 from memplan.estimators.analytic.parameters import ParameterGroup, rounded
-from memplan.workload.optimizer import BITSANDBYTES, QUANTIZED_BLOCK, QUANTIZED_FROM, Optimizer
+from memplan.workload.optimizer import BITSANDBYTES, PAGED_FROM, QUANTIZED_BLOCK, QUANTIZED_FROM, Optimizer
 
 # Tensors of the parameter's shape and type that torch.optim (PyTorch 2.13) keeps for each trainable parameter.
 _STATE_TENSORS = {
@@ -52,9 +52,10 @@ def _state_of_tensor(group: ParameterGroup, optimizer: Optimizer, dtype: DType) 
     if optimizer.name in BITSANDBYTES:
         moments, bits = BITSANDBYTES[optimizer.name]
         is_exempt = group.role == "embedding" and not optimizer.quantizes_embeddings
+        is_on_host = optimizer.is_paged and elements >= PAGED_FROM
         if bits == 32 or is_exempt or elements < QUANTIZED_FROM:
-            return moments * rounded(4 * elements)
-        return moments * (rounded(elements) + rounded(-(-elements // QUANTIZED_BLOCK) * 4))
+            return 0 if is_on_host else moments * rounded(4 * elements)
+        return moments * ((0 if is_on_host else rounded(elements)) + rounded(-(-elements // QUANTIZED_BLOCK) * 4))
     return _STATE_TENSORS[optimizer.name] * rounded(elements * ELEMENT_BYTES[dtype])
 
 

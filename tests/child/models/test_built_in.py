@@ -264,10 +264,16 @@ def test_eight_bit_optimizers_keep_bytes(rehearser: SharedRehearser, name: str, 
 
 
 @pytest.mark.parametrize(
-    ("optimizer", "tables"), [(Optimizer(name="adam8bit", quantizes_embeddings=False), 2), (Optimizer(name="adam32bit"), 0)]
+    ("optimizer", "tables"),
+    [
+        (Optimizer(name="adam8bit", quantizes_embeddings=False), 2),
+        (Optimizer(name="adam32bit"), 0),
+        (Optimizer(name="adam8bit", is_paged=True), 2),
+        (Optimizer(name="adam32bit", is_paged=True), 0),
+    ],
 )
-def test_moments_of_bitsandbytes_may_be_fp32(rehearser: SharedRehearser, optimizer: Optimizer, tables: int) -> None:
-    """Those of embeddings, where transformers' Trainer says so, or all."""
+def test_moments_of_bitsandbytes_may_be_fp32_or_managed_memory(rehearser: SharedRehearser, optimizer: Optimizer, tables: int) -> None:
+    """Those of embeddings, where transformers' Trainer says so, or all; large ones of a paged optimizer take nothing of the GPU's."""
     step = small(optimizer=optimizer.model_dump())
 
     expected = optimizer_state_bytes(list(parameter_groups(step.model)), optimizer, dtype="float32")

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import math
 
+import pytest
+
+from memplan.errors import NotEstimatedError
 from memplan.estimators.analytic.estimate import HOPPER_WORKSPACE_BYTES, WORKSPACE_BYTES, estimate
 from memplan.hardware.gpu import GpuSpec
 from memplan.memory.cuda_context import context_of
@@ -171,3 +174,11 @@ def test_rounding_to_power_of_two_divisions_adds_its_mean(a100: GpuSpec) -> None
 
     assert math.isclose(rounded / plain, 1 + 1 / (16 * math.log(2)), rel_tol=1e-6)
     assert estimate(PLAIN.with_training(allocator_settings="roundup_power2_divisions:1"), a100, None).peak_allocated_bytes == plain
+
+
+def test_there_are_no_formulas_for_an_optimizer_that_steps_in_the_backward(built_in: Workload, a100: GpuSpec) -> None:
+    """Its gradients are never there at once, and how many are depends on the order of the backward."""
+    workload = built_in.model_copy(update={"optimizer": Optimizer(steps_in_backward=True)})
+
+    with pytest.raises(NotEstimatedError, match="there are no formulas for steps_in_backward"):
+        estimate(workload, a100, built_in.stages[0])

@@ -62,6 +62,14 @@ def test_32_bit_adam_keeps_fp32_moments_of_bf16_weights() -> None:
     assert optimizer_temporary_bytes((WEIGHT,), optimizer, dtype="bfloat16") == 0
 
 
+def test_a_paged_optimizer_has_its_large_moments_in_managed_memory() -> None:
+    """From 100,000 elements on: they move to the host where the GPU is full. The maxima of 8 bits stay."""
+    eight, thirty_two = Optimizer(name="adam8bit", is_paged=True), Optimizer(name="adam32bit", is_paged=True)
+
+    assert optimizer_state_bytes((WEIGHT, BIAS), thirty_two, dtype="bfloat16") == 8 * 1024
+    assert optimizer_state_bytes((WEIGHT,), eight, dtype="bfloat16") == 2 * (4 * 4000 + 384)
+
+
 def test_adafactor_keeps_a_row_and_a_column() -> None:
     """The second moments of a matrix are factored: 4 bytes for each row and each column."""
     assert optimizer_state_bytes((WEIGHT,), Optimizer(name="adafactor"), dtype="float32") == 4 * (1000 + 1024)

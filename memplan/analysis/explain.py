@@ -107,6 +107,8 @@ def _costs_of_pins(plan: Plan, pins: Pins, estimator: Estimator) -> Iterator[str
             continue
         if isinstance(plan.before, UserProgram) and plan.before.values.get(field, value) == value:
             continue  # what it would be otherwise is not known
+        if str(getattr(plan.before.training, field, None)) == value:
+            continue
         reverted = _reverted(plan.after, plan.before, stage_name, field)
         costs = [
             estimator(plan.after, plan.gpu, new).device_used.high_bytes - estimator(reverted, plan.gpu, old).device_used.high_bytes

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -98,11 +99,15 @@ class Configuration(NamedTuple):
             return "the batch size in the command is a placeholder, without a present value"
         return f"{self.source} names no batch size"
 
-    def with_pins(self, names: Iterable[str]) -> Configuration:
-        """Return a copy in which what is pinned is neither assumed nor unknown."""
-        known = set(names)
-        unknown = tuple(each for each in self.unknown if each.field.rpartition(".")[2] not in known)
-        return self._replace(assumed=tuple(name for name in self.assumed if name not in known), unknown=unknown)
+    def with_pins(self, pins: Mapping[str, object]) -> Configuration:
+        """Return a copy in which what is pinned is neither assumed nor unknown: what nothing else says is configured so."""
+        said = {name: pins[name] for each in self.unknown if (name := each.field.rpartition(".")[2]) in pins}
+        program = self.program
+        if said and isinstance(program, Workload):
+            with suppress(ValidationError):  # which pinning it will tell of
+                program = program.with_training(**said)
+        unknown = tuple(each for each in self.unknown if each.field.rpartition(".")[2] not in said)
+        return self._replace(program=program, assumed=tuple(name for name in self.assumed if name not in pins), unknown=unknown)
 
     def refuse_unknown(self) -> None:
         """Raise ConfigError where a value decides the memory that the files leave to the data, and that nobody has said."""

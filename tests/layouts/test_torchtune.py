@@ -134,7 +134,9 @@ def test_the_length_of_texts_that_are_not_cut_has_to_be_said(recipe: Path) -> No
     assert refused.value.problem == "`tokenizer.max_seq_len` is not set: texts are not cut then, and the longest of a batch decides"
     assert refused.value.line == 10
     assert refused.value.hint == 'say it: `pins={"sequence_length": 2048}`, or set the key'
-    configuration.with_pins({"sequence_length": 512}).refuse_unknown()
+    said = configuration.with_pins({"sequence_length": 2048})
+    said.refuse_unknown()
+    assert said.workload.training.sequence_length == 2048
     with pytest.raises(ConfigError):
         configuration.with_pins({"micro_batch_size": 1}).refuse_unknown()
 

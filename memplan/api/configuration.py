@@ -390,8 +390,10 @@ def _nowhere_written(name: str, words: Sequence[str]) -> UsageError:
     from memplan.programs.named_files import fields_of_sources, unreadable_in, variables_in  # noqa: PLC0415
 
     placed, unreadable, in_script = variables_in(words), unreadable_in(words), fields_of_sources(words)
-    command = f"`-- {' '.join(placed)}`" if placed != list(words) else "write `{micro_batch_size}` in its place in the command"
-    place = ", ".join(f'"{field}"' for field in in_script or ["micro_batch_size=FILE:KEY"])
+    has_option = placed != list(words)
+    command = f"`-- {' '.join(placed)}`" if has_option else "write `{micro_batch_size}` in its place in the command"
+    # What a number in the script stands for is a guess beside an option.
+    place = ", ".join(f'"{field}"' for field in (not has_option and in_script) or ["micro_batch_size=FILE:KEY"])
     return UsageError(
         f"nothing says where the batch size of {name} is written" + (f"; {unreadable.message}" if unreadable else ""),
         hint=f"{command}, or name the place: `fields=[{place}]`",

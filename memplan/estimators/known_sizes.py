@@ -34,6 +34,9 @@ from memplan.workload.program import Program
 CLEARLY_MORE = 256
 """Times as many that have to make a difference where a batch is read at all: of one that is counted in tokens a few more may make none."""
 
+MORE_BY_ANY_COUNT = 4
+"""Times as many that make a difference to batches of several samples, even where they are counted in tokens."""
+
 MORE_SAMPLES = 1.25
 """Times as many that make a difference where there are more samples: counted in tokens, the next size may be as many texts."""
 
@@ -175,7 +178,17 @@ class KnownSizes:
             if name == "micro_batch_size" and value < MORE_SAMPLES * min(same):
                 return
             raise _is_limit(step, min(same), "negatives" if name == "n_negatives" else "samples", num_samples=num_samples)
-        if same and (name == "n_negatives" or max(value, *same) >= CLEARLY_MORE * min(value, *same)):
+        if same:
+            self._check_is_read(step, name, value, same, num_samples=num_samples)
+
+    def _check_is_read(self, step: Step, name: str, value: int, same: list[int], *, num_samples: int | None) -> None:
+        """Raise an error where a *value* and others, *same*, that made the same allocations show that nobody reads it, or may not."""
+        least, most = min(value, *same), max(value, *same)
+        if num_samples is not None and 1 < num_samples < least and most >= MORE_BY_ANY_COUNT * least:
+            # There are no more samples, or its batches are of another number than is said: with fewer than those it is seen which.
+            raise _is_limit(step, num_samples, "samples", num_samples=num_samples // 2)
+        has_more_samples = num_samples is not None and num_samples > least
+        if name == "n_negatives" or has_more_samples or most >= CLEARLY_MORE * least:
             raise UsageError(
                 f"{where_of(step)}{name} was changed from {same[0]} to {value}, and every allocation stayed the same: "
                 "the program does not read it where it is written",

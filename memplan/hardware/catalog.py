@@ -118,6 +118,12 @@ def gpu_of_size(size: Size) -> GpuSpec:
     )
 
 
+def least_memory_of_kind(gpu: GpuSpec) -> int:
+    """Return the memory, in bytes, of the smallest GPU of the catalogue with the compute capability of *gpu*; else its own."""
+    known = [card.spec.total_memory_bytes for card in catalog_gpus() if not card.is_mig and card.spec.compute_capability == gpu.kind[0]]
+    return min(known, default=gpu.total_memory_bytes)
+
+
 def of_some_kind(card: GpuSpec) -> GpuSpec:
     """
     Return *card* with a kind: one of which only the size is known is taken for the catalogue's GPU that is nearest in size.

@@ -149,12 +149,13 @@ def variables_in(words: Sequence[str]) -> list[str]:
     declared = [option for source in sources for option in declared_options(source)]
     given = {_same(option.name) for option in _options(words)}
     for variable, names in KEYS_OF.items():
-        own = next((option for name in names for option in declared if _same(option.lstrip("-")) == name), None)
-        if own is not None and given.isdisjoint(names):
-            placed += [own, f"{{{variable}}}"]
+        own = next((each for name in names for each in declared if name in map(_name_of, each)), ())
+        known = {*names, *map(_name_of, own)}
+        if own and given.isdisjoint(known):
+            placed += [next(option for option in own if _name_of(option) in names), f"{{{variable}}}"]
         for number, (word, after) in enumerate(zip_longest(words, words[1:], fillvalue="")):
             flag, equals, value = word.partition("=")
-            if flag.startswith("-") and _same(flag.lstrip("-")) in names and (value if equals else after).isdigit():
+            if flag.startswith("-") and _name_of(flag) in known and (value if equals else after).isdigit():
                 placed[number + (not equals)] = f"{flag}={{{variable}}}" if equals else f"{{{variable}}}"
                 break
     return placed
@@ -188,6 +189,11 @@ def _overridden(options: Sequence[Option], values: Mapping[str, object]) -> Iter
 def _same(name: str) -> str:
     """Return *name* as it is compared: argparse takes `--train-batch` for `train_batch`, in small letters mostly."""
     return name.replace("-", "_").lower()
+
+
+def _name_of(option: str) -> str:
+    """Return the name of an *option* with its dashes, as it is compared."""
+    return _same(option.lstrip("-"))
 
 
 def _keys(values: Mapping[str, object], above: str = "") -> Iterator[str]:

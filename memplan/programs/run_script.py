@@ -67,12 +67,16 @@ def launcher_words(words: Sequence[str]) -> Sequence[str]:
     return [launcher, *options]
 
 
-def declared_options(script: Path) -> list[str]:
-    """Return the options that *script* itself declares to argparse or click, with their dashes; none of a file that is no Python."""
+def declared_options(script: Path) -> list[tuple[str, ...]]:
+    """
+    Return the options that *script* itself declares to argparse or click, each by all its spellings, with their dashes.
+
+    None of a file that is no Python.
+    """
     with suppress(ConfigError, RecursionError):
         calls = (node for node in ast.walk(syntax_tree(script)) if isinstance(node, ast.Call) and _name_of(node.func) in _DECLARING)
-        words = (word.value for call in calls for word in call.args if isinstance(word, ast.Constant))
-        return [word for word in words if isinstance(word, str) and word.startswith("-")]
+        words = ([word.value for word in call.args if isinstance(word, ast.Constant)] for call in calls)
+        return [tuple(word for word in each if isinstance(word, str) and word.startswith("-")) for each in words]
     return []
 
 

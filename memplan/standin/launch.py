@@ -8,7 +8,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from memplan.hardware.gpu import GpuSpec
+from memplan.hardware.catalog import least_memory_of_kind
+from memplan.hardware.gpu import UNLIMITED_BYTES, GpuSpec
 from memplan.standin.build import NVRTC, RUNTIME
 
 
@@ -33,7 +34,9 @@ def environment_for(
 def on_gpus(gpus: Sequence[GpuSpec], *, context_bytes: int) -> dict[str, str]:
     """Return the variables by which a process finds *gpus*, counted in that order whichever is fastest."""
     are_alike = len(set(gpus)) == 1
+    endless = [gpu for gpu in gpus if gpu.total_memory_bytes == UNLIMITED_BYTES]
     return {
+        "MEMPLAN_MOST_WORKSPACE": str(min(map(least_memory_of_kind, endless))) if endless else "",
         "MEMPLAN_CARD": "\n".join(gpu_description(gpu, context_bytes) for gpu in gpus),
         "CUDA_VISIBLE_DEVICES": ",".join(map(str, range(len(gpus)))),
         **({} if are_alike else {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}),

@@ -195,6 +195,12 @@ static int64_t asked_workspace(Backend *plan, int64_t bytes) {
     if (plan->has_clusters) unsure_workspace(plan->workspace, card()->multiprocessors * LARGEST_TILE_BYTES);
     return (int64_t)plan->workspace;
 }
+/* PyTorch goes on to the next of cuDNN's plans where a workspace cannot be allocated (aten/src/ATen/native/cudnn/Conv_v8.cpp, try_configs), as a GPU
+ * with less memory than it cannot. The memory of a run may be unlimited, for GPUs of several sizes: MEMPLAN_MOST_WORKSPACE is what each of them has. */
+static int is_too_large(int64_t bytes) {
+    const char *most = getenv("MEMPLAN_MOST_WORKSPACE");
+    return (size_t)bytes > (most && *most ? strtoull(most, NULL, 10) : card()->total_bytes);
+}
 static int64_t workspace_of(const Backend *plan) {
     if (!plan->is_attention) return library_workspace("convolution", plan->allowance);
     if (card()->major != 9) library_unknown("attention"); /* recorded on Hopper alone */
@@ -210,8 +216,10 @@ static int get_of_twin(Backend *descriptor, int name, int type, int64_t requeste
         return status;
     }
     int status = twin_get(descriptor->twin, name, type, requested, count, values);
-    if (name == PLAN_WORKSPACE && values && !status) *(int64_t *)values = asked_workspace(descriptor, *(int64_t *)values);
-    return status;
+    if (name != PLAN_WORKSPACE || !values || status) return status;
+    if (is_too_large(*(int64_t *)values)) return 3000; /* CUDNN_STATUS_NOT_SUPPORTED */
+    *(int64_t *)values = asked_workspace(descriptor, *(int64_t *)values);
+    return 0;
 }
 int cudnnBackendGetAttribute(Backend *descriptor, int name, int type, int64_t requested, int64_t *count, void *values) {
     if (descriptor->twin) return get_of_twin(descriptor, name, type, requested, count, values);

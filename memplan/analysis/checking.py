@@ -37,7 +37,7 @@ class CheckedStage(Description):
     """What it takes, CUDA context included."""
 
     verdict: Verdict
-    """tight: it is over the budget, and runs within it by releasing cached memory in every step."""
+    """tight: it is over the budget, and runs within it by releasing cached memory."""
 
     missing_bytes: NonNegativeInt
     """Bytes over the budget."""

@@ -173,7 +173,7 @@ def _why_not_more(plan: Plan, decision: Decision, largest: int, estimator: Estim
         return f"{largest} would fit, and no larger one was tried"
     where = f" in {worst.name}" if worst is not None else ""
     if is_tight(over, plan.gpu, worst, estimator, plan.budget):
-        where += ", and would stay within it only by releasing cached memory in every step (tight)"
+        where += ", and would stay within it only by releasing cached memory (tight)"
     fitting = "" if largest == plan.after.training.micro_batch_size else f"{largest} would fit, "
     return f"{fitting}{next_size} would be {format_bytes(excess_bytes)} over the budget{where}"
 

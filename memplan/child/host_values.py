@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch._ops import HigherOrderOperator
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_map
 
 from memplan.child.assumed_values import (
@@ -157,6 +157,19 @@ class HostValues(TorchDispatchMode):
             return self._awaited.run(lambda: make(data, *arguments, **keywords), awaited, self._shadows.assumption_of(read))
 
         torch.tensor = made
+
+    def leave_traces(self) -> None:
+        """Follow nothing while TorchScript traces a program: below any mode it takes weights of convolutions for constants, and fails."""
+        for name in ("trace", "trace_module"):
+            setattr(torch.jit, name, self._left(getattr(torch.jit, name)))
+
+    def _left(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def without(*arguments: Any, **keywords: Any) -> Any:
+            with _disable_current_modes():
+                return function(*arguments, **keywords)
+
+        return without
 
     # operations
 

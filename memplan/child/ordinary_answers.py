@@ -37,6 +37,8 @@ _LOOKS_ONLY = {
     *(str(Path(TORCH) / "distributed" / name) for name in _CHECKPOINTS),
 }
 """Where a tensor is read to be printed or saved."""
+_TRACES = str(Path(TORCH) / "jit" / "_trace.py")
+"""Where TorchScript compares what a trace computes with what the program did."""
 _SAVES = "/safetensors/torch.py"
 """Where another package does that."""
 _MONITORS = ("/pytorch/callbacks/early_stopping.py", "/pytorch_lightning/callbacks/early_stopping.py",
@@ -248,6 +250,8 @@ _losses = itertools.count(1)
 
 def _yes_or_no(read: Reading) -> Answer | None:
     """Return what a yes or no is in ordinary training; None where nobody can say it."""
+    if _TRACES in read.files:
+        return Answer(b"\1", "true", "ordinary", "a trace computes what the program does")
     rule = check_that_passes(read)
     if rule is None and _MASK.search(read.text):
         return Answer(b"\0", "false", "padding", "a mask with padding, with which attention takes more memory than without a mask")

@@ -134,6 +134,7 @@ class Recorder:
         self._values.__enter__()
         self._values.follow_threads()
         self._values.follow_factories()
+        self._values.leave_traces()
 
     def _end_values(self) -> None:
         if self._values is not None:

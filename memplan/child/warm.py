@@ -28,6 +28,7 @@ import shutil
 import signal
 import socket
 import sys
+import tempfile
 import threading
 import types
 from collections.abc import Callable, Iterable
@@ -239,6 +240,7 @@ def become(request: dict[str, Any], streams: list[int], of_packages: dict[str, s
     os.environ.update(request["environment"] | of_packages)
     set_by_packages().clear()
     set_by_packages().update(of_packages)
+    tempfile.tempdir = None  # that of the process in which the program's imports were made
     ctypes.CDLL(None).memplan_begin_again()
     take_rank()
     os.chdir(request["folder"])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shlex
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -85,6 +87,10 @@ class _WithProgram(click.Group):
             raise UsageError(
                 f"{words[0]} is not a command of memplan",
                 hint=f"a configuration is named with `--config-path {words[0]}`, a program given behind two dashes: `-- {as_program}`",
+            )
+        elif len(words) > 1 and words[0] not in self.commands and shutil.which(words[0]) is not None:
+            raise UsageError(
+                f"{words[0]} is not a command of memplan", hint=f"a program's own command follows two dashes: `-- {shlex.join(words)}`"
             )
         return super().parse_args(ctx, args)
 

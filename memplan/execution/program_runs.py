@@ -193,6 +193,8 @@ class ProgramRuns(Closing):
         self._temporary = tempfile.TemporaryDirectory(prefix="memplan-rehearsal-")
         self.folder = Path(self._temporary.name).resolve()
         """For files of the runs; it goes when this is closed."""
+        self._of_programs = tempfile.TemporaryDirectory(prefix="mp-", ignore_cleanup_errors=True)
+        """For temporary files of the program, which go as its run ends. The name is short: paths of sockets end at 107 bytes."""
         self._others: list[Path] = []
         self._forks: list[WarmProgram] = []
         self._has_told_failure = False
@@ -234,6 +236,7 @@ class ProgramRuns(Closing):
         for fork in self._forks:
             fork.close()
         self._temporary.cleanup()
+        self._of_programs.cleanup()
 
     @property
     def was_interrupted(self) -> bool:
@@ -415,7 +418,12 @@ class ProgramRuns(Closing):
         if file.variant is not None:
             file = file._replace(path=folder / "values")  # what a program writes stays in the folder of its own run
         writes = self._writes_in(folder)
-        process = self._start(writes.held_in(self._environment(folder, file)), warm, is_heard=is_heard and self._asked.is_heard)
+        environment = writes.held_in(self._environment(folder, file))
+        if not self._asked.allow_writes:
+            temporary = self._temporary_of(self._num_runs)
+            temporary.mkdir(exist_ok=True)
+            environment["TMPDIR"] = str(temporary)
+        process = self._start(environment, warm, is_heard=is_heard and self._asked.is_heard)
         if process is None:
             return None
         left_waiting = LeftWaiting(folder, lambda: all_of(str(folder)))
@@ -423,10 +431,17 @@ class ProgramRuns(Closing):
             self._num_runs, process, folder, file, writes, is_fork=warm is not None, left_waiting=left_waiting, began_at=time.monotonic()
         )
 
+    def _temporary_of(self, number: int) -> Path:
+        """Return where the program makes its temporary files in that run."""
+        return Path(self._of_programs.name, str(number))
+
     def _end_of(self, begun: _Begun, *, is_with_values: bool, is_told: bool) -> Run | None:
         """Wait for the end of a run, and return what was seen; where that is nothing, an error if it *is_told*."""
-        with ended_after(begun.process, str(begun.folder)):
-            self._wait(begun, is_with_values=is_with_values)
+        try:
+            with ended_after(begun.process, str(begun.folder)):
+                self._wait(begun, is_with_values=is_with_values)
+        finally:
+            shutil.rmtree(self._temporary_of(begun.number), ignore_errors=True)
         return self._seen(begun, is_told=is_told)
 
     def _wait(self, begun: _Begun, *, is_with_values: bool) -> None:

@@ -43,7 +43,7 @@ def _stage_text(check: Check, stage: CheckedStage, source: str) -> str:
     size = f"{format_bytes(stage.device_used.high_bytes)} of {format_bytes(check.budget_bytes)}"
     over = f", {format_bytes(stage.missing_bytes)} over the budget" if stage.missing_bytes else ""
     if stage.verdict == "tight":
-        over += ", which it stays within only by releasing cached memory in every step"
+        over += ", which it stays within only by releasing cached memory"
     named = f", stage {stage.name}" if len(check.stages) > 1 else ""
     gpu = check.gpu.name.removeprefix("NVIDIA ")
     return f"{_VERDICTS[stage.verdict]}: {size} on {gpu}{over}{named}, {_EVIDENCE[check.evidence]}, {source}"

@@ -90,6 +90,14 @@ def test_the_memory_of_rows_that_labels_choose_is_counted_in_forward_and_backwar
     assert seen.peak_allocated_bytes < run("keeps_rows", rows=512).peak_allocated_bytes - 2 * logits + MIB
 
 
+def test_a_convolution_is_traced_as_without_memplan(run: Run) -> None:
+    """And what data decide after that is followed: of half as many labels 32 rows of logits less, of 1 MiB, and their gradients."""
+    seen, fewer = run("is_traced"), run("is_traced", rows=128)
+
+    assert (seen.verdict, seen.lower_bound_reasons) == ("fits", ())
+    assert seen.peak_allocated_bytes - fewer.peak_allocated_bytes > 2 * 32 * MIB
+
+
 @pytest.mark.parametrize("way", [0, 1, 2])
 def test_an_action_that_is_checked_is_one_of_those_there_are(run: Run, way: int) -> None:
     """As one_hot gives it, with the gradient of the logits behind it, and as a distribution draws it."""

@@ -308,6 +308,20 @@ def keeps_rows(device, rows=256):
     return step
 
 
+def is_traced(device, rows=256):
+    """Its graph is drawn before the first step, as TensorBoard's `add_graph` does; then labels decide how much is kept."""
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(4 * 36, 64)).to(device)
+    torch.jit.trace(model, torch.randn(1, 3, 8, 8, device=device))
+    labels = torch.arange(rows) % 4
+    head = nn.Linear(64, MIB_OF_FLOATS, bias=False, device=device)
+
+    def step():
+        states = model(torch.randn(rows, 3, 8, 8, device=device))
+        head(states[labels.to(device) == 0]).square().mean().backward()
+
+    return step
+
+
 def routed(device, tokens=64, experts=4, chosen=2, is_one_hot=0):
     """Each expert keeps 1 MiB for every token that the router sends to it; the peak is that of all of them."""
     gate = nn.Linear(16, experts, device=device)

@@ -144,6 +144,31 @@ def test_a_function_fills_each_gpu(run_memplan: Run, torch_build: TorchBuild, pr
     assert 1 < sizes[0] < sizes[1]
 
 
+LARGE_WORKSPACE = """
+import sys, torch
+from torch import nn
+model = nn.Conv2d(304, 256, 3, padding=1, bias=False).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(4):
+    model(torch.randn(int(sys.argv[1]), 304, 129, 129, device="cuda", requires_grad=True)).mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+@pytest.mark.heavy
+def test_a_workspace_that_no_gpu_of_its_kind_can_have_is_not_planned(run_memplan: Run, torch_build: TorchBuild, tmp_path: Path) -> None:
+    """cuDNN 9 ranks a kernel first for this convolution that wants 38 GiB with compute capability 8.6; PyTorch then takes the next."""
+    (tmp_path / "train.py").write_text(LARGE_WORKSPACE)
+    words = ("--", sys.executable, "train.py", "{micro_batch_size}")
+
+    result = run_memplan("--gpu", "rtx3060", "--target-effective-batch", "16", "--format", "json", *words, cwd=tmp_path)
+
+    (stage,) = json.loads(result.stdout)["stages"]
+    assert stage["planned"]["micro_batch_size"] == 16
+    assert stage["estimate"]["peak_reserved_bytes"] < 4 * 2**30
+
+
 CONVOLVES = """
 import sys, torch
 from torch import nn

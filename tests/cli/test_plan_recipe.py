@@ -199,3 +199,12 @@ def test_a_recipe_that_is_sharded_is_refused_by_its_line(recipes: Path, run_memp
     assert "-- axolotl train" in result.stderr
     assert "Traceback" not in result.stderr
     assert content(recipes) == before
+
+
+def test_the_command_of_a_program_follows_two_dashes(run_memplan: Run, tmp_path: Path) -> None:
+    """Without them its first word would be a command of memplan."""
+    result = run_memplan("--gpu", "t4", "python3", "train.py", "--batch-size", "{micro_batch_size}", cwd=tmp_path)
+
+    assert result.returncode == 2
+    assert "python3 is not a command of memplan" in result.stderr
+    assert "follows two dashes: `-- python3 train.py --batch-size '{micro_batch_size}'`" in " ".join(result.stderr.split())

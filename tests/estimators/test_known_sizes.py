@@ -146,6 +146,31 @@ def test_a_value_that_nobody_reads_is_told(torch_build: TorchBuild, gpu: GpuSpec
         planned(command_program(["env", "UNREAD={micro_batch_size}", sys.executable, str(PROGRAM), "8", "1", "100000", "1024"]), gpu)
 
 
+ANOTHER_BATCH = """
+import json, sys, torch
+from torch.utils.data import DataLoader, TensorDataset
+json.load(open(sys.argv[1]))
+model = torch.nn.Linear(256, 256).cuda()
+update = torch.optim.SGD(model.parameters(), lr=0.1)
+for batch, in DataLoader(TensorDataset(torch.zeros(9000, 256)), batch_size=64):
+    model(batch.cuda()).square().sum().backward()
+    update.step()
+    update.zero_grad()
+"""
+
+
+@pytest.mark.heavy
+def test_the_batch_of_something_else_is_no_batch_of_the_training(torch_build: TorchBuild, gpu: GpuSpec, tmp_path: Path) -> None:
+    """Its DataLoader gives 64 samples whatever is said, which may be all that there are: fewer than those are tried."""
+    script, settings = tmp_path / "train.py", tmp_path / "settings.json"
+    script.write_text(ANOTHER_BATCH)
+    settings.write_text('{"evaluation": 100}')
+    program = command_program([sys.executable, str(script), str(settings)], fields=[f"micro_batch_size={settings}:evaluation"])
+
+    with pytest.raises(UsageError, match=r"was changed from [0-9]+ to 32, and every allocation stayed the same"):
+        planned(program, gpu, target=4096)
+
+
 @pytest.mark.heavy
 def test_a_dataset_that_ends_is_no_room_for_more(torch_build: TorchBuild, gpu: GpuSpec) -> None:
     """From its size on every batch is the same: larger ones are refused, not called a fit."""

@@ -90,6 +90,30 @@ def memplan(*arguments: str, stdin: str = "", **environment: str) -> subprocess.
 # how a script is started
 
 
+LOGS_BELOW_TEMPORARY = f"""
+import pathlib, tempfile
+{TRAINING}
+folder = pathlib.Path(tempfile.mkdtemp())
+(folder / "checkpoint").write_text("weights")
+pathlib.Path(sys.argv[1]).open("a").write(str(folder) + chr(10))
+assert (folder / "checkpoint").read_text() == "weights"
+"""
+
+
+@pytest.mark.parametrize("allow_writes", [False, True])
+def test_temporary_files_go_with_their_run(script: Script, tmp_path: Path, allow_writes: bool) -> None:
+    """A plan runs a program many times, each of which may save a checkpoint there; where writes are allowed they stay, as ever."""
+    told = Path("/tmp", f"{tmp_path.name}-{os.getpid()}")  # new below /tmp, which is not held back
+    try:
+        seen(script(LOGS_BELOW_TEMPORARY, str(told), allow_writes=allow_writes))
+        folders = [Path(line) for line in told.read_text().splitlines()]
+
+        assert folders
+        assert {folder.exists() for folder in folders} == {allow_writes}
+    finally:
+        told.unlink(missing_ok=True)
+
+
 ABOUT_ITSELF = """
 import json, sys
 from {package}neighbour import WORD

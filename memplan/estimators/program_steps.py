@@ -43,6 +43,7 @@ from memplan.programs.command_program import CommandProgram, CommandStage
 from memplan.programs.function_program import FunctionProgram
 from memplan.programs.prepared_data import PreparedData
 from memplan.programs.user_program import UserProgram
+from memplan.traces.trace import BUILD
 from memplan.workload.program import Program
 from memplan.workload.stage import Stage
 
@@ -291,7 +292,8 @@ class ProgramSteps(StepRunner):
         if found.failure is not None:
             where = f" at {found.failure.place}" if found.failure.place else ""
             text = found.failure.first_line if said.exists() else found.failure.message  # where it told the rest itself
-            message = f"the program failed in its {found.failure.phase}{where}: {text}"
+            when = "before its first step" if found.failure.phase == BUILD else f"in {found.failure.phase}"
+            message = f"the program failed {when}{where}: {text}"
             lacks_weights = any(finding.kind == "missing_weights" for finding in found.findings)
             output = f"its last output:{last_lines(said)}" if said.exists() else None
             raise self._refusal(step, message, hint=MISSING_WEIGHTS if lacks_weights else output)

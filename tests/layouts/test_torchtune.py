@@ -116,6 +116,15 @@ def test_four_bits_are_said_by_the_builder_or_an_argument(recipe: Path, change: 
     assert (before, model_of(read_configuration(changed(recipe, change))).quantization) == (None, "nf4")
 
 
+def test_its_gpus_share_the_model(recipe: Path) -> None:
+    """By FSDP2, whatever number of them is said beside the file; what a block has gathered is given up but where the recipe keeps it."""
+    shares = read_configuration(recipe).with_gpus(4, None).workload.parallelism
+    keeps = read_configuration(changed(recipe, ("compile: False", "fsdp_reshard_after_forward: False"))).workload.parallelism
+
+    assert (shares.strategy, shares.num_gpus, shares.reshard_after_forward) == ("fsdp", 4, True)
+    assert not keeps.reshard_after_forward
+
+
 def test_builders_with_fewer_positions_than_the_published_model_are_known(recipe: Path) -> None:
     """Each block with adapters has a table of them."""
     model = model_of(read_configuration(changed(recipe, ("llama3_2.lora_llama3_2_1b", "qwen2_5.lora_qwen2_5_7b_instruct"))))

@@ -248,7 +248,8 @@ class TorchtuneTrainer(FsdpTrainer):
     def _shard_rest(self, root: nn.Module, shard: Callable[..., Any]) -> None:
         """Shard the decoder; up to 0.6 what is in no block is given up after its forward too (training/_distributed.py, `shard_model`)."""
         assert isinstance(root, FromTorchtune)
-        shard(root.inner, reshard_after_forward=root.described.loss != "chunked_states")
+        is_given_up = self.workload.parallelism.reshard_after_forward and root.described.loss != "chunked_states"
+        shard(root.inner, reshard_after_forward=is_given_up)
 
     def _without_reducing(self) -> contextlib.AbstractContextManager[Any]:
         return contextlib.nullcontext()

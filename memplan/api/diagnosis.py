@@ -100,6 +100,7 @@ def diagnose(
     Raises NotRehearsedError for a program that does not run, and as `by_method`.
     """
     card = of_some_kind(gpu)
+    configuration.refuse_unknown()
     if isinstance(configuration.program, Workload):
         return _of_workload(configuration, configuration.program, card, method, on_rehearsal, with_effects=with_effects)
     return _of_program(configuration.program, card, steps, on_run, with_effects=with_effects)

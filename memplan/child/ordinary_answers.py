@@ -250,12 +250,18 @@ _losses = itertools.count(1)
 
 def _yes_or_no(read: Reading) -> Answer | None:
     """Return what a yes or no is in ordinary training; None where nobody can say it."""
-    if _TRACES in read.files:
-        return Answer(b"\1", "true", "ordinary", "a trace computes what the program does")
     rule = check_that_passes(read)
+    if rule is None and _is_check_of_trace(read):
+        return Answer(b"\1", "true", "ordinary", "a trace computes what the program does")
     if rule is None and _MASK.search(read.text):
         return Answer(b"\0", "false", "padding", "a mask with padding, with which attention takes more memory than without a mask")
     return rule
+
+
+def _is_check_of_trace(read: Reading) -> bool:
+    """Say whether TorchScript itself reads it, and not the program that is traced."""
+    inner = itertools.takewhile(lambda frame: frame is not read.place, read.frames)
+    return any(frame.f_code.co_filename == _TRACES for frame in inner)
 
 
 def check_that_passes(read: Reading) -> Answer | None:

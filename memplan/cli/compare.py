@@ -197,6 +197,7 @@ def _configurations(
         machines = _machines(count, asked.settings.num_nodes)
         try:
             configuration = asked_configuration(asked._replace(settings=asked.settings.model_copy(update=machines)))
+            configuration.refuse_unknown()
             pin(configuration.program, request.pins)
         except WorldSizeError as error:
             if len(counts) == 1 or (not found and count == counts[-1]):

@@ -419,7 +419,7 @@ class ProgramRuns(Closing):
             file = file._replace(path=folder / "values")  # what a program writes stays in the folder of its own run
         writes = self._writes_in(folder)
         environment = writes.held_in(self._environment(folder, file))
-        if not self._asked.allow_writes:
+        if not self._asked.allow_writes and "TMPDIR" not in self._asked.inherited:  # which may hold what a job has put there
             temporary = self._temporary_of(self._num_runs)
             temporary.mkdir(exist_ok=True)
             environment["TMPDIR"] = str(temporary)

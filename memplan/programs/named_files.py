@@ -147,7 +147,7 @@ def variables_in(words: Sequence[str]) -> list[str]:
     script = run_script(words)
     sources = [] if script is None else [script.path, *imported_files(script.path)]
     declared = [option for source in sources for option in declared_options(source)]
-    given = {_same(option.name) for option in _options(words)}
+    given = {_name_of(option.name) for option in _options(words)}
     for variable, names in KEYS_OF.items():
         own = next((each for name in names for each in declared if name in map(_name_of, each)), ())
         known = {*names, *map(_name_of, own)}
@@ -193,7 +193,8 @@ def _same(name: str) -> str:
 
 def _name_of(option: str) -> str:
     """Return the name of an *option* with its dashes, as it is compared."""
-    return _same(option.lstrip("-"))
+    name = option.lstrip("-")
+    return name if len(name) == 1 else _same(name)  # -B is no -b
 
 
 def _keys(values: Mapping[str, object], above: str = "") -> Iterator[str]:

@@ -157,7 +157,7 @@ for _ in range(4):
 
 
 @pytest.mark.heavy
-def test_a_workspace_that_no_gpu_of_its_kind_can_have_is_not_planned(run_memplan: Run, torch_build: TorchBuild, tmp_path: Path) -> None:
+def test_a_workspace_that_gpus_of_its_kind_cannot_have_is_not_planned(run_memplan: Run, torch_build: TorchBuild, tmp_path: Path) -> None:
     """cuDNN 9 ranks a kernel first for this convolution that wants 38 GiB with compute capability 8.6; PyTorch then takes the next."""
     (tmp_path / "train.py").write_text(LARGE_WORKSPACE)
     words = ("--", sys.executable, "train.py", "{micro_batch_size}")

@@ -13,6 +13,7 @@ from memplan.layouts.registry import locate
 from memplan.programs.command_program import CommandProgram
 from memplan.workload.model import Adapters, TorchtuneModel
 from memplan.workload.published_models import catalog_model
+from tests.conftest import Run
 from tests.layouts.test_recipes import as_edited, changed
 
 LORA = """\
@@ -40,7 +41,9 @@ dtype: bf16
 enable_activation_checkpointing: False
 """
 
-FULL = LORA.replace("lora_llama3_2_1b", "llama3_2_1b").replace("True\n  lora_rank: 64\n  lora_dropout: 0.0\n", "True\n")
+FULL = LORA.replace("lora_llama3_2_1b", "llama3_2_1b")
+for line in ("lora_attn_modules: ['q_proj', 'v_proj', 'output_proj']", "apply_lora_to_mlp: True", "lora_rank: 64", "lora_dropout: 0.0"):
+    FULL = FULL.replace(f"  {line}\n", "")
 
 
 @pytest.fixture
@@ -165,6 +168,9 @@ def test_an_optimizer_that_steps_in_the_backward_has_no_accumulation_to_plan(rec
     [
         (("packed: False", "packed: True"), "`dataset.packed` is true: packed texts have a mask of their own"),
         (("lora_dropout: 0.0", "use_dora: True"), "`model.use_dora` is true: memplan's own model has no DoRA"),
+        (("  fused: True", "  amsgrad: True"), "`optimizer.amsgrad` is true: memplan's Adam has two moments"),
+        (("  packed: False", "  - packed: True"), "`dataset` is a sequence: of several datasets memplan does not look"),
+        (("compile: False", "enable_fp8_training: True"), "`enable_fp8_training` is true: memplan's own model does not compute in fp8"),
         (("dtype: bf16", "dtype: fp16"), "`dtype` is fp16: torchtune trains in bf16 or fp32"),
         (("compile: False", "enable_activation_offloading: True"), "`enable_activation_offloading` is true: memplan's own model keeps"),
         (("llama3_2.lora_llama3_2_1b", "gemma2.lora_gemma2_2b"), "does not know the sizes of torchtune.models.gemma2.lora_gemma2_2b"),
@@ -227,4 +233,27 @@ def test_where_nothing_fits_an_optimizer_that_steps_in_the_backward_still_accumu
     plan = memplan.plan(recipe, gpu="t4", gpu_memory="4GiB", method="rehearsed", target_effective_batch_size=64)
 
     assert not plan.fits
-    assert (plan.after.training.micro_batch_size, plan.after.training.gradient_accumulation_steps) == (1, 1)
+    assert plan.reasons[0].startswith("a micro-batch of 1 takes")
+    assert plan.after.training.gradient_accumulation_steps == 1
+
+
+@pytest.mark.parametrize("command", [["compare", "--gpus", "t4"], ["check", "--gpu", "t4"], ["doctor", "--gpu", "t4"]])
+def test_every_command_asks_for_the_length(recipe: Path, run_memplan: Run, command: list[str]) -> None:
+    """None of them takes memplan's own default for it."""
+    changed(recipe, ("max_seq_len: 1024", "max_seq_len: null"))
+    result = run_memplan(*command, "--config-path", str(recipe))
+
+    assert (result.returncode, result.stdout) == (2, "")
+    assert "`tokenizer.max_seq_len` is not set: texts are not cut then" in " ".join(result.stderr.split())
+
+
+def test_an_optimizer_in_the_backward_is_of_whole_models_alone(recipe: Path) -> None:
+    """torchtune's LoRA recipes do not read the switch. A rank that is not said is 8."""
+    recipe.write_text(LORA.replace("  lora_rank: 64\n", "") + "optimizer_in_bwd: True\n")
+    configuration = read_configuration(recipe)
+    adapters = model_of(configuration).adapters
+
+    assert not configuration.workload.optimizer.steps_in_backward
+    assert configuration.workload.training.gradient_accumulation_steps == 8
+    assert adapters is not None
+    assert adapters.rank == 8

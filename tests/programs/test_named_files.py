@@ -155,6 +155,7 @@ def test_a_batch_that_is_set_twice_in_its_file_is_not_written() -> None:
         ("parser.add_argument('--batchSize', type=int, default=64)", "main.py --lr 1", "main.py --lr 1 --batchSize {micro_batch_size}"),
         ("p.add_argument('-b', '--batch-size', default=4)", "main.py", "main.py --batch-size {micro_batch_size}"),
         ("p.add_argument('-b', '--batch-size', default=4)", "main.py -b 64", "main.py -b {micro_batch_size}"),
+        ("p.add_argument('-b', '--batch-size', default=4)", "main.py -B 9 -b 8", "main.py -B 9 -b {micro_batch_size}"),
         ("p.add_argument('--batch-size', '-b', default=4)", "main.py -b=64 -n 8", "main.py -b={micro_batch_size} -n 8"),
         ("@click.option('--bsz', default=4)\ndef main(bsz): ...", "main.py", "main.py --bsz {micro_batch_size}"),
         ("from options import parser", "main.py", "main.py --batch_size {micro_batch_size}"),

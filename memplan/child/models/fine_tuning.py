@@ -11,7 +11,6 @@ import contextlib
 import copy
 import re
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -190,7 +189,7 @@ class _ProductOfBytes(_WholeForEachProduct):
 
 def prepare_fine_tuning(inner: nn.Module, model: HuggingFaceModel) -> None:
     """Change *inner*, a model of transformers, into what *model* describes: layers quantized, norms in their type, adapters put in."""
-    put_in_layers(inner, model.adapters, base_of=partial(_quantized, quantization=model.quantization), head=_head_of(inner))
+    put_in_layers(inner, model.adapters, base_of=lambda layer, _: _quantized(layer, model.quantization), head=_head_of(inner))
     if model.adapters is not None:
         _train_copies(inner, model.adapters)
     if model.norm_dtype is not None:
@@ -204,10 +203,10 @@ def prepare_fine_tuning(inner: nn.Module, model: HuggingFaceModel) -> None:
 
 
 def put_in_layers(
-    inner: nn.Module, adapters: Adapters | None, *, base_of: Callable[[nn.Linear], nn.Module], head: nn.Module | None
+    inner: nn.Module, adapters: Adapters | None, *, base_of: Callable[[nn.Linear, bool], nn.Module], head: nn.Module | None
 ) -> None:
     """
-    Put what *base_of* makes of each linear layer but the *head* in its place, beside *adapters* where those are for it.
+    Put what *base_of* makes of each linear layer but the *head* in its place, beside *adapters* where those are for it, which it is told.
 
     With adapters all else is frozen. Raises OwnModelError for a target beside which no adapter was put.
     """
@@ -215,8 +214,9 @@ def put_in_layers(
     if adapters is not None:
         inner.requires_grad_(False)
     for name, layer in layers:
-        base = base_of(layer)
-        if adapters is not None and _is_target(name, adapters.targets):
+        is_adapted = adapters is not None and _is_target(name, adapters.targets)
+        base = base_of(layer, is_adapted)
+        if adapters is not None and is_adapted:
             base = AdaptedLinear(base, adapters, layer.in_features, layer.out_features)
         if base is not layer:
             inner.set_submodule(name, base)

@@ -47,6 +47,8 @@ class Family(NamedTuple):
     """Halves are turned in the type of the weights; otherwise in fp32."""
     is_gemma: bool = False
     """Norms are made of several tensors, embeddings are scaled, and GELU gates."""
+    quantizes_adapted_alone: bool = False
+    """Of QLoRA: layers without an adapter stay as they are."""
     ties_embeddings: bool = False
     """What the config.json means where it does not say."""
 
@@ -54,8 +56,8 @@ class Family(NamedTuple):
 _FAMILIES: dict[str, Family] = {
     "llama": Family(),
     "mistral": Family(),
-    "qwen2": Family(has_qkv_bias=True, has_pairs=False, is_turned_in_its_type=True),
-    "qwen3": Family(has_qk_norm=True, has_pairs=False, is_turned_in_its_type=True),
+    "qwen2": Family(has_qkv_bias=True, has_pairs=False, is_turned_in_its_type=True, quantizes_adapted_alone=True),
+    "qwen3": Family(has_qk_norm=True, has_pairs=False, is_turned_in_its_type=True, quantizes_adapted_alone=True),
     "phi3": Family(has_pairs=False),
     "gemma": Family(is_gemma=True, ties_embeddings=True),
 }
@@ -72,8 +74,9 @@ class FromTorchtune(nn.Module):
     def put_in_layers(self) -> None:
         """Put in adapters and 4-bit weights. Raises OwnModelError for adapters of layers that there are not."""
 
-        def base_of(layer: nn.Linear) -> nn.Module:
-            return layer if self.described.quantization is None else Nf4Linear(layer)
+        def base_of(layer: nn.Linear, is_adapted: bool) -> nn.Module:
+            is_quantized = self.described.quantization is not None and (is_adapted or not self.inner.family.quantizes_adapted_alone)
+            return Nf4Linear(layer) if is_quantized else layer
 
         put_in_layers(self.inner, self.described.adapters, base_of=base_of, head=self.inner.output)
 

@@ -150,6 +150,19 @@ def test_four_bits_keep_half_a_byte_an_element(rehearser: SharedRehearser) -> No
     assert whole - seen == saved - kept
 
 
+def test_of_qwen_layers_without_an_adapter_stay_as_they_are(rehearser: SharedRehearser) -> None:
+    """Its builders quantize what has one, those of others every linear layer of a block: here the feed-forward's three."""
+    training, only = {"sequence_length": 64}, ADAPTERS | {"targets": ["q_proj"]}
+    of_qwen = SMALL | {"model_type": "qwen2"}
+    saved = []
+    for config in (SMALL, of_qwen):
+        whole = run(rehearser, described(config, adapters=only, training=training)).breakdown.parameters_bytes
+        seen = run(rehearser, described(config, adapters=only, quantization="nf4", training=training)).breakdown.parameters_bytes
+        saved.append(whole - seen)
+
+    assert saved[1] < 2 * 2 * 256 * 256 < saved[0]
+
+
 def test_an_optimizer_that_steps_in_the_backward_lets_gradients_go(rehearser: SharedRehearser) -> None:
     """One after the other: the peak is lower than with all of them at the end."""
     deep, training = SMALL | {"num_hidden_layers": 16}, {"sequence_length": 16, "gradient_accumulation_steps": 1}

@@ -18,12 +18,10 @@ from torch.utils.checkpoint import checkpoint
 
 from memplan.child.failures import OwnModelError
 from memplan.child.models.fine_tuning import QuantizedLinear, put_in_layers
+from memplan.child.models.transformer import IGNORED
 
 if TYPE_CHECKING:
     from memplan.workload.model import TorchtuneModel
-
-IGNORED = -100
-"""The label that cross-entropy leaves out."""
 
 SCALE_BLOCK = 64
 """Elements that share a scale in 4 bits (torchao's `block_size`)."""

@@ -101,19 +101,19 @@ class Configuration(NamedTuple):
 
     def with_pins(self, pins: Mapping[str, object]) -> Configuration:
         """Return a copy in which what is pinned is neither assumed nor unknown: what nothing else says is configured so."""
-        said = {name: pins[name] for each in self.unknown if (name := each.field.rpartition(".")[2]) in pins}
+        said = {each.name: pins[each.name] for each in self.unknown if each.name in pins}
         program = self.program
         if said and isinstance(program, Workload):
             with suppress(ValidationError):  # which pinning it will tell of
                 program = program.with_training(**said)
-        unknown = tuple(each for each in self.unknown if each.field.rpartition(".")[2] not in said)
+        unknown = tuple(each for each in self.unknown if each.name not in said)
         return self._replace(program=program, assumed=tuple(name for name in self.assumed if name not in pins), unknown=unknown)
 
     def refuse_unknown(self) -> None:
         """Raise ConfigError where a value decides the memory that the files leave to the data, and that nobody has said."""
         for each in self.unknown:
-            hint = f'say it: `pins={{"{each.field.rpartition(".")[2]}": 2048}}`'
-            raise ConfigError(f"`{each.key}` is not set: {each.why}", file=each.file, line=each.line, hint=f"{hint}, or set the key")
+            hint = f'say it: `pins={{"{each.name}": 2048}}`, or set the key'
+            raise ConfigError(f"`{each.key}` is not set: {each.why}", file=each.file, line=each.line, hint=hint)
 
     def with_target(self, target: TargetBatch | None) -> Configuration:
         """Return a copy that is planned for *target* samples in an optimizer step: what is asked for is no lack of a batch."""

@@ -58,6 +58,11 @@ class Unknown(NamedTuple):
     key: str
     why: str
 
+    @property
+    def name(self) -> str:
+        """Return what it is pinned by."""
+        return self.field.rpartition(".")[2]
+
 
 @dataclass(frozen=True)
 class Reading:

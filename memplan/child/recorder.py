@@ -91,6 +91,8 @@ class Recorder:
         """Follow this process: at once if CUDA is initialised, else as soon as it is."""
         self._watch_backward()
         self._tensors.attach()
+        if is_simulated():
+            _draw_the_same()
         Evaluations(self._evaluates).attach()
         self._history.attach()
         self._watch_resets()
@@ -115,13 +117,10 @@ class Recorder:
         """
         Read values from the file at *path*; with a *variant*, find them and write them there when the program ends.
 
-        While they are sought nothing is compiled, so that each operation can be followed. The host draws the same numbers each time.
+        While they are sought nothing is compiled, so that each operation can be followed.
         """
         if not path:
             return
-        random.seed(0)
-        if "numpy" in sys.modules:
-            sys.modules["numpy"].random.seed(0)
         if not variant:
             self.reads.recorded = RecordedValues(Path(path))
             return
@@ -430,3 +429,16 @@ class Recorder:
             "values": self.values,
             "failure": failure,
         }
+
+
+def _draw_the_same() -> None:
+    """
+    Have the host draw the same random numbers in each run of a program that does not say which.
+
+    The order of its data is mostly drawn, and the values that were sought in one run are those of its batches. PyTorch begins with other
+    numbers in each process (`createCPUGenerator` in aten/src/ATen/CPUGeneratorImpl.cpp).
+    """
+    random.seed(0)
+    torch.default_generator.manual_seed(0)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(0)

@@ -17,7 +17,7 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
@@ -379,11 +379,15 @@ class ProgramRuns(Closing):
             is_launched=self._is_launched,
         )
 
-    def _writes_in(self, folder: Path) -> Writes:
+    def _writes_in(self, folder: Path, *, passed: Iterable[Path] = ()) -> Writes:
         asked = self._asked
-        passed = [asked.sent] if asked.sent else []
         return Writes(
-            folder, script=asked.command.script, are_allowed=asked.allow_writes, passed=passed, shown=asked.shown, prepared=asked.prepared
+            folder,
+            script=asked.command.script,
+            are_allowed=asked.allow_writes,
+            passed=[*passed, *([asked.sent] if asked.sent else [])],
+            shown=asked.shown,
+            prepared=asked.prepared,
         )
 
     # one run
@@ -417,12 +421,13 @@ class ProgramRuns(Closing):
             self._others.append(folder)
         if file.variant is not None:
             file = file._replace(path=folder / "values")  # what a program writes stays in the folder of its own run
-        writes = self._writes_in(folder)
-        environment = writes.held_in(self._environment(folder, file))
+        own = {}
         if not self._asked.allow_writes and "TMPDIR" not in self._asked.inherited:  # which may hold what a job has put there
             temporary = self._temporary_of(self._num_runs)
             temporary.mkdir(exist_ok=True)
-            environment["TMPDIR"] = str(temporary)
+            own = {"TMPDIR": str(temporary)}
+        writes = self._writes_in(folder, passed=map(Path, own.values()))
+        environment = writes.held_in(self._environment(folder, file) | own)
         process = self._start(environment, warm, is_heard=is_heard and self._asked.is_heard)
         if process is None:
             return None

@@ -114,6 +114,52 @@ def test_temporary_files_go_with_their_run(script: Script, tmp_path: Path, allow
         told.unlink(missing_ok=True)
 
 
+SHUFFLED = """
+import os, random, sys
+import numpy, torch
+from torch.utils.data import DataLoader, Dataset
+
+class Sentences(Dataset):
+    def __len__(self):
+        return 200
+
+    def __getitem__(self, index):
+        length = 1 + (index * 37 + random.randrange(50) + numpy.random.randint(50)) % 100
+        return torch.ones(length, dtype=torch.long)
+
+def padded(samples):
+    return torch.nn.utils.rnn.pad_sequence(samples, batch_first=True)
+
+if __name__ == "__main__":
+    model = torch.nn.Embedding(2, 512).cuda()
+    update = torch.optim.SGD(model.parameters(), lr=0.1)
+    for tokens in DataLoader(Sentences(), 4, shuffle=True, num_workers=int(sys.argv[1]), collate_fn=padded):
+        on_gpu = tokens.cuda()
+        kept = model(on_gpu)[on_gpu > 0]
+        assert "MEMPLAN_VALUES_FILE" not in os.environ or len(kept) in (0, int((tokens > 0).sum())), "the values are those of another batch"
+        open(f"{sys.argv[2]}-{os.getpid()}", "a").write(f"{tuple(tokens.shape)}\\n")
+        kept.sum().backward()
+        update.step()
+"""
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_each_run_has_the_same_data(script: Script, tmp_path: Path, num_workers: int) -> None:
+    """In the same order, and with what is drawn for each sample: the values that one run finds are those of the next one's batches."""
+    told = Path("/tmp", f"{tmp_path.name}-{os.getpid()}")  # what is new below /tmp is not held back
+    try:
+        found = seen(script(SHUFFLED, str(num_workers), str(told), steps=4))
+        shapes = [path.read_text() for path in told.parent.glob(f"{told.name}-*")]
+
+        assert len(shapes) >= 3
+        assert len(set(shapes)) == 1
+        assert not found.lower_bound_reasons
+        assert not found.held_back_files
+    finally:
+        for path in told.parent.glob(f"{told.name}-*"):
+            path.unlink()
+
+
 ABOUT_ITSELF = """
 import json, sys
 from {package}neighbour import WORD

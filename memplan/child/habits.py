@@ -23,7 +23,7 @@ import torch
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.data import DataLoader
 
-from memplan.child.batches import tensors_in
+from memplan.child.batch_shapes import tensors_in
 from memplan.child.not_compiled import not_compiled, not_followed
 from memplan.child.program_frames import frames_from, named, program_frame, reads_itself
 from memplan.child.source_lines import line_at, line_of

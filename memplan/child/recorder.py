@@ -9,12 +9,13 @@ What the notes mean is worked out by whoever reads the record (`execution/run_re
 from __future__ import annotations
 
 import functools
+import math
 import os
 import random
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, cast
@@ -33,6 +34,7 @@ from memplan.child.event_history import MOST_IN_A_STEP, MOST_RECORDED, EventHist
 from memplan.child.failures import NO_ENGINE
 from memplan.child.habits import habits_asked_for
 from memplan.child.host_values import HostValues
+from memplan.child.largest_batches import WalkLimits
 from memplan.child.not_captured import capture_nothing
 from memplan.child.not_compiled import not_compiled, not_followed
 from memplan.child.one_rank import world
@@ -102,10 +104,11 @@ class Recorder:
             note_masks(lambda: self._values is None)
         if self._habits is not None:
             self._habits.attach()
-        self._most_walked = int(os.environ.get("MEMPLAN_WORST_BATCH") or 0)
+        limits = _walk_limits(os.environ)
+        self._most_walked = limits.most
         if self._most_walked:
             own_first = int(os.environ.get("MEMPLAN_OWN_FIRST") or 1)
-            self.batches.lead_with_largest(self._most_walked, after=0 if os.environ.get("MEMPLAN_STEPS") == "1" else own_first)
+            self.batches.lead_with_largest(limits, after=0 if os.environ.get("MEMPLAN_STEPS") == "1" else own_first)
         register_optimizer_step_pre_hook(not_compiled(self._optimizer_begins))
         register_optimizer_step_post_hook(not_compiled(self._optimizer_ends))
         if torch.cuda._initialization_lock.locked():  # CUDA is being initialised, below this call perhaps: it will see to the queue
@@ -419,6 +422,7 @@ class Recorder:
             "num_backwards": self.num_backwards,
             "habits": self._habits and self._habits.seen(),
             "num_walked_batches": self.batches.num_walked if self._most_walked else None,
+            "was_walk_cut": self.batches.was_walk_cut,
             "first_dimensions": self._tensors.first_dimensions,
             "checkpointing_off": sorted(self._tensors.checkpointing_off),
             "without_gradient": sorted(self._tensors.without_gradient),
@@ -429,6 +433,16 @@ class Recorder:
             "values": self.values,
             "failure": failure,
         }
+
+
+def _walk_limits(environment: Mapping[str, str]) -> WalkLimits:
+    """Return how far *environment* has DataLoaders walked through: `WalkedBatches` in execution/recorded_run.py."""
+    folder = environment.get("MEMPLAN_WALKS")
+    return WalkLimits(
+        most=int(environment.get("MEMPLAN_WORST_BATCH") or 0),
+        seconds=float(environment.get("MEMPLAN_WALK_SECONDS") or math.inf),
+        folder=Path(folder) if folder else None,
+    )
 
 
 def _draw_the_same() -> None:

@@ -265,9 +265,9 @@ class Script:
         (self._path / "progress").write_text(text, encoding="ascii")
 
     def _is_settled(self) -> bool:
-        """Say whether the last step reserved no more than the one before."""
+        """Say whether the last step reserved no more than the one before; none of a program that trains on the host did."""
         peaks = [step["peak_reserved_bytes"] for step in self._recorder.steps[-2:]]
-        return peaks[-1] <= peaks[0]
+        return not peaks or peaks[-1] <= peaks[0]
 
     def _is_enough(self) -> bool:
         if self._updates_itself:

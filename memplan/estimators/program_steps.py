@@ -56,7 +56,7 @@ Steps of a rehearsed command, and of one whose last of these few reserves more: 
 that allocates the same. SRGAN's fourth step at 13 images reserves 6.7 GiB where three reserve 6.3, and so do sixteen.
 """
 
-WALKED = WalkedBatches(most=1000, own_first=3, steps=MORE_STEPS)
+WALKED = WalkedBatches(most=1000, own_first=3, steps=MORE_STEPS, seconds=15.0)
 """
 Where batches differ in shape: what PyTorch has cached for a few of different sizes does not serve the next, and counts beside the largest.
 The three batches that a KTO training of TRL begins with reserve 14.0 GiB, its largest one after the first alone 10.7. DETR at 12 images
@@ -342,6 +342,7 @@ def run_command(
             steps=MORE_STEPS if known.has_several_shapes or known.settles_late else FEW_STEPS,
             most_walked_batches=WALKED.most if known.has_several_shapes else 0,
             own_first=WALKED.own_first,
+            most_walk_seconds=WALKED.seconds,
             walks_where_they_differ=WALKED,
             on_progress=on_progress,
             of_one_rank={

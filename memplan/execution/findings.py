@@ -218,9 +218,10 @@ def _cached_shapes(record: RunRecord) -> Iterator[Finding]:
     """Tell of what PyTorch caches of batches that are not all alike, where the largest was among them: more of it over an epoch."""
     shapes = _shapes_that_differ(record) if record.num_walked_batches else None
     if shapes is not None:
+        looked_at = f"the first {record.num_walked_batches:,}, and a later one may be larger" if record.was_walk_cut else "all"
         yield Finding(
             kind="cached_shapes",
-            message=f"the shapes of the batches differ: {shapes}, the largest among them; what PyTorch has cached for one shape mostly "
+            message=f"the shapes of the batches differ: {shapes}, the largest of {looked_at}; what PyTorch has cached for one shape mostly "
             "does not serve a larger one, so that an epoch may reserve more from batch to batch, up to all of the GPU, and then gives "
             "cached memory back, which takes time: `PYTORCH_ALLOC_CONF=expandable_segments:True` avoids it",
         )

@@ -193,6 +193,8 @@ class ProgramRuns(Closing):
         self._temporary = tempfile.TemporaryDirectory(prefix="memplan-rehearsal-")
         self.folder = Path(self._temporary.name).resolve()
         """For files of the runs; it goes when this is closed."""
+        self._walks = self.folder / "walks"
+        self._walks.mkdir()
         self._of_programs = tempfile.TemporaryDirectory(prefix="mp-", ignore_cleanup_errors=True)
         """For temporary files of the program, which go as its run ends. The name is short: paths of sockets end at 107 bytes."""
         self._others: list[Path] = []
@@ -385,7 +387,7 @@ class ProgramRuns(Closing):
             folder,
             script=asked.command.script,
             are_allowed=asked.allow_writes,
-            passed=[*passed, *([asked.sent] if asked.sent else [])],
+            passed=[*passed, self._walks, *([asked.sent] if asked.sent else [])],
             shown=asked.shown,
             prepared=asked.prepared,
         )
@@ -537,6 +539,7 @@ class ProgramRuns(Closing):
                 walked=asked.walked,
                 answers=asked.answers,
                 file=file,
+                walks=self._walks,
                 inherited=inherited,
             ),
         }

@@ -37,6 +37,8 @@ class WalkedBatches(NamedTuple):
     """After which the program is ended; 0: it ends itself."""
     late_steps: int = 0
     """After which it is ended instead, where the last of *steps* reserves more than the one before; 0: after *steps* all the same."""
+    seconds: float = 0.0
+    """After which no more batches of a DataLoader are looked at; 0: however long it takes."""
 
 
 def recorder_variables(
@@ -46,15 +48,22 @@ def recorder_variables(
     walked: WalkedBatches,
     answers: Mapping[str, Any] = MappingProxyType({}),
     file: ValuesFile = NO_VALUES,
+    walks: Path | None = None,
     inherited: Mapping[str, str],
 ) -> dict[str, str]:
-    """Return what child/script.py reads of a process whose results go to *folder*, and where its Python finds the hook."""
+    """
+    Return what child/script.py reads of a process whose results go to *folder*, and where its Python finds the hook.
+
+    *walks*: the folder in which the runs of a program keep what they find as they look at batches.
+    """
     return {
         "MEMPLAN_RESULTS": str(folder),
         "MEMPLAN_STEPS": str(walked.steps),
         "MEMPLAN_LATE_STEPS": str(0 if file.is_told else walked.late_steps),  # there are values for no more steps than they were sought in
         "MEMPLAN_ANSWERS": json.dumps(dict(answers)),
         "MEMPLAN_WORST_BATCH": str(walked.most),
+        "MEMPLAN_WALK_SECONDS": str(walked.seconds or ""),
+        "MEMPLAN_WALKS": str(walks or ""),
         "MEMPLAN_OWN_FIRST": str(walked.own_first),
         "MEMPLAN_TORCH": torch.version,
         **{f"MEMPLAN_{key.upper()}": value for key, value in file.request().items()},

@@ -41,6 +41,7 @@ def rehearse_script(
     late_steps: int = 0,
     most_walked_batches: int = 0,
     own_first: int = 1,
+    most_walk_seconds: float = 0.0,
     walks_where_they_differ: WalkedBatches | None = None,
     keep_warm: bool | Path = False,
     on_progress: OnProgress | None = None,
@@ -62,7 +63,8 @@ def rehearse_script(
     pretrained models are built without reading their weights, which need not be there. Of several processes, the one that trains is
     reported. *late_steps*: end it after that many where the last of *steps* reserves more than the one before.
     *most_walked_batches*: look at so many batches of each DataLoader, and take the largest after the *own_first* that the program takes
-    itself; 0: as they come. *walks_where_they_differ*: look at those where the first run shows batches of several shapes.
+    itself; 0: as they come. *most_walk_seconds*: look at no more of a DataLoader after that; 0: however long it takes.
+    *walks_where_they_differ*: look at those where the first run shows batches of several shapes.
     *keep_warm*: leave a process behind that spares the next rehearsal in this folder the imports; a file: for who names that file
     alone. *on_progress* is called from time to time with how far the program is, *on_next_run* with what it runs again, unheard.
     *ranks*: how many GPUs train together, and which rank is run; the others need not be there. *sent*: a folder for the objects that
@@ -86,7 +88,7 @@ def rehearse_script(
         gpu=gpu,
         context_bytes=context.expected_bytes,
         answers=dict(answers or {}),
-        walked=WalkedBatches(most_walked_batches, own_first, steps or 0, late_steps),
+        walked=WalkedBatches(most_walked_batches, own_first, steps or 0, late_steps, most_walk_seconds),
         timeout_seconds=timeout_seconds,
         output_to_stderr=output_to_stderr,
         allow_writes=allow_writes,

@@ -192,6 +192,9 @@ class RunRecord(Description):
     num_walked_batches: NonNegativeInt | None = None
     """Batches that were looked at so that the largest could come first; None where nobody asked for that."""
 
+    was_walk_cut: bool = False
+    """A DataLoader has more batches than were looked at."""
+
     first_dimensions: tuple[frozenset[int], ...] = ()
     """Of the tensors that may be of the batch, as each backward began that was looked at."""
 

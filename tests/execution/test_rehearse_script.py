@@ -1672,7 +1672,7 @@ def test_the_largest_batches_of_an_epoch_come_after_the_first_on_request(
     assert rehearsal.peak_allocated_bytes >= 7000 * 512 * 4
     (finding,) = [finding for finding in rehearsal.findings if finding.kind in ("batch_shapes", "cached_shapes")]
     assert finding.kind == "cached_shapes"
-    assert finding.message.startswith("the shapes of the batches differ: 10 to 7000, the largest among them; what PyTorch has cached")
+    assert finding.message.startswith("the shapes of the batches differ: 10 to 7000, the largest of all; what PyTorch has cached")
 
 
 STEPS_OF_SEVERAL_SIZES = """

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from memplan.child.batches import shapes_in, tensors_in
+from memplan.child.batch_shapes import shapes_in, tensors_in
 
 TENSOR = torch.zeros(2)
 

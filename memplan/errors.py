@@ -62,13 +62,16 @@ class SizeRefusedError(NotRehearsedError):
     A program that fails with one size of its batch, for another reason than memory; it may run with others.
 
     *is_limit*: larger ones would end alike: it takes no more samples, or the host has no memory for them. *num_samples*: as many as its
-    batches had.
+    batches had, perhaps all that there are. *largest*: the size of which it is sure that no larger one is another.
     """
 
-    def __init__(self, message: str, *, hint: str | None = None, is_limit: bool = False, num_samples: int | None = None) -> None:
+    def __init__(
+        self, message: str, *, hint: str | None = None, is_limit: bool = False, num_samples: int | None = None, largest: int | None = None
+    ) -> None:
         super().__init__(message, hint=hint)
         self.is_limit = is_limit
         self.num_samples = num_samples
+        self.largest = largest
 
 
 class WorldSizeError(UsageError):

@@ -12,7 +12,15 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind
 
 from memplan.child.batch_shapes import shapes_in
@@ -34,6 +42,8 @@ class Batches:
         """
         self.whole_epochs: set[int] = set()
         """Those of which all batches were taken."""
+        self.epoch_samples: dict[int, int] = {}
+        """How many samples an epoch has, where its sampler is one of PyTorch's."""
         self.num_walked = 0
         """Batches of all DataLoaders that were looked at to find the largest."""
         self.was_walk_cut = False
@@ -69,6 +79,9 @@ class Batches:
         if iterator not in self._epochs:
             self._num_epochs += 1
             self._epochs[iterator] = self._num_epochs
+            num_samples = _samples_in_epoch(iterator)
+            if num_samples is not None:
+                self.epoch_samples[self._num_epochs] = num_samples
         return self._epochs[iterator]
 
     def _note(self, given: GivenBatch, *, epoch: int) -> None:
@@ -158,6 +171,17 @@ class _AskedSamples:
         """Return how many samples the batch has that *iterator* has just given; None where nobody knows."""
         counts = self._counts.get(iterator)
         return counts.popleft() if counts else None
+
+
+_SAMPLERS = (SequentialSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler, DistributedSampler)
+"""Those that give as many samples as they say; one of a program's own may begin anew for ever."""
+
+
+def _samples_in_epoch(iterator: Any) -> int | None:
+    """Return how many samples *iterator*, of a DataLoader, gives in all; None where nobody knows."""
+    batches = iterator._index_sampler
+    is_known = iterator._dataset_kind == _DatasetKind.Map and type(batches) is BatchSampler and type(batches.sampler) in _SAMPLERS
+    return len(batches.sampler) if is_known else None
 
 
 def _only_loads() -> bool:

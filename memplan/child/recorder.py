@@ -419,6 +419,7 @@ class Recorder:
             "tries_convolutions": bool(torch.backends.cudnn.benchmark),
             "batches": self.batches.seen,
             "whole_epochs": sorted(self.batches.whole_epochs),
+            "epoch_samples": self.batches.epoch_samples,
             "num_backwards": self.num_backwards,
             "habits": self._habits and self._habits.seen(),
             "num_walked_batches": self.batches.num_walked if self._most_walked else None,

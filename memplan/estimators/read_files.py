@@ -37,6 +37,8 @@ class Ran(NamedTuple):
     """A digest of what it asked of the allocator."""
     files: str
     """That of the files that had been read by its end."""
+    in_epoch: int | None = None
+    """Samples in an epoch of the DataLoader that has trained it; None where nobody knows."""
 
 
 class ReadFiles:
@@ -46,7 +48,7 @@ class ReadFiles:
         self._file = file
         self._learned: list[list[str]] = []  # what each run added
         self._refused: dict[str, dict[str, list[str | None]]] = {}
-        self._runs: dict[str, dict[str, list[str]]] = {}
+        self._runs: dict[str, dict[str, Ran]] = {}
         if file is not None:
             with suppress(OSError, ValueError, KeyError, TypeError):  # not there yet, or not what memplan wrote: as if nothing were known
                 kept = json.loads(file.read_bytes())
@@ -105,9 +107,9 @@ class ReadFiles:
         kept = {int(size): Ran(*ran) for size, ran in self._runs.get(family, {}).items()}
         return {size: ran for size, ran in kept.items() if ran.files in now}
 
-    def saw(self, family: str, size: int, digest: str, *, now: str) -> None:
-        """Take in what a run came to, *now* being the last digest."""
-        self._runs.setdefault(family, {})[str(size)] = [digest, now]
+    def saw(self, family: str, size: int, digest: str, *, now: str, in_epoch: int | None = None) -> None:
+        """Take in what a run came to, *now* being the last digest; *in_epoch*: see `Ran`."""
+        self._runs.setdefault(family, {})[str(size)] = Ran(digest, now, in_epoch)
 
     def keep(self) -> None:
         """Write what is known, where that can be done."""

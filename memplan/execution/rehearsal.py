@@ -273,6 +273,9 @@ class Rehearsal(MemoryEstimate):
     trained_batch_sizes: tuple[int, ...] = Field(default=(), exclude=True, repr=False)
     """Samples of each batch that a DataLoader gave and that was trained with."""
 
+    num_epoch_samples: int | None = Field(default=None, exclude=True, repr=False)
+    """Samples in an epoch of the DataLoader that trained it, the most of several; None where nobody knows."""
+
     first_dimensions: tuple[frozenset[int], ...] = Field(default=(), exclude=True, repr=False)
     """Of the tensors that may be of the batch, as each backward began that was looked at: the samples that it is of are among them."""
 

@@ -189,6 +189,9 @@ class RunRecord(Description):
     whole_epochs: tuple[int, ...] = ()
     """Epochs of which every batch was taken, as `Batch` numbers them."""
 
+    epoch_samples: dict[int, NonNegativeInt] = Field(default_factory=dict)
+    """How many samples an epoch has, as `Batch` numbers them, where that is known."""
+
     num_walked_batches: NonNegativeInt | None = None
     """Batches that were looked at so that the largest could come first; None where nobody asked for that."""
 

@@ -122,11 +122,18 @@ def rehearsal_of(
         process=process,
         habits=record.habits,
         trained_batch_sizes=tuple(batch.size for batch in trained_batches(record) if batch.size is not None),
+        num_epoch_samples=_epoch_samples(record),
         first_dimensions=record.first_dimensions,
         was_cut=record.was_cut,
         has_evaluated=any(mark.phase == EVALUATION for mark in record.marks),
         trace=trace,
     )
+
+
+def _epoch_samples(record: RunRecord) -> int | None:
+    """Return how many samples an epoch of a DataLoader has that trained it, the most of several; None where one of them does not say."""
+    trained = {record.epoch_samples.get(batch.epoch) for batch in trained_batches(record)}
+    return max((count for count in trained if count is not None), default=None) if None not in trained else None
 
 
 def _spread(run: Run, trace: MemoryTrace) -> Spread:

@@ -167,6 +167,7 @@ def _largest_of_stage(
     ran: dict[int, MemoryRange] = {}
     fitting: list[int] = []
     ended: list[int] = []  # those beyond a limit that is none of the GPU's memory, and that no estimate knows
+    in_epoch: list[int] = []  # that limit, where a refusal has said it
 
     def estimated_to_fit(size: int) -> bool:
         return _seems_to_fit((guessed_by or of_size)(size), gpu, stage, estimator, budget)
@@ -181,21 +182,28 @@ def _largest_of_stage(
         for program in [of_size(more)] if more < most else likely_after(size):
             estimator.expect(program, gpu, [stage])
         try:
-            used = estimator(of_size(size), gpu, stage).device_used
+            used = run(size)
         except SizeRefusedError as error:
-            refusals.append(error)
-            if not error.is_limit:
-                return Outcome.REFUSED
-            ended.append(size)
-            return Outcome.TOO_LARGE
-        ran[size] = used
+            return Outcome.TOO_LARGE if error.is_limit else Outcome.REFUSED
         if not budget.fits(used):
             return Outcome.TOO_LARGE
         fitting.append(size)
         if more < most:  # by one run alone a guess is rough: with two that are large the next one is mostly the end
             with suppress(SizeRefusedError):
-                ran[more] = estimator(of_size(more), gpu, stage).device_used
+                run(more)
         return Outcome.FITS
+
+    def run(size: int) -> MemoryRange:
+        try:
+            ran[size] = estimator(of_size(size), gpu, stage).device_used
+        except SizeRefusedError as error:
+            refusals.append(error)
+            if error.largest is not None:
+                in_epoch.append(error.largest)
+            elif error.is_limit:
+                ended.append(size)
+            raise
+        return ran[size]
 
     def likely_after(size: int) -> Iterator[Program]:
         """Yield what will probably be run after *size*, the soonest last."""
@@ -206,7 +214,7 @@ def _largest_of_stage(
                 yield of_size(size + 1)
 
     def seems_to_fit(size: int) -> bool:
-        if ended and size > (max(fitting, default=0) + min(ended)) // 2:
+        if size > min(in_epoch, default=size) or (ended and size > (max(fitting, default=0) + min(ended)) // 2):
             return False
         if is_far():  # a power of two: it is a size that most programs take
             return size <= max(ran) or estimated_to_fit(PART * (1 << (size - 1).bit_length()))

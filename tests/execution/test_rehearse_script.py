@@ -1839,6 +1839,49 @@ def test_batches_are_looked_at_where_only_the_run_with_values_shows_that_they_di
     assert rehearsal.peak_allocated_bytes >= 7000 * 512 * 4
 
 
+IN_EPOCHS = """
+import sys
+from common import torch
+from torch.utils.data import *
+samples, weights = TensorDataset(torch.zeros(50, 512)), torch.ones(50)
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter(samples)
+
+class Again(SequentialSampler):
+    def __iter__(self):
+        while True:
+            yield from super().__iter__()
+
+model = torch.nn.Linear(512, 512).cuda()
+for loader in eval(sys.argv[1]):
+    for (batch,) in loader:
+        model(batch.cuda()).sum().backward()
+        break
+"""
+
+
+@pytest.mark.parametrize(
+    ("loaders", "num_samples"),
+    [
+        ("[DataLoader(samples, 8, shuffle=True)]", 50),
+        ("[DataLoader(samples, 8, num_workers=1)]", 50),
+        ("[DataLoader(samples, 8, sampler=WeightedRandomSampler(weights, 70))]", 70),
+        ("[DataLoader(samples, 8, sampler=SubsetRandomSampler(range(20)))]", 20),
+        ("[DataLoader(samples, 8, sampler=RandomSampler(samples, replacement=True, num_samples=90))]", 90),
+        ("[DataLoader(samples, 8), DataLoader(Subset(samples, range(30)), 8)]", 50),
+        ("[DataLoader(samples, 8), DataLoader(Stream(), 8)]", None),
+        ("[DataLoader(samples, 8, sampler=Again(samples))]", None),
+        ("[DataLoader(samples, batch_sampler=[[0, 1], [2, 3]])]", None),
+        ("[DataLoader(samples, None)]", None),
+    ],
+)
+def test_how_many_samples_an_epoch_has_is_known_of_samplers_of_pytorch(script: Script, loaders: str, num_samples: int | None) -> None:
+    """Of several DataLoaders the most; one of the program's own may begin anew where its data end."""
+    assert seen(script(IN_EPOCHS, loaders)).num_epoch_samples == num_samples
+
+
 TWO_LOADERS = """
 from common import torch
 from torch.utils.data import DataLoader

@@ -188,6 +188,37 @@ def test_behind_a_leap_by_one_run_two_sizes_are_asked_for(refuses: bool, asked: 
     assert [size for _, size, _ in runs.expected] == [28, 31]
 
 
+def test_where_the_second_of_two_sizes_is_beyond_the_data_the_answer_is_what_they_have() -> None:
+    """That run shows it, and how many there are; what is refused from then on is said to be beyond the size that it was like."""
+    in_data = [7]
+
+    class Few(Runs):
+        def __call__(self, program: Program, gpu: GpuSpec, stage: Stage | None) -> MemoryEstimate:
+            if program.training.micro_batch_size > 20:
+                raise SizeRefusedError("no more samples than with 20", is_limit=True, num_samples=in_data.pop() if in_data else 20)
+            return super().__call__(program.with_training(micro_batch_size=min(7, program.training.micro_batch_size)), gpu, stage)
+
+    runs = Few()
+
+    assert largest_of_one_stage(RoughAtFirst(runs), budget_bytes=3_050).size == 7
+    assert [size for _, size, _ in runs.asked] == [1, 7]
+
+
+def test_what_the_data_are_known_to_have_is_run_at_once() -> None:
+    """The guess is far beyond it; no size between is tried, and none beyond."""
+
+    class InEpoch(Runs):
+        def __call__(self, program: Program, gpu: GpuSpec, stage: Stage | None) -> MemoryEstimate:
+            if program.training.micro_batch_size > 7:
+                raise SizeRefusedError("an epoch has 7", is_limit=True, largest=7)
+            return super().__call__(program, gpu, stage)
+
+    runs = InEpoch()
+
+    assert largest_of_one_stage(RoughAtFirst(runs), budget_bytes=3_050).size == 7
+    assert [size for _, size, _ in runs.asked] == [1, 7]
+
+
 @pytest.mark.parametrize(
     ("most", "asked"), [(1000, [1, 8, 101, 102]), (60, [1, 60]), (90, [1, 8, 90])], ids=["far", "as far as it may", "a little less"]
 )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+import shutil
 from collections.abc import Callable, Sequence
 from functools import wraps
 from pathlib import Path
@@ -147,7 +149,22 @@ class WithProgram(click.Command):
         if begins is not None:
             ctx.meta[PROGRAM] = args[begins + (args[begins] == "--") :]
             args = args[:begins]
+        elif (words := self._command_in(ctx, args)) is not None:
+            raise UsageError(f"{words[0]} is a program", hint=f"a program's own command follows two dashes: `-- {shlex.join(words)}`")
         return super().parse_args(ctx, with_each_stage(args))
+
+    def _command_in(self, ctx: click.Context, args: Sequence[str]) -> Sequence[str] | None:
+        """Return the words from the first on that names a program of this machine, and is the value of no option; None without one."""
+        for at, word in enumerate(args[:-1]):
+            if word.startswith("-") or shutil.which(word) is None:
+                continue
+            try:
+                _, before, _ = self.make_parser(ctx).parse_args(list(args[:at]))
+            except click.UsageError:  # it is the value of the option in front of it
+                continue
+            if not before:
+                return args[at:]
+        return None
 
 
 def is_typed(context: click.Context, name: str) -> bool:

@@ -4,6 +4,8 @@ Whether a program runs the micro-batch that it is given, or takes it for a batch
 `batch_size` is the micro-batch in most programs. In some it is the batch of an optimizer step, which the program cuts into as many parts as
 it accumulates, or the batch of all GPUs. Planned as a micro-batch it would fit, and train with a fraction of the batch that was asked for.
 How many samples are run at once, the tensors on the GPU show: their first dimension.
+
+Others cut a batch that is larger than a constant of theirs into parts of that size: no larger one takes more memory.
 """
 
 from __future__ import annotations
@@ -11,10 +13,14 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from memplan.errors import UsageError
+from memplan.estimators.read_files import SizeLimit
 from memplan.estimators.steps import Step
 from memplan.execution.rehearsal import Rehearsal
 from memplan.programs.command_program import STAGE, CommandProgram, Place
 from memplan.programs.user_program import UserProgram
+
+CLEARLY_LARGER = 4
+"""Times as large a batch that has more samples at once, whatever it is counted in, unless the program cuts it."""
 
 LEAST = 2
 """Samples at once from which they are told: one is the first dimension of many a tensor."""
@@ -26,6 +32,7 @@ class BatchShares:
     def __init__(self) -> None:
         self._whole: set[str] = set()  # families whose program runs what it is given
         self._divided: dict[str, set[int]] = {}  # by family, the sizes of which a part was run
+        self._given: set[str] = set()  # families whose DataLoader gave as many samples as were asked for
 
     def check(self, step: Step, found: Rehearsal, *, without_accumulation: Callable[[], Rehearsal]) -> None:
         """
@@ -49,6 +56,23 @@ class BatchShares:
             self._divided.setdefault(step.family, set()).add(size)
             if len(self._divided[step.family]) > 1:  # of one size it may be by chance
                 raise _is_divided(program, size, 1)
+
+    def limit_of(self, step: Step, found: Rehearsal, *, of_size: Callable[[int], Rehearsal]) -> SizeLimit | None:
+        """
+        Return how many samples the program trains with at once however many it is given, where *found* shows that; None where it does not.
+
+        *of_size* tells what it does with fewer: where nothing has shown that it reads that number at all, it is run for that.
+        """
+        at_once = max(found.trained_batch_sizes, default=0)
+        if at_once == step.micro_batch_size:
+            self._given.add(step.family)
+        has_more = found.num_epoch_samples is not None and found.num_epoch_samples > at_once
+        if at_once < LEAST or step.micro_batch_size < CLEARLY_LARGER * at_once or not has_more:
+            return None
+        fewer = at_once // 2
+        if step.family not in self._given and max(of_size(fewer).trained_batch_sizes, default=0) != fewer:
+            return None
+        return SizeLimit(at_once, f"the program trains with no more than {at_once} samples at once, and cuts a larger batch into parts")
 
 
 def _runs(found: Rehearsal, size: int, parts: int = 1) -> bool:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from memplan.errors import NotRehearsedError, SizeRefusedError, UsageError
-from memplan.estimators.read_files import Ran, ReadFiles
+from memplan.estimators.read_files import Ran, ReadFiles, SizeLimit
 from memplan.estimators.rehearsal_cache import family_of
 from memplan.estimators.steps import Step
 from memplan.execution.command import command_from
@@ -159,18 +159,30 @@ class KnownSizes:
         requests = found.requests
         digest = hashlib.sha256(f"{requests.sequence} {list(requests.sizes)}".encode()).hexdigest()[:16]
         num_samples = max(found.trained_batch_sizes, default=None)
-        in_epoch = found.num_epoch_samples if num_samples == step.micro_batch_size else None  # else it counts something else
-        self._compare(step, "micro_batch_size", step.micro_batch_size, digest, num_samples=num_samples, in_epoch=in_epoch)
+        if found.num_epoch_samples is not None and num_samples == step.micro_batch_size:  # else it counts something else
+            reason = f"an epoch of the program's DataLoader has {found.num_epoch_samples:,} samples, and no batch has more"
+            self.limit_to(step, SizeLimit(found.num_epoch_samples, reason))
+        self._compare(step, "micro_batch_size", step.micro_batch_size, digest, num_samples=num_samples)
         program = step.program
         if isinstance(program, CommandProgram) and "n_negatives" in program.stage_variables:
             self._compare(_of_negatives(step, program), "n_negatives", program.stages[0].n_negatives, digest)
 
-    def _compare(
-        self, step: Step, name: str, value: int, digest: str, *, num_samples: int | None = None, in_epoch: int | None = None
-    ) -> None:
+    def limit_to(self, step: Step, limit: SizeLimit) -> None:
+        """Take in that no size of *step* beyond *limit* makes a difference. Raises SizeRefusedError where that of *step* is."""
+        known = self._files_of(step.program).limit(step.family, self._now(step))
+        if known is None or limit.size < known.size:
+            self._files_of(step.program).limit_to(step.family, limit, now=self._now(step)[-1])
+        self._check_known_limit(step)
+
+    def _check_known_limit(self, step: Step) -> None:
+        limit = self._files_of(step.program).limit(step.family, self._now(step))
+        if limit is not None and step.micro_batch_size > limit.size:
+            raise SizeRefusedError(f"{where_of(step)}{limit.reason}", is_limit=True, largest=limit.size)
+
+    def _compare(self, step: Step, name: str, value: int, digest: str, *, num_samples: int | None = None) -> None:
         """Raise an error where *digest*, what a variable's *value* came to, is that of a smaller value, or of one far off."""
         others = {other: ran.requests for other, ran in self._runs_of(step).items()}
-        self._files_of(step.program).saw(step.family, value, digest, now=self._now(step)[-1], in_epoch=in_epoch)
+        self._files_of(step.program).saw(step.family, value, digest, now=self._now(step)[-1])
         self._keep_failures(step)
         same = [other for other, known in others.items() if known == digest and other != value]
         others_beyond = {other for other, known in others.items() if known != digest} | self._killed.get(step.family, set())
@@ -200,11 +212,8 @@ class KnownSizes:
             )
 
     def _check_limit(self, step: Step) -> None:
-        """Raise SizeRefusedError for a size beyond one from which on every allocation was the same, or beyond the samples of an epoch."""
-        in_epoch = min((ran.in_epoch for ran in self._runs_of(step).values() if ran.in_epoch is not None), default=None)
-        if in_epoch is not None and step.micro_batch_size > in_epoch:
-            message = f"{where_of(step)}an epoch of the program's DataLoader has {in_epoch:,} samples, and no batch has more"
-            raise SizeRefusedError(message, hint="with more data it may take more", is_limit=True, largest=in_epoch)
+        """Raise SizeRefusedError for a size beyond one that is known to be the largest, or from which on every allocation was the same."""
+        self._check_known_limit(step)
         sizes: dict[str, list[int]] = {}
         for size, ran in self._runs_of(step).items():
             sizes.setdefault(ran.requests, []).append(size)

@@ -73,10 +73,11 @@ _WARM = "warm"
 
 _OF_NO_SIZE = re.compile(
     r"^(ModuleNotFoundError|ImportError|SyntaxError|IndentationError)\b"
+    r"|: can't open file '[^']+': \[Errno 2\]"
     r"|: error: (unrecognized arguments|the following arguments are required):"
     r"|^Error: No such option"
 )
-"""Errors that a program ends with whatever its batch, argparse's and click's among them: no other size has to be tried to see that."""
+"""Errors that a program ends with whatever its batch, Python's own, argparse's and click's: no other size has to be tried to see that."""
 
 _ENDED_BY_USER = (-signal.SIGINT, -signal.SIGTERM, -signal.SIGHUP)
 
@@ -158,7 +159,10 @@ class ProgramSteps(StepRunner):
         try:
             found = self._rehearsed(step)
             self._sizes.check_likeness(step, found)
-            self._shares.check(step, found, without_accumulation=lambda: self._without_accumulation(step))
+            self._shares.check(step, found, without_accumulation=lambda: self._otherwise(step, gradient_accumulation_steps=1))
+            limit = self._shares.limit_of(step, found, of_size=lambda size: self._otherwise(step, micro_batch_size=size))
+            if limit is not None:
+                self._sizes.limit_to(step, limit)
         finally:
             self._sizes.has_run(step, begin_ns=self._begin_ns)
         if not self._has_run:
@@ -166,10 +170,10 @@ class ProgramSteps(StepRunner):
             self._begin_early(step)
         return found
 
-    def _without_accumulation(self, step: Step) -> Rehearsal:
-        """Return what *step* does with one micro-batch in an optimizer step."""
+    def _otherwise(self, step: Step, **training: int) -> Rehearsal:
+        """Return what *step* does with other values of its *training*."""
         stages = step.program.stages
-        program = step.program.with_training(gradient_accumulation_steps=1)
+        program = step.program.with_training(**training)
         return self._rehearsed(self.step_of(program, step.gpu, stages[0] if stages else None))
 
     def _rehearsed(self, step: Step) -> Rehearsal:

@@ -37,8 +37,14 @@ class Ran(NamedTuple):
     """A digest of what it asked of the allocator."""
     files: str
     """That of the files that had been read by its end."""
-    in_epoch: int | None = None
-    """Samples in an epoch of the DataLoader that has trained it; None where nobody knows."""
+
+
+class SizeLimit(NamedTuple):
+    """The largest size of a program that makes a difference."""
+
+    size: int
+    reason: str
+    """Why, as the end of a sentence."""
 
 
 class ReadFiles:
@@ -49,10 +55,12 @@ class ReadFiles:
         self._learned: list[list[str]] = []  # what each run added
         self._refused: dict[str, dict[str, list[str | None]]] = {}
         self._runs: dict[str, dict[str, Ran]] = {}
+        self._limits: dict[str, tuple[int, str, str]] = {}
         if file is not None:
             with suppress(OSError, ValueError, KeyError, TypeError):  # not there yet, or not what memplan wrote: as if nothing were known
                 kept = json.loads(file.read_bytes())
                 self._learned, self._refused, self._runs = list(kept["learned"]), dict(kept["refused"]), dict(kept["runs"])
+                self._limits = dict(kept["limits"])
         self._paths = {path for added in self._learned for path in added}
 
     @property
@@ -102,21 +110,31 @@ class ReadFiles:
         """Take in that a size is refused, *now* being the last digest."""
         self._refused.setdefault(family, {})[str(size)] = [message, hint, now]
 
+    def limit(self, family: str, now: Collection[str]) -> SizeLimit | None:
+        """Return the largest size that makes a difference, where it is known, and the files are as they were; *now*: the digests of now."""
+        size, reason, of_time = self._limits.get(family, (0, "", None))
+        return SizeLimit(size, reason) if of_time in now else None
+
+    def limit_to(self, family: str, limit: SizeLimit, *, now: str) -> None:
+        """Take in that no larger size makes a difference, *now* being the last digest."""
+        self._limits[family] = (*limit, now)
+
     def runs(self, family: str, now: Collection[str]) -> dict[int, Ran]:
         """Return what every run came to, by size, that would show the same again; *now*: the digests of now."""
         kept = {int(size): Ran(*ran) for size, ran in self._runs.get(family, {}).items()}
         return {size: ran for size, ran in kept.items() if ran.files in now}
 
-    def saw(self, family: str, size: int, digest: str, *, now: str, in_epoch: int | None = None) -> None:
-        """Take in what a run came to, *now* being the last digest; *in_epoch*: see `Ran`."""
-        self._runs.setdefault(family, {})[str(size)] = Ran(digest, now, in_epoch)
+    def saw(self, family: str, size: int, digest: str, *, now: str) -> None:
+        """Take in what a run came to, *now* being the last digest."""
+        self._runs.setdefault(family, {})[str(size)] = Ran(digest, now)
 
     def keep(self) -> None:
         """Write what is known, where that can be done."""
         if self._file is not None:
             with suppress(OSError):  # a full disk, a folder of somebody else: the next plan runs the program again
                 self._file.parent.mkdir(parents=True, exist_ok=True)
-                write_whole(self._file, json.dumps({"learned": self._learned, "refused": self._refused, "runs": self._runs}).encode())
+                known = {"learned": self._learned, "refused": self._refused, "runs": self._runs, "limits": self._limits}
+                write_whole(self._file, json.dumps(known).encode())
 
 
 def _source_of(path: str) -> str:

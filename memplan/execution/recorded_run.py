@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -133,7 +134,9 @@ def nothing_seen(exit_code: int, *, lacks_weights: bool = False) -> NothingSeenE
     """Return why a program left no report: it never used the GPU, or a signal ended it before it could write one."""
     if exit_code < 0:
         message = f"the program {ended(exit_code)} before it reported its memory"
-        return NothingSeenError(message, program_exit_code=exit_code, hint="end it before whatever ended it: `steps=3`")
+        is_wanted = -exit_code in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # by who ended memplan
+        hint = None if is_wanted else "end it before whatever ended it: `steps=3`"
+        return NothingSeenError(message, program_exit_code=exit_code, hint=hint)
     message = f"the program {ended(exit_code)} and never used the GPU: there is nothing to report"
     hint = (
         MISSING_WEIGHTS

@@ -167,7 +167,7 @@ def _largest_of_stage(
     ran: dict[int, MemoryRange] = {}
     fitting: list[int] = []
     ended: list[int] = []  # those beyond a limit that is none of the GPU's memory, and that no estimate knows
-    in_epoch: list[int] = []  # that limit, where a refusal has said it
+    sure_ends: list[int] = []  # that limit, where a refusal has said it
 
     def estimated_to_fit(size: int) -> bool:
         return _seems_to_fit((guessed_by or of_size)(size), gpu, stage, estimator, budget)
@@ -199,7 +199,7 @@ def _largest_of_stage(
         except SizeRefusedError as error:
             refusals.append(error)
             if error.largest is not None:
-                in_epoch.append(error.largest)
+                sure_ends.append(error.largest)
             elif error.is_limit:
                 ended.append(size)
             raise
@@ -214,7 +214,7 @@ def _largest_of_stage(
                 yield of_size(size + 1)
 
     def seems_to_fit(size: int) -> bool:
-        if size > min(in_epoch, default=size) or (ended and size > (max(fitting, default=0) + min(ended)) // 2):
+        if size > min(sure_ends, default=size) or (ended and size > (max(fitting, default=0) + min(ended)) // 2):
             return False
         if is_far():  # a power of two: it is a size that most programs take
             return size <= max(ran) or estimated_to_fit(PART * (1 << (size - 1).bit_length()))
@@ -226,6 +226,8 @@ def _largest_of_stage(
     found = largest_accepted(ask, high=most, guess=seems_to_fit, leaps=estimator.is_slow, known=known)
     if refusals and not ran:
         raise refusals[0]
+    if found.size is not None and (end := min(sure_ends, default=found.size)) < found.size and ask(end) is Outcome.FITS:
+        return found._replace(size=end)
     in_data = min((error.num_samples for error in refusals if error.num_samples is not None), default=None)
     if in_data is not None and found.size is not None and in_data < found.size and ask(in_data) is Outcome.FITS:
         return found._replace(size=in_data) if ran[in_data] == ran[found.size] else found

@@ -124,3 +124,49 @@ def test_a_word_of_the_command_is_told_by_its_placeholder(torch_build: TorchBuil
         planned(program, gpu, target=4096)
 
     assert error.value.hint == "write {effective_batch_size} where {micro_batch_size} is"
+
+
+CUTS = """
+import sys, torch
+from torch.utils.data import DataLoader, TensorDataset
+asked = int(sys.argv[1])
+batch = {"cut": min(asked, 16), "given": asked, "otherwise": 16}[sys.argv[2]]
+parts = max(1, asked // 16) if sys.argv[2] == "cut" else 1
+samples = TensorDataset(torch.zeros(4000, 64, 256))
+model = torch.nn.Linear(256, 256).cuda()
+update = torch.optim.SGD(model.parameters(), lr=0.1)
+for epoch in range(6):
+    for number, (rows,) in enumerate(DataLoader(samples, batch_size=batch, shuffle=True), start=1):
+        model(rows.cuda()).square().sum().backward()
+        torch.zeros(asked, 256, device="cuda")
+        if number % parts == 0:
+            update.step()
+            update.zero_grad()
+"""
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("starts_at", [1, 512], ids=["small", "large"])
+def test_a_batch_that_the_program_cuts_is_as_large_as_its_parts(
+    torch_build: TorchBuild, gpu: GpuSpec, tmp_path: Path, starts_at: int
+) -> None:
+    """As many examples of accelerate do: the plan is what is trained with at once, found in a few runs, whichever size is run first."""
+    (tmp_path / "train.py").write_text(CUTS)
+    program = command_program([sys.executable, str(tmp_path / "train.py"), "{micro_batch_size}", "cut"])
+
+    plan, told = planned(program.with_training(micro_batch_size=starts_at), gpu)
+
+    assert (plan.fits, plan.after.training.micro_batch_size) == (True, 16)
+    assert "the program trains with no more than 16 samples at once, and cuts a larger batch into parts" in plan.reasons[0]
+    assert len(told) <= 5
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("kind", ["given", "otherwise"])
+def test_a_number_that_cuts_no_batch_is_no_limit(torch_build: TorchBuild, gpu: GpuSpec, tmp_path: Path, kind: str) -> None:
+    """It is the batch, or says nothing of that of the training: fewer than the batch has show which."""
+    (tmp_path / "train.py").write_text(CUTS)
+
+    plan, _ = planned(command_program([sys.executable, str(tmp_path / "train.py"), "{micro_batch_size}", kind]), gpu)
+
+    assert plan.after.training.micro_batch_size > 16

@@ -128,9 +128,19 @@ def _needed(run: Callable[[GpuSpec], Rehearsal], gpu: GpuSpec) -> tuple[Rehearsa
 
 
 def _least(run: Callable[[GpuSpec], Rehearsal], gpu: GpuSpec, used_bytes: int) -> int:
-    """Return a size of *gpu* with which *run* fits: the most that it used of endless memory, or more where giving back tears holes."""
-    tried = (int(used_bytes * factor) for factor in (1, 1.01, 1.02, 1.05, 1.1, 1.2))
-    return next((size for size in tried if run(gpu.model_copy(update={"total_memory_bytes": size})).fits), int(used_bytes * 1.5))
+    """
+    Return a size of *gpu* with which *run* fits: the most that it used of endless memory, or more where giving back tears holes.
+
+    Where it ran to its end with less than its upper bound there, as one may that tries cuDNN's kernels in what is free, that bound is next.
+    A program may be run five times for each size: there are no more than three.
+    """
+    size = used_bytes
+    for factor in (1.05, 1.2, 1.5):
+        found = run(gpu.model_copy(update={"total_memory_bytes": size}))
+        if found.fits:
+            return size
+        size = max(int(used_bytes * factor), int(size * 1.05), found.device_used.high_bytes if found.out_of_memory is None else 0)
+    return size
 
 
 def _largest(run: Callable[[int], Rehearsal], tried: int | None, line: PeakLine, capacity_bytes: int) -> int | None:

@@ -209,6 +209,26 @@ def test_the_upper_bound_of_what_it_used_is_tried_first() -> None:
     assert asked == [UNLIMITED_BYTES, 5600 * MIB]
 
 
+@pytest.mark.parametrize(("enough_mib", "asked_mib"), [(7000, [5000, 7000]), (90_000, [5000, 7000, 7350])])
+def test_a_program_is_run_with_few_sizes(enough_mib: int, asked_mib: list[int]) -> None:
+    """Each may cost five runs. One that ends, and may take more than there is, is run with as much as that; the last size is not tried."""
+    asked = []
+
+    def run(gpu: GpuSpec, steps: int | None) -> Rehearsal:
+        asked.append(gpu.total_memory_bytes)
+        most = 5000 if gpu.total_memory_bytes == UNLIMITED_BYTES else 7000
+        found = rehearsal(5000 * MIB, fits=True, values={})
+        used = MemoryRange(low_bytes=4700 * MIB, expected_bytes=5000 * MIB, high_bytes=most * MIB)
+        fits = gpu.total_memory_bytes >= enough_mib * MIB
+        return found.model_copy(update={"device_used": used, "num_alloc_retries": 0 if fits else 1})
+
+    found = what_program_needs(run, rehearsal(1, fits=False, values={}), gpu=small_card(100), steps=4)
+
+    assert asked == [UNLIMITED_BYTES, *(size * MIB for size in asked_mib)]
+    assert found is not None
+    assert found.device_used_bytes == (7000 * MIB if enough_mib == 7000 else int(7350 * MIB * 1.05))
+
+
 def test_a_gpu_that_programs_do_not_run_on_is_not_named() -> None:
     """A V100 has the memory, and PyTorch may have no kernels for it."""
 

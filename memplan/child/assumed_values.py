@@ -18,10 +18,15 @@ from memplan.child.shadows import HOST
 from memplan.child.tensor_types import has_memory
 from memplan.traces.read_basis import DRAWN, ONE_DRAW
 
-Variant = Literal["all", "none", "redrawn"]
-"""What passes where floats decide; redrawn: all, and what is drawn at random on the device is drawn otherwise."""
+Variant = Literal["all", "most", "none", "redrawn"]
+"""
+What passes where floats decide; most: all but one of each row of many; redrawn: all, and what is drawn at random on the device is drawn
+otherwise.
+"""
 
 ALL_PASS: Mapping[str, str] = {"all": "everything passes", "none": "nothing passes"}
+MANY_IN_A_ROW = 64
+"""Places of a row of which one may be left out: what hangs on the others has all but one part in so many."""
 SHARES: Mapping[str, str] = {"all": "each of the choices gets an equal share", "none": "the last choices get all"}
 
 COMPARISONS = {

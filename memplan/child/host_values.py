@@ -32,6 +32,7 @@ from memplan.child.assumed_values import (
     CHOICES,
     COMPARISONS,
     FINITE,
+    MANY_IN_A_ROW,
     SHARES,
     Draws,
     Variant,
@@ -49,6 +50,7 @@ from memplan.child.program_frames import frames_from
 from memplan.child.recorded_values import ValueWriter
 from memplan.child.shadows import HOST, Shadows, once, parts_of
 from memplan.child.tensor_types import has_memory
+from memplan.traces.read_basis import ALL_BUT_ONE
 
 _MASKED_BY_ONE = {"masked_select", "masked_scatter_backward"}
 """The second argument is a mask."""
@@ -120,6 +122,7 @@ class HostValues(TorchDispatchMode):
         super().__init__()
         self._reads = reads
         self._variant: Variant = "none" if variant == "none" else "all"
+        self._leaves_one_out = variant == "most"
         self._shadows = Shadows()
         self._sums = CancelledSums(self._shadows)
         self._draws = Draws(is_again=variant == "redrawn")
@@ -502,6 +505,13 @@ class HostValues(TorchDispatchMode):
     def _assume(self, mask: Any) -> None:
         self._shadows.learn(mask, torch.full(mask.shape, self._variant == "all", dtype=mask.dtype, device=HOST), ALL_PASS[self._variant])
 
+    def _assume_of_comparison(self, mask: Any) -> None:
+        if self._leaves_one_out and mask.dim() and mask.shape[-1] >= MANY_IN_A_ROW:
+            row = torch.arange(mask.shape[-1], device=HOST) > 0
+            self._shadows.learn(mask, row.expand(mask.shape), ALL_BUT_ONE, is_new=True)
+        else:
+            self._shadows.fill(mask, int(self._variant == "all"), ALL_PASS[self._variant])
+
     def _unknown(self, func: Any, name: str, args: Any, kwargs: Any, result: Any) -> Any:
         """Forget what was changed; assume what floats choose."""
         gates = self._gates(name, args)
@@ -521,7 +531,7 @@ class HostValues(TorchDispatchMode):
         elif certain is not None and outs:
             self._shadows.fill(outs[0], int(certain))
         elif name in COMPARISONS and outs and outs[0].numel() > 1 and outs[0].dtype == torch.bool:
-            self._shadows.fill(outs[0], int(self._variant == "all"), ALL_PASS[self._variant])
+            self._assume_of_comparison(outs[0])
         elif name in FINITE and outs:
             self._shadows.fill(outs[0], int(FINITE[name]))
         elif name in MOVED:

@@ -14,7 +14,7 @@ from memplan.execution.device_log import DeviceLog
 from memplan.execution.rehearsal import DeviceRead, Finding
 from memplan.execution.run_record import RecordedRead, RunRecord
 from memplan.execution.wording import SHOWN, listed, shown_place
-from memplan.traces.read_basis import ONE_DRAW, Basis
+from memplan.traces.read_basis import ALL_BUT_ONE, ONE_DRAW, Basis
 
 Read = TypeVar("Read", bound=DeviceRead)
 
@@ -48,12 +48,15 @@ def _assumptions(record: RunRecord, other: RunRecord | None) -> Iterator[Finding
     assumed = [read for read in record.reads if read.basis == "assumed"]
     if not assumed or (other is not None and takes_as_much(record, other)):
         return
+    is_most = any(read.reason == ALL_BUT_ONE for seen in (record, other) if seen is not None for read in seen.reads)
+    passing = f"{ALL_BUT_ONE}, since the program fails where all do," if is_most else "everything passes"
+    one = f"{passing} and equal shares"
     ends = (
-        "one end was run (everything passes and equal shares), and it failed there"
+        f"one end was run ({one}), and it failed there"
         if record.failure is not None
-        else "one end was run (everything passes and equal shares), and the program failed at the other (nothing passes and one gets all)"
+        else f"one end was run ({one}), and the program failed at the other (nothing passes and one gets all)"
         if other is None or other.failure is not None
-        else "two ends were run (everything passes and equal shares; nothing passes and one gets all), and the larger is reported"
+        else f"two ends were run ({one}; nothing passes and one gets all), and the larger is reported"
     )
     yield Finding(
         kind="device_values",

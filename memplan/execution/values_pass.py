@@ -35,11 +35,15 @@ _OF_NO_VALUE = re.compile(
 """Errors that no value read from the GPU brings about; what is empty, or was never found, may be None or a plain number instead."""
 
 
+_OUT_OF_BOUNDS = re.compile(r"^IndexError\b|\bout of (bounds|range)\b")
+"""Errors of a place that is not there: where a program puts a number beyond all places for those that pass, and some never do."""
+
+
 class ValuesFile(NamedTuple):
     """A file of values, as child/recorded_values.py has it."""
 
     path: Path | None
-    variant: Literal["all", "none", "redrawn"] | None = None
+    variant: Literal["all", "most", "none", "redrawn"] | None = None
     """What to assume while it is written; None: it is read."""
     times: Literal["", "inverse"] = ""
     """What compilers are told of times: what the work would take, or the inverse of it, so that they choose the other way."""
@@ -67,6 +71,7 @@ class ValuesFile(NamedTuple):
             return "the values that were found"
         then = {
             "all": "everything passing where the model decides",
+            "most": "all but one of each row passing where the model decides",
             "none": "nothing passing where the model decides",
             "redrawn": "other numbers where they are drawn at random",
         }
@@ -170,6 +175,9 @@ def _with_data(run: _Runs, first: Run, *, folder: Path, answers: Mapping[str, An
     if not (needs_values(first.record, has_padding=has_padding) or _has_sizes(answers) or is_refused) or _lacks_something(first.record):
         return Settled(first)
     found = _with_values(run, _file_of_all(folder), first)
+    if not _has_failed(first.record) and _OUT_OF_BOUNDS.search(found.failure or _failure_of(found.run.record) or ""):
+        most = _with_values(run, ValuesFile(folder / "values-most", "most"), first)
+        found = found if _has_failed(most.run.record) or most.failure is not None else most
     if _has_failed(found.run.record) and not _has_failed(first.record):
         return Settled(first, failure=found.failure or _failure_of(found.run.record))
     return _with_both_ends(run, found, first=first, folder=folder)

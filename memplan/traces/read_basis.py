@@ -19,3 +19,6 @@ ONE_DRAW = f"{DRAWN}: one draw, and others differ"
 
 USERS = "your answer for "
 """What the reason of a user's answer begins with; the place follows, as it was given."""
+
+ALL_BUT_ONE = "all but one of each row pass"
+"""The reason of what a model decides, where a program fails with everything passing: a ball around a point has the point in it."""

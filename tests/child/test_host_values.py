@@ -249,6 +249,21 @@ def test_the_place_of_a_hard_sample_is_a_choice_of_the_model(run: Run) -> None:
     assert seen.assumed_range is not None
 
 
+@pytest.mark.parametrize(("num_points", "verdict"), [(128, "fits"), (16, "unknown")], ids=["many", "few"])
+def test_where_a_program_fails_with_everything_passing_one_of_each_row_does_not(run: Run, num_points: int, verdict: str) -> None:
+    """A ball around a point has the point in it. Three of its four places are filled up then; one of a few is too much to leave out."""
+    seen = run("groups_around_points", num_points=num_points)
+
+    assert seen.verdict == verdict
+    if verdict == "fits":
+        assert 24 * MIB <= seen.peak_allocated_bytes <= 24 * MIB + WORKSPACE + MIB / 8
+        assert {read.reason for read in seen.reads} == {"all but one of each row pass"}
+        (told,) = [finding.message for finding in seen.findings if finding.kind == "device_values"]
+        assert (
+            "all but one of each row pass, since the program fails where all do, and equal shares; nothing passes and one gets all" in told
+        )
+
+
 @pytest.mark.parametrize("way", ["share", "mean", "wrong"])
 def test_answers_that_are_compared_with_labels_may_all_be_right(run: Run, way: str) -> None:
     """A training begins with none right, and one that goes well ends with all: by equal shares, an eighth would always be."""

@@ -899,6 +899,28 @@ def chooses_by_a_hard_sample(device):
     return step
 
 
+def groups_around_points(device, num_points=128):
+    """
+    The four points of each of 8 balls, as point networks group them: those outside get a number that is no place, and come last.
+
+    Where all are outside, the first place is none either. What is copied is a number for each place that was filled up, 1 MiB each.
+    """
+    distances = nn.Linear(16, num_points, device=device)
+    weight = nn.Parameter(torch.ones(num_points, 16, device=device))
+
+    def step():
+        places = torch.arange(num_points).to(device).repeat(8, 1)
+        places[distances(torch.randn(8, 16, device=device)) > 0.5] = num_points
+        places = places.sort(dim=-1)[0][:, :4]
+        is_outside = places == num_points
+        places[is_outside] = places[:, :1].repeat(1, 4)[is_outside]
+        (weight[places].sum() * 1.0).backward()
+        torch.empty(int(is_outside.sum()), MIB_OF_FLOATS, device=device)
+        weight.grad = None
+
+    return step
+
+
 def unfreezes_when_right(device, way="share"):
     """Takes 64 MiB more as soon as most of the model's answers are those of the labels."""
     model = nn.Linear(16, 8, device=device)

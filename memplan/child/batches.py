@@ -46,8 +46,8 @@ class Batches:
         """How many samples an epoch has, where its sampler is one of PyTorch's."""
         self.num_walked = 0
         """Batches of all DataLoaders that were looked at to find the largest."""
-        self.was_walk_cut = False
-        """One of them has more than were looked at."""
+        self.walk_cut_after = 0
+        """So many of one of them, which has more; 0: of each all."""
         self._is_walking = False
         self._asked = _AskedSamples()
         self._epochs: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
@@ -110,7 +110,7 @@ class Batches:
                 with self._walking():
                     walk = walker.walk(loader, lambda: make(loader))
                 self.num_walked += walk.num_batches
-                self.was_walk_cut = self.was_walk_cut or walk.was_cut
+                self.walk_cut_after = max(self.walk_cut_after, walk.num_batches * walk.was_cut)
                 when = "first" if not own else "after the first one" if own == 1 else f"after the first {own}"
                 print(f"memplan: of {walk.num_batches} batches the largest come {when}", file=sys.stderr)
                 self._led[loader] = self._last = LargestBatches(walk.largest, num_before=own)

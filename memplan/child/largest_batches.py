@@ -1,14 +1,15 @@
 """
 The largest batches of a DataLoader: it is walked through to find them, and they come early.
 
-The runs of one program share what a walk has found: the next one takes the same batches, without making all of them again. A walk draws
-random numbers, which are put back, so that a program's own batches are those that it has without one.
+Each run of one program looks at as many batches as the first did that looked for them, so that all of them have the same. The random
+numbers of the host that a walk draws are put back; what else it changes, as a generator in a dataset, it changes in each of them alike.
 """
 
 from __future__ import annotations
 
 import copy
 import hashlib
+import json
 import math
 import os
 import random
@@ -21,10 +22,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from memplan.child.batch_shapes import shapes_in, tensors_in
-
-MOST_KEPT_BYTES = 2**30
-"""Of the tensors of the largest batches of a DataLoader; where they have more, the next run walks again."""
+from memplan.child.batch_shapes import shapes_in
 
 
 class GivenBatch(NamedTuple):
@@ -50,7 +48,7 @@ class WalkLimits(NamedTuple):
     seconds: float = math.inf
     """After which a walk ends that no other run of the program has made before."""
     folder: Path | None = None
-    """Where the runs of one program keep what they found."""
+    """Where the runs of one program keep how far they went."""
 
 
 class Walk(NamedTuple):
@@ -60,7 +58,14 @@ class Walk(NamedTuple):
     was_cut: bool
     """It has more."""
     largest: list[GivenBatch]
-    """Those with the most elements; none where they could not be kept for another run."""
+    """Those with the most elements."""
+
+
+class _Length(NamedTuple):
+    """How far a walk went."""
+
+    num_batches: int
+    was_cut: bool
 
 
 class Walker:
@@ -71,28 +76,26 @@ class Walker:
         self._num_loaders = 0
 
     def walk(self, loader: Any, iterate: Callable[[], Any]) -> Walk:
-        """Return what a walk through *loader* finds, or has found in an earlier run; *iterate* makes an iterator of it."""
+        """Return what a walk through *loader* finds, as far as that of an earlier run went; *iterate* makes an iterator of it."""
         self._num_loaders += 1
         place = self._place_of(loader)
-        known = None if place is None or not place.exists() else _kept_at(place)
-        if known is not None and known.largest:
-            return known
+        known = None if place is None else _kept_at(place)
         with _same_random_numbers(loader):
             found = self._walk(iterate(), _length_of(loader), known)
         if place is not None and known is None:
-            _keep(found, place)
+            _keep(_Length(found.num_batches, found.was_cut), place)
         return found
 
     def _place_of(self, loader: Any) -> Path | None:
-        """Return the file for what is found of *loader*: that of the same number, of as many samples, in another run."""
+        """Return the file for how far a walk through *loader* goes: that of the same number, of as many samples, in another run."""
         if self._limits.folder is None:
             return None
         likeness = (self._num_loaders, type(loader.dataset).__name__, _length_of(loader.dataset), _length_of(loader), loader.batch_size)
         return self._limits.folder / hashlib.sha256(repr(likeness).encode()).hexdigest()
 
-    def _walk(self, iterator: Any, length: int | None, known: Walk | None) -> Walk:
+    def _walk(self, iterator: Any, length: int | None, known: _Length | None) -> Walk:
         """
-        Return the largest of the batches that *iterator* gives; of those that were *known* to be looked at, where there are any.
+        Return the largest of the batches that *iterator* gives; of as many as an earlier run is *known* to have looked at.
 
         *length*: batches of an epoch, where the DataLoader says it: one that begins anew by itself never ends.
         """
@@ -110,7 +113,7 @@ class Walker:
             if was_cut or number == length:
                 break
         largest = sorted({id(given): (size, given) for size, given in best.values()}.values(), key=lambda found: -found[0])
-        return Walk(number, was_cut, [given for _, given in largest])
+        return Walk(number, was_cut if known is None else known.was_cut, [given for _, given in largest])
 
 
 def _length_of(counted: Any) -> int | None:
@@ -121,31 +124,28 @@ def _length_of(counted: Any) -> int | None:
         return None
 
 
-def _kept_at(place: Path) -> Walk | None:
-    """Return what another run has found; None where that cannot be read here."""
+def _kept_at(place: Path) -> _Length | None:
+    """Return how far another run went; None where none has kept it."""
     try:
-        return Walk(*torch.load(place, map_location="cpu", weights_only=False))
-    except Exception:  # whatever the classes of a batch raise
+        return _Length(*json.loads(place.read_text(encoding="ascii")))
+    except (OSError, ValueError, TypeError):
         return None
 
 
-def _keep(walk: Walk, place: Path) -> None:
-    """Keep what was found for other runs; of batches that cannot be kept, how many were looked at."""
-    tensors = [tensor for given in walk.largest for tensor in tensors_in(given.batch)]
-    is_small = sum(tensor.nbytes for tensor in tensors) <= MOST_KEPT_BYTES and not any(tensor.is_cuda for tensor in tensors)
+def _keep(length: _Length, place: Path) -> None:
+    """Keep how far a run went for others, where that can be done: the program is the user's, and goes on."""
     partial = place.with_suffix(f".{os.getpid()}")
-    try:
-        torch.save(tuple(walk if is_small else walk._replace(largest=[])), partial)
-    except Exception:  # as when it is kept, a class of a batch may do anything
-        torch.save(tuple(walk._replace(largest=[])), partial)
-    partial.replace(place)
+    with suppress(OSError):
+        partial.write_text(json.dumps(length), encoding="ascii")
+        partial.replace(place)
 
 
 @contextmanager
 def _same_random_numbers(loader: Any) -> Iterator[None]:
     """Have the program draw the numbers behind a walk that it would draw without."""
     numpy = sys.modules.get("numpy")
-    own = {loader.generator, getattr(loader.sampler, "generator", None)}
+    samplers = (loader.sampler, loader.batch_sampler, getattr(loader.batch_sampler, "sampler", None))
+    own = [loader.generator, *(getattr(sampler, "generator", None) for sampler in samplers)]
     generators = [(one, one.get_state()) for one in (torch.default_generator, *own) if isinstance(one, torch.Generator)]
     of_python, of_numpy = random.getstate(), numpy and numpy.random.get_state()
     yield

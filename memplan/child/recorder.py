@@ -423,7 +423,7 @@ class Recorder:
             "num_backwards": self.num_backwards,
             "habits": self._habits and self._habits.seen(),
             "num_walked_batches": self.batches.num_walked if self._most_walked else None,
-            "was_walk_cut": self.batches.was_walk_cut,
+            "walk_cut_after": self.batches.walk_cut_after,
             "first_dimensions": self._tensors.first_dimensions,
             "checkpointing_off": sorted(self._tensors.checkpointing_off),
             "without_gradient": sorted(self._tensors.without_gradient),
@@ -448,7 +448,7 @@ def _walk_limits(environment: Mapping[str, str]) -> WalkLimits:
 
 def _draw_the_same() -> None:
     """
-    Have the host draw the same random numbers in each run of a program that does not say which.
+    Have the host draw the same random numbers in each run, unless the program sets a seed behind its import of PyTorch.
 
     The order of its data is mostly drawn, and the values that were sought in one run are those of its batches. PyTorch begins with other
     numbers in each process (`createCPUGenerator` in aten/src/ATen/CPUGeneratorImpl.cpp).

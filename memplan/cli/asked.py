@@ -159,11 +159,10 @@ class WithProgram(click.Command):
             if word.startswith("-") or shutil.which(word) is None:
                 continue
             try:
-                _, before, _ = self.make_parser(ctx).parse_args(list(args[:at]))
+                self.make_parser(ctx).parse_args(list(args[:at]))
             except click.UsageError:  # it is the value of the option in front of it
                 continue
-            if not before:
-                return args[at:]
+            return args[at:]
         return None
 
 

@@ -11,8 +11,9 @@ Others cut a batch that is larger than a constant of theirs into parts of that s
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 
-from memplan.errors import UsageError
+from memplan.errors import NotRehearsedError, UsageError
 from memplan.estimators.read_files import SizeLimit
 from memplan.estimators.steps import Step
 from memplan.execution.rehearsal import Rehearsal
@@ -21,6 +22,9 @@ from memplan.programs.user_program import UserProgram
 
 CLEARLY_LARGER = 4
 """Times as large a batch that has more samples at once, whatever it is counted in, unless the program cuts it."""
+
+SIZES_THAT_SHOW = 2
+"""Sizes with as many samples as were asked for that show that the program reads the number: of one it may be by chance."""
 
 LEAST = 2
 """Samples at once from which they are told: one is the first dimension of many a tensor."""
@@ -32,7 +36,8 @@ class BatchShares:
     def __init__(self) -> None:
         self._whole: set[str] = set()  # families whose program runs what it is given
         self._divided: dict[str, set[int]] = {}  # by family, the sizes of which a part was run
-        self._given: set[str] = set()  # families whose DataLoader gave as many samples as were asked for
+        self._given: dict[str, set[int]] = {}  # by family, the sizes of which a DataLoader gave as many samples as were asked for
+        self._asked: set[str] = set()  # families of which fewer samples were run to see that
 
     def check(self, step: Step, found: Rehearsal, *, without_accumulation: Callable[[], Rehearsal]) -> None:
         """
@@ -64,13 +69,17 @@ class BatchShares:
         *of_size* tells what it does with fewer: where nothing has shown that it reads that number at all, it is run for that.
         """
         at_once = max(found.trained_batch_sizes, default=0)
+        given = self._given.setdefault(step.family, set())
         if at_once == step.micro_batch_size:
-            self._given.add(step.family)
+            given.add(at_once)
         has_more = found.num_epoch_samples is not None and found.num_epoch_samples > at_once
         if at_once < LEAST or step.micro_batch_size < CLEARLY_LARGER * at_once or not has_more:
             return None
-        fewer = at_once // 2
-        if step.family not in self._given and max(of_size(fewer).trained_batch_sizes, default=0) != fewer:
+        if len(given) < SIZES_THAT_SHOW and step.family not in self._asked:
+            self._asked.add(step.family)
+            with suppress(NotRehearsedError):  # it may take no such size
+                given |= {at_once // 2} & set(of_size(at_once // 2).trained_batch_sizes)
+        if not given - {at_once}:
             return None
         return SizeLimit(at_once, f"the program trains with no more than {at_once} samples at once, and cuts a larger batch into parts")
 

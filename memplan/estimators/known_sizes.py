@@ -69,6 +69,7 @@ class KnownSizes:
         self._not_kept: set[tuple[str, int]] = set()
         self._failures: dict[str, dict[int, _Failure]] = {}  # by family and size
         self._killed: dict[str, set[int]] = {}  # sizes that the system ended, by family
+        self._in_epoch: dict[str, dict[int, int]] = {}  # by family and size
         self._have_run: set[str] = set()  # families, whatever their programs have read since: a cache that each run writes changes
         self._made_ns = time.time_ns()
 
@@ -159,13 +160,25 @@ class KnownSizes:
         requests = found.requests
         digest = hashlib.sha256(f"{requests.sequence} {list(requests.sizes)}".encode()).hexdigest()[:16]
         num_samples = max(found.trained_batch_sizes, default=None)
-        if found.num_epoch_samples is not None and num_samples == step.micro_batch_size:  # else it counts something else
-            reason = f"an epoch of the program's DataLoader has {found.num_epoch_samples:,} samples, and no batch has more"
-            self.limit_to(step, SizeLimit(found.num_epoch_samples, reason))
+        self._learn_epoch(step, found.num_epoch_samples, num_samples)
         self._compare(step, "micro_batch_size", step.micro_batch_size, digest, num_samples=num_samples)
         program = step.program
         if isinstance(program, CommandProgram) and "n_negatives" in program.stage_variables:
             self._compare(_of_negatives(step, program), "n_negatives", program.stages[0].n_negatives, digest)
+
+    def _learn_epoch(self, step: Step, in_epoch: int | None, num_samples: int | None) -> None:
+        """
+        Take in how many samples an epoch has, and a batch of *step*, which trained with as many as it was given, or with all.
+
+        Of one size alone that may be by chance, or more data be made for a larger batch.
+        """
+        if in_epoch is None or num_samples != min(step.micro_batch_size, in_epoch):
+            return
+        seen = self._in_epoch.setdefault(step.family, {})
+        seen[step.micro_batch_size] = in_epoch
+        if len(seen) > 1 and set(seen.values()) == {in_epoch}:
+            reason = f"an epoch of the program's DataLoader has {in_epoch:,} samples, and no batch has more"
+            self.limit_to(step, SizeLimit(in_epoch, reason))
 
     def limit_to(self, step: Step, limit: SizeLimit) -> None:
         """Take in that no size of *step* beyond *limit* makes a difference. Raises SizeRefusedError where that of *step* is."""

@@ -218,7 +218,7 @@ def _cached_shapes(record: RunRecord) -> Iterator[Finding]:
     """Tell of what PyTorch caches of batches that are not all alike, where the largest was among them: more of it over an epoch."""
     shapes = _shapes_that_differ(record) if record.num_walked_batches else None
     if shapes is not None:
-        looked_at = f"the first {record.num_walked_batches:,}, and a later one may be larger" if record.was_walk_cut else "all"
+        looked_at = f"the first {record.walk_cut_after:,}, and a later one may be larger" if record.walk_cut_after else "all"
         yield Finding(
             kind="cached_shapes",
             message=f"the shapes of the batches differ: {shapes}, the largest of {looked_at}; what PyTorch has cached for one shape mostly "

@@ -195,8 +195,8 @@ class RunRecord(Description):
     num_walked_batches: NonNegativeInt | None = None
     """Batches that were looked at so that the largest could come first; None where nobody asked for that."""
 
-    was_walk_cut: bool = False
-    """A DataLoader has more batches than were looked at."""
+    walk_cut_after: NonNegativeInt = 0
+    """So many were looked at of a DataLoader that has more; 0: of each all."""
 
     first_dimensions: tuple[frozenset[int], ...] = ()
     """Of the tensors that may be of the batch, as each backward began that was looked at."""

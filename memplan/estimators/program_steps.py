@@ -12,7 +12,6 @@ import atexit
 import os
 import re
 import shutil
-import signal
 import tempfile
 import time
 from pathlib import Path
@@ -27,7 +26,7 @@ from memplan.estimators.rehearse_program import error_in, last_lines, rehearse_c
 from memplan.estimators.steps import Step, StepRunner, with_fewest_micro_batches
 from memplan.execution.findings import MISSING_WEIGHTS
 from memplan.execution.guessed_values import NEVER_STEPPED
-from memplan.execution.program_process import EndedTwiceError
+from memplan.execution.program_process import USERS_SIGNALS, EndedTwiceError
 from memplan.execution.program_runs import OnProgress, ProgramProgress
 from memplan.execution.recorded_run import WalkedBatches
 from memplan.execution.rehearsal import Finding, Rehearsal
@@ -78,8 +77,6 @@ _OF_NO_SIZE = re.compile(
     r"|^Error: No such option"
 )
 """Errors that a program ends with whatever its batch, Python's own, argparse's and click's: no other size has to be tried to see that."""
-
-_ENDED_BY_USER = (-signal.SIGINT, -signal.SIGTERM, -signal.SIGHUP)
 
 
 class ProgramSteps(StepRunner):
@@ -384,7 +381,7 @@ def _run_unless_stopped(program: CommandProgram, gpu: GpuSpec, known: Known, *, 
     try:
         found = run_command(program, gpu, known, said=said, on_progress=on_progress)
     except NothingSeenError as error:
-        if error.program_exit_code in _ENDED_BY_USER:
+        if -error.program_exit_code in USERS_SIGNALS:
             raise KeyboardInterrupt from error
         raise
     except EndedTwiceError as error:

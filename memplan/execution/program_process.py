@@ -25,7 +25,9 @@ _LOOKS_EVERY_SECONDS = 0.05
 _SAME_SECONDS = 0.1
 """Within which a signal that comes again is the same one: `timeout -s INT` sends it to the process, and then to its group."""
 
-_PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+USERS_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""By which a person ends a program: they are passed on to it."""
+
 _SI_KERNEL = 0x80  # siginfo's si_code of Ctrl-C (sigaction(2)): the terminal sends it to the program as well
 
 
@@ -60,7 +62,7 @@ class ProgramProcess(Protocol):
 
 def ignored_signals() -> list[signal.Signals]:
     """Return the signals that this process ignores, as `nohup` has it for SIGHUP, and that what it starts ignores too."""
-    return [number for number in _PASSED_ON if signal.getsignal(number) is signal.SIG_IGN]
+    return [number for number in USERS_SIGNALS if signal.getsignal(number) is signal.SIG_IGN]
 
 
 def wait_for(
@@ -75,7 +77,7 @@ def wait_for(
     deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
     asked: signal.Signals | None = None
     asked_at = 0.0
-    awaited = {*_PASSED_ON, signal.SIGCHLD} - set(ignored_signals())
+    awaited = {*USERS_SIGNALS, signal.SIGCHLD} - set(ignored_signals())
     before = signal.pthread_sigmask(signal.SIG_BLOCK, awaited)
     try:
         while process.poll() is None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Any, NamedTuple
 
 from memplan.errors import NothingSeenError, UsageError
 from memplan.execution.findings import MISSING_WEIGHTS
+from memplan.execution.program_process import USERS_SIGNALS
 from memplan.execution.run_record import RunRecord, read_record
 from memplan.execution.runner import REHEARSING, ended
 from memplan.execution.standard_input import StandardInput
@@ -134,8 +134,7 @@ def nothing_seen(exit_code: int, *, lacks_weights: bool = False) -> NothingSeenE
     """Return why a program left no report: it never used the GPU, or a signal ended it before it could write one."""
     if exit_code < 0:
         message = f"the program {ended(exit_code)} before it reported its memory"
-        is_wanted = -exit_code in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # by who ended memplan
-        hint = None if is_wanted else "end it before whatever ended it: `steps=3`"
+        hint = None if -exit_code in USERS_SIGNALS else "end it before whatever ended it: `steps=3`"
         return NothingSeenError(message, program_exit_code=exit_code, hint=hint)
     message = f"the program {ended(exit_code)} and never used the GPU: there is nothing to report"
     hint = (

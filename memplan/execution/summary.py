@@ -11,6 +11,7 @@ from typing import NamedTuple
 from memplan.execution.device_log import NO_LOG, DeviceLog
 from memplan.execution.findings import FirstStepAgain, find, trained_batches
 from memplan.execution.guessed_values import Cause, lower_bound_reasons, takes_as_much
+from memplan.execution.program_process import USERS_SIGNALS
 from memplan.execution.ranks import ONE_RANK, Ranks
 from memplan.execution.rehearsal import DeviceRead, OutOfMemory, ProgramFailure, Rehearsal
 from memplan.execution.run_record import RecordedRead, RunRecord
@@ -237,7 +238,7 @@ def _first_mark_after(record: RunRecord, trace: MemoryTrace) -> Mark | None:
     return next((mark for mark in trace.marks if failed < mark.step <= len(record.steps)), None)
 
 
-_ENDED_BY_USER = (-signal.SIGINT, -signal.SIGTERM, -signal.SIGHUP, 128 + signal.SIGINT, 128 + signal.SIGTERM, 128 + signal.SIGHUP)
+_ENDED_BY_USER = frozenset(exit_code for number in USERS_SIGNALS for exit_code in (-number, 128 + number))
 
 
 def is_ended_by_user(record: RunRecord, exit_code: int) -> bool:

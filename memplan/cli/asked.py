@@ -140,6 +140,11 @@ def with_each_stage(args: list[str]) -> list[str]:
     return found
 
 
+def behind_dashes(words: Sequence[str]) -> str:
+    """Return the hint that says where the command *words* of a program belong."""
+    return f"a program's own command follows two dashes: `-- {shlex.join(words)}`"
+
+
 class WithProgram(click.Command):
     """Takes what follows `--`, or begins with `-m`, as another program's command line."""
 
@@ -150,7 +155,7 @@ class WithProgram(click.Command):
             ctx.meta[PROGRAM] = args[begins + (args[begins] == "--") :]
             args = args[:begins]
         elif (words := self._command_in(ctx, args)) is not None:
-            raise UsageError(f"{words[0]} is a program", hint=f"a program's own command follows two dashes: `-- {shlex.join(words)}`")
+            raise UsageError(f"{words[0]} is a program", hint=behind_dashes(words))
         return super().parse_args(ctx, with_each_stage(args))
 
     def _command_in(self, ctx: click.Context, args: Sequence[str]) -> Sequence[str] | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,6 +15,7 @@ from memplan.cli.asked import (
     asked_configuration,
     asked_for,
     asked_gpus,
+    behind_dashes,
     gpu_options,
     is_typed,
     method_for,
@@ -89,9 +89,7 @@ class _WithProgram(click.Group):
                 hint=f"a configuration is named with `--config-path {words[0]}`, a program given behind two dashes: `-- {as_program}`",
             )
         elif len(words) > 1 and words[0] not in self.commands and shutil.which(words[0]) is not None:
-            raise UsageError(
-                f"{words[0]} is not a command of memplan", hint=f"a program's own command follows two dashes: `-- {shlex.join(words)}`"
-            )
+            raise UsageError(f"{words[0]} is not a command of memplan", hint=behind_dashes(words))
         return super().parse_args(ctx, args)
 
 

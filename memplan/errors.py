@@ -62,7 +62,7 @@ class SizeRefusedError(NotRehearsedError):
     A program that fails with one size of its batch, for another reason than memory; it may run with others.
 
     *is_limit*: larger ones would end alike: it takes no more samples, or the host has no memory for them. *num_samples*: as many as its
-    batches had, perhaps all that there are. *largest*: the size of which it is sure that no larger one is another.
+    batches had, perhaps all that there are. *largest*: the largest size that makes a difference, where that is sure.
     """
 
     def __init__(

@@ -47,7 +47,7 @@ class Batches:
         self.num_walked = 0
         """Batches of all DataLoaders that were looked at to find the largest."""
         self.walk_cut_after = 0
-        """So many of one of them, which has more; 0: of each all."""
+        """How many of a DataLoader that has more; 0: none has."""
         self._is_walking = False
         self._asked = _AskedSamples()
         self._epochs: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
@@ -110,7 +110,8 @@ class Batches:
                 with self._walking():
                     walk = walker.walk(loader, lambda: make(loader))
                 self.num_walked += walk.num_batches
-                self.walk_cut_after = max(self.walk_cut_after, walk.num_batches * walk.was_cut)
+                if walk.was_cut:
+                    self.walk_cut_after = max(self.walk_cut_after, walk.num_batches)
                 when = "first" if not own else "after the first one" if own == 1 else f"after the first {own}"
                 print(f"memplan: of {walk.num_batches} batches the largest come {when}", file=sys.stderr)
                 self._led[loader] = self._last = LargestBatches(walk.largest, num_before=own)

@@ -196,7 +196,7 @@ class RunRecord(Description):
     """Batches that were looked at so that the largest could come first; None where nobody asked for that."""
 
     walk_cut_after: NonNegativeInt = 0
-    """So many were looked at of a DataLoader that has more; 0: of each all."""
+    """How many were looked at of a DataLoader that has more; 0: none has."""
 
     first_dimensions: tuple[frozenset[int], ...] = ()
     """Of the tensors that may be of the batch, as each backward began that was looked at."""

@@ -222,8 +222,8 @@ class _Process:
 
     @property
     def is_of_use(self) -> bool:
-        """Say whether it can do another job: it has not ended, and has the working folder and the environment that there are now."""
-        return self._process.poll() is None and (not self.is_idle or self._surroundings == _surroundings())
+        """Say whether it can do another job: it still answers, and has the working folder and the environment that there are now."""
+        return not self._is_over and self._process.poll() is None and (not self.is_idle or self._surroundings == _surroundings())
 
     def _serve(self) -> None:
         assert self._process.stdin is not None
@@ -236,7 +236,7 @@ class _Process:
                 _send(self._process.stdin, job)
                 rehearsal = self._answer()
             except (OSError, ValueError, EOFError):
-                self._is_over, rehearsal = True, None  # it has ended
+                self._is_over, rehearsal = True, None  # it has ended, or is about to: its streams are closed before it is gone
             self._jobs.done(self.key, None if rehearsal is None else Begun(rehearsal, begin_ns))
             self.key = None
 

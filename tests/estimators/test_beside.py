@@ -57,10 +57,13 @@ def waits(num_bytes: int, folder: Path) -> Rehearsal:
 
 
 def fails(num_bytes: int, folder: Path) -> Rehearsal:
-    """Do a job that fails, or ends its process."""
+    """Do a job that fails, ends its process, or closes its streams, as a process does that is about to end."""
     (folder / f"{num_bytes}.began").write_text(str(os.getpid()))
-    if num_bytes > 1:
+    if num_bytes == 2:
         os._exit(1)
+    if num_bytes == 3:
+        os.closerange(3, 64)
+        time.sleep(ENOUGH_SECONDS)
     raise RuntimeError("the port is taken")
 
 
@@ -150,7 +153,7 @@ def test_a_job_is_not_done_twice(jobs: Beside, tmp_path: Path) -> None:
     assert not (tmp_path / "1.began").exists()
 
 
-@pytest.mark.parametrize("number", [1, 2])
+@pytest.mark.parametrize("number", [1, 2, 3])
 def test_a_job_that_fails_tells_nothing_and_the_next_is_done(jobs: Beside, tmp_path: Path, number: int) -> None:
     """An error, or the end of its process: it may have been in another's way, and is run again alone."""
     jobs.begin("failing", Job(fails, (number, tmp_path)))

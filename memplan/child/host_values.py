@@ -26,6 +26,7 @@ from torch._ops import HigherOrderOperator
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_map
+from torch.utils.data._utils import worker
 
 from memplan.child.assumed_values import (
     ALL_PASS,
@@ -165,6 +166,10 @@ class HostValues(TorchDispatchMode):
         """Follow nothing while TorchScript traces a program: below any mode it takes weights of convolutions for constants, and fails."""
         for name in ("trace", "trace_module"):
             setattr(torch.jit, name, self._left(getattr(torch.jit, name)))
+
+    def leave_loading(self) -> None:
+        """Follow nothing in the worker processes of a DataLoader, which use no GPU: their samples would take twice as long."""
+        worker._worker_loop = self._left(worker._worker_loop)
 
     def _left(self, function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)

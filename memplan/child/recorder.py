@@ -137,6 +137,7 @@ class Recorder:
         self._values.follow_threads()
         self._values.follow_factories()
         self._values.leave_traces()
+        self._values.leave_loading()
 
     def _end_values(self) -> None:
         if self._values is not None:

@@ -98,6 +98,14 @@ def test_a_convolution_is_traced_as_without_memplan(run: Run) -> None:
     assert seen.peak_allocated_bytes - fewer.peak_allocated_bytes > 2 * 32 * MIB
 
 
+def test_what_workers_load_is_followed_once_it_is_there(run: Run) -> None:
+    """Their own operations are not: they would take twice as long. Of half as many labels 32 rows of logits less, of 1 MiB."""
+    seen, fewer = run("is_loaded"), run("is_loaded", rows=128)
+
+    assert (seen.verdict, seen.lower_bound_reasons) == ("fits", ())
+    assert seen.peak_allocated_bytes - fewer.peak_allocated_bytes > 2 * 32 * MIB
+
+
 @pytest.mark.parametrize("way", [0, 1, 2])
 def test_an_action_that_is_checked_is_one_of_those_there_are(run: Run, way: int) -> None:
     """As one_hot gives it, with the gradient of the logits behind it, and as a distribution draws it."""

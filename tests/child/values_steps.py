@@ -15,6 +15,7 @@ from torch.nn import functional
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from torch.optim import lbfgs
 from torch.package import PackageExporter
+from torch.utils.data import DataLoader, Dataset
 
 MIB_OF_FLOATS = 2**18
 
@@ -320,6 +321,30 @@ def is_traced(device, rows=256):
         head(states[labels.to(device) == 0]).square().mean().backward()
 
     return step
+
+
+def is_loaded(device, rows=256):
+    """Workers load its labels, and say how many modes their operations go through; then the labels decide how much is kept."""
+    loaded = iter(DataLoader(ManyLabels(), batch_size=rows, num_workers=1))
+    head = nn.Linear(64, MIB_OF_FLOATS, bias=False, device=device)
+
+    def step():
+        labels, num_modes = next(loaded)
+        assert not num_modes.any()
+        states = torch.randn(rows, 64, device=device)
+        head(states[labels.to(device) == 0]).square().mean().backward()
+
+    return step
+
+
+class ManyLabels(Dataset):
+    """A quarter of them is 0."""
+
+    def __len__(self):
+        return 4096
+
+    def __getitem__(self, index):
+        return index % 4, torch._C._len_torch_dispatch_stack()
 
 
 def routed(device, tokens=64, experts=4, chosen=2, is_one_hot=0):

@@ -100,6 +100,10 @@ def what_program_needs(
         was_interrupted = was_interrupted or found.was_interrupted
         return found
 
+    if seen.needs is not None:
+        return WouldFit(
+            device_used_bytes=seen.needs.high_bytes, gpus=_gpus_with(seen.needs.high_bytes, runs_on), num_steps=steps, is_of_program=True
+        )
     whole, needed = _needed(run_watched, gpu)
     if whole is None or was_interrupted:
         return None

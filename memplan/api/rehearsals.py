@@ -10,6 +10,7 @@ from pydantic import Field
 
 from memplan.api.arguments import check_arguments
 from memplan.errors import UsageError
+from memplan.execution.needed_memory import with_needs
 from memplan.execution.rehearsal import Rehearsal as PlainRehearsal
 from memplan.execution.rehearse import Rehearser
 from memplan.execution.runner import DEFAULT_TIMEOUT_SECONDS, REHEARSING
@@ -100,15 +101,19 @@ def rehearse(
     spec = gpu if isinstance(gpu, GpuSpec) else find_gpu(gpu or "")
     source = step_source_from(program) if isinstance(program, str) else step_source_of(program)
     with Rehearser(source, skip_weights=skip_weights, allow_writes=allow_writes) as rehearser:
-        found = rehearser.rehearse(
-            gpu=spec,
-            values=values,
-            steps=steps,
-            answers=answers,
-            timeout_seconds=timeout_seconds,
-            context_bytes=context_bytes,
-            library_workspaces=library_workspaces,
-            checks_tensor_types=checks_tensor_types,
-            environment=environment,
-        )
+
+        def run(kind: GpuSpec) -> PlainRehearsal:
+            return rehearser.rehearse(
+                gpu=kind,
+                values=values,
+                steps=steps,
+                answers=answers,
+                timeout_seconds=timeout_seconds,
+                context_bytes=context_bytes,
+                library_workspaces=library_workspaces,
+                checks_tensor_types=checks_tensor_types,
+                environment=environment,
+            )
+
+        found = run(spec) if allow_writes else with_needs(run, spec)
     return Rehearsal.model_construct(**{name: getattr(found, name) for name in PlainRehearsal.model_fields}, gpu=spec)

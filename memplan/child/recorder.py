@@ -371,8 +371,9 @@ class Recorder:
             return
         reserved, most_reserved = torch.cuda.memory_reserved(self._device), torch.cuda.max_memory_reserved(self._device)
         given_back = most_reserved - reserved  # PyTorch empties its cache behind such trials
-        asked, free = counted_bytes("memplan_largest_workspace"), max(0, torch.cuda.mem_get_info(self._device)[0] - given_back)
-        if asked > free:
+        refused, free = counted_bytes("memplan_refused_workspace"), max(0, torch.cuda.mem_get_info(self._device)[0] - given_back)
+        asked = refused or counted_bytes("memplan_largest_workspace")
+        if refused or asked > free:
             self.out_of_memory = self._out_of_memory(asked, free, message=str(error).splitlines()[0], place=None)
 
     def _where(self) -> str:

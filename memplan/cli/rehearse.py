@@ -255,6 +255,7 @@ def _rehearse_step(
     output: _Output,
 ) -> int:
     from memplan.analysis.would_fit import what_would_fit
+    from memplan.execution.needed_memory import with_needs
     from memplan.execution.read_answers import read_answers
     from memplan.execution.rehearse import Rehearser
     from memplan.execution.runner import DEFAULT_TIMEOUT_SECONDS
@@ -267,14 +268,17 @@ def _rehearse_step(
     with Rehearser(source, skip_weights=skip_weights, allow_writes=allow_writes) as rehearser:
 
         def run(kind: GpuSpec, tried: Any, *, checks_tensor_types: bool = False) -> Rehearsal:
-            return rehearser.rehearse(
-                gpu=kind,
-                values=tried,
-                steps=steps,
-                answers=answers.request(),
-                timeout_seconds=timeout or DEFAULT_TIMEOUT_SECONDS,
-                checks_tensor_types=checks_tensor_types,
-            )
+            def on(one: GpuSpec) -> Rehearsal:
+                return rehearser.rehearse(
+                    gpu=one,
+                    values=tried,
+                    steps=steps,
+                    answers=answers.request(),
+                    timeout_seconds=timeout or DEFAULT_TIMEOUT_SECONDS,
+                    checks_tensor_types=checks_tensor_types,
+                )
+
+            return on(kind) if allow_writes else with_needs(on, kind)
 
         rehearsal = run(gpu, values, checks_tensor_types=True)
         would_fit = (
@@ -302,6 +306,7 @@ def _rehearse_script(
     from memplan.analysis.would_fit import what_program_needs
     from memplan.cli.progress import program_progress, show_next_run
     from memplan.execution.command import command_from
+    from memplan.execution.needed_memory import with_needs
     from memplan.execution.read_answers import read_answers
     from memplan.execution.rehearse_ranks import rehearse_ranks
     from memplan.execution.rehearse_script import rehearse_in_both_orders, rehearse_script, torch_of
@@ -327,13 +332,21 @@ def _rehearse_script(
                 on_next_run=show_next_run,
                 ranks=ranks,
             )
-            rehearsal = run(gpu=gpu, steps=steps)
-            would_fit = None
+
+            def run_unheard(kind: GpuSpec, most: int | None) -> Rehearsal:
+                return with_needs(lambda one: run(gpu=one, steps=most, is_heard=False, on_next_run=None), kind)
+
+            def run_first(kind: GpuSpec) -> Rehearsal:
+                return run(gpu=kind, steps=steps) if kind == gpu else run(gpu=kind, steps=steps, is_heard=False, on_next_run=None)
+
             # What a program wrote is there, and stays; of unlike GPUs only one could be another.
-            if rehearsal.fits is False and not (rehearsal.was_interrupted or allow_writes or ranks.kinds):
+            is_run_once = allow_writes or bool(ranks.kinds)
+            rehearsal = run_first(gpu) if is_run_once else with_needs(run_first, gpu, on_next_run=show_next_run)
+            would_fit = None
+            if rehearsal.fits is False and not (rehearsal.was_interrupted or is_run_once):
                 show_next_run("unlimited memory, to find how much it needs")
                 would_fit = what_program_needs(
-                    lambda kind, most: run(gpu=kind, steps=most, is_heard=False, on_next_run=None),
+                    run_unheard,
                     rehearsal,
                     gpu=gpu,
                     steps=steps,

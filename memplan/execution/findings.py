@@ -14,6 +14,7 @@ from memplan.execution.guessed_values import Cause, guessed_loops, guesses
 from memplan.execution.rehearsal import Finding
 from memplan.execution.run_record import Batch, RunRecord
 from memplan.execution.wording import SHOWN, listed, shown_place
+from memplan.hardware.gpu import UNLIMITED_BYTES
 from memplan.traces.kept import StepEnd, step_ends
 from memplan.traces.trace import ALLOC, EVALUATION, MemoryTrace, Note, allocation_of, allocations_by_address
 from memplan.units import KIB, format_bytes
@@ -72,7 +73,7 @@ def find(
         *_nothing_walked(record),
         *_batch_shapes(record),
         *_cached_shapes(record),
-        *_workspaces(log, tries_convolutions=record.tries_convolutions),
+        *_workspaces(log, tries_convolutions=record.tries_convolutions, is_unlimited=record.gpu_memory_bytes >= UNLIMITED_BYTES),
         *guesses(record, others),
         *_at_exit(ended_at_exit),
     )
@@ -360,7 +361,7 @@ def _is_decided_by_data(record: RunRecord) -> bool:
     return len(places) > len(set(places))
 
 
-def _workspaces(log: DeviceLog, *, tries_convolutions: bool) -> Iterator[Finding]:
+def _workspaces(log: DeviceLog, *, tries_convolutions: bool, is_unlimited: bool) -> Iterator[Finding]:
     if log.has_unknown_attention:
         yield Finding(
             kind="uncounted_workspaces",
@@ -383,8 +384,10 @@ def _workspaces(log: DeviceLog, *, tries_convolutions: bool) -> Iterator[Finding
     if tries_convolutions and log.asks_cudnn:
         yield Finding(
             kind="uncounted_workspaces",
-            message="`torch.backends.cudnn.benchmark` has cuDNN try kernels in the first step, which is counted. Which of them is the "
-            "fastest is not known: the one that cuDNN names first is counted, and the range allows for most others",
+            message="`torch.backends.cudnn.benchmark` has cuDNN try kernels in the first step, with as much workspace as is free"
+            + (": the GPU may show more in use than is told here, where small ones are counted" if is_unlimited else ", which is counted")
+            + ". Which of them is the fastest is not known: the one that cuDNN names first is counted, and the range "
+            "allows for most others",
         )
     elif log.unsure_sizes:
         yield Finding(

@@ -196,7 +196,15 @@ class Rehearsal(MemoryEstimate):
     """Where memory ran out, where it did."""
 
     num_alloc_retries: NonNegativeInt
-    """How often the allocator had to give cached memory back before it could go on: a program with any is tight."""
+    """How often the allocator had to give cached memory back before it could go on: a program with any is tight, unless `needs` fits."""
+
+    takes_what_is_free: bool = Field(default=False, repr=False)
+    """
+    It lets cuDNN try kernels with as much workspace as is free (`torch.backends.cudnn.benchmark`), and does with less where there is less.
+    """
+
+    needs: MemoryRange | None = None
+    """What such a program uses where these workspaces are small; only where it may otherwise take more than the GPU has."""
 
     steps: tuple[StepPeaks, ...]
     """Each step that ran to its end."""
@@ -305,16 +313,23 @@ class Rehearsal(MemoryEstimate):
     def verdict(self) -> Verdict:
         """
         Return what can be said: it fits; it is tight, because it ran only by giving cached memory back (of four published such steps three
-        ran out of memory on the real GPU), or because the upper bound is more than the GPU has; it does not fit; or unknown, where the
-        program failed, or sizes were guessed.
+        ran out of memory on the real GPU), or because the upper bound is more than the GPU has, and it does not with less; it does not fit;
+        or unknown, where the program failed, or sizes were guessed.
         """
         if self.failure is not None:
             return "unknown"
-        if self.out_of_memory is not None:
+        if self.out_of_memory is not None and not (self.out_of_memory.is_caught and self.fits_with_less):
             return "does_not_fit"
         if self.lower_bound_reasons:
             return "unknown"
+        if self.fits_with_less:
+            return "fits"
         return "tight" if self.num_alloc_retries or self.may_be_too_large else "fits"
+
+    @property
+    def fits_with_less(self) -> bool:
+        """Say whether what it needs is no more than the GPU has, where it takes what is free."""
+        return self.needs is not None and self.gpu_memory_bytes is not None and self.needs.high_bytes <= self.gpu_memory_bytes
 
     @property
     def may_be_too_large(self) -> bool:

@@ -95,6 +95,7 @@ def rehearsal_of(
         torch=record.torch,
         out_of_memory=_out_of_memory(record, exit_code, trace),
         num_alloc_retries=record.num_alloc_retries,
+        takes_what_is_free=record.tries_convolutions and run.log.asks_cudnn,
         steps=record.steps,
         grows=len(record.steps) > 2 and record.steps[-1].peak_allocated_bytes > record.steps[-2].peak_allocated_bytes,
         findings=find(

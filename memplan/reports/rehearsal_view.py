@@ -50,6 +50,7 @@ def view_rehearsal(rehearsal: Rehearsal, gpu: GpuSpec, would_fit: WouldFit | Non
             f"{format_bytes(used.expected_bytes)}, with {_outside(rehearsal)}: "
             f"{format_bytes(used.low_bytes)} to {format_bytes(used.high_bytes)}",
         ),
+        *_needs(rehearsal),
         ("retries", str(rehearsal.num_alloc_retries)),
         *_held_back(rehearsal),
     ]
@@ -70,6 +71,13 @@ def view_rehearsal(rehearsal: Rehearsal, gpu: GpuSpec, would_fit: WouldFit | Non
         warnings=tuple(_rehearsal_warnings(rehearsal, gpu)),
         would_fit=fits,
     )
+
+
+def _needs(rehearsal: Rehearsal) -> Iterator[tuple[str, str]]:
+    """Yield what a program needs that takes what is free."""
+    if rehearsal.needs is not None:
+        used, most = format_bytes(rehearsal.needs.expected_bytes), format_bytes(rehearsal.needs.high_bytes)
+        yield "needs", f"{used}, at most {most}, with small workspaces for the kernels that cuDNN tries; more only while it is free"
 
 
 _MOST_READS = 3
@@ -212,7 +220,9 @@ def _rehearsal_warnings(rehearsal: Rehearsal, gpu: GpuSpec) -> list[str]:
         missing = rehearsal.out_of_memory
         asked, free = format_bytes(missing.requested_bytes), format_bytes(missing.free_bytes)
         then = (
-            "the program caught the error and went on with less memory than it asked for"
+            "PyTorch caught the error, and took kernels of cuDNN's with a smaller workspace"
+            if rehearsal.fits_with_less
+            else "the program caught the error and went on with less memory than it asked for"
             if missing.is_caught
             else "the figures cover what ran before that"
         )
@@ -220,7 +230,8 @@ def _rehearsal_warnings(rehearsal: Rehearsal, gpu: GpuSpec) -> list[str]:
     if rehearsal.failure is not None:
         warnings.append("the figures cover what ran before it failed")
     warnings.extend(f"it may take more: {reason}" for reason in rehearsal.lower_bound_reasons)
-    if rehearsal.verdict in ("fits", "tight") and rehearsal.device_used.high_bytes > gpu.total_memory_bytes:
+    is_over = rehearsal.device_used.high_bytes > gpu.total_memory_bytes and not rehearsal.fits_with_less
+    if rehearsal.verdict in ("fits", "tight") and is_over:
         most, total = format_bytes(rehearsal.device_used.high_bytes), format_bytes(gpu.total_memory_bytes)
         nccl = ", NCCL's buffers" if rehearsal.breakdown.nccl_buffers_bytes else ""
         # More than the GPU has is expected where its process group of one GPU has buffers: nobody knew of them when the run began.

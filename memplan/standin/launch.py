@@ -34,7 +34,7 @@ def environment_for(
 def on_gpus(gpus: Sequence[GpuSpec], *, context_bytes: int) -> dict[str, str]:
     """Return the variables by which a process finds *gpus*, counted in that order whichever is fastest."""
     are_alike = len(set(gpus)) == 1
-    endless = [gpu for gpu in gpus if gpu.total_memory_bytes == UNLIMITED_BYTES]
+    endless = [gpu for gpu in gpus if gpu.total_memory_bytes >= UNLIMITED_BYTES]
     return {
         "MEMPLAN_MOST_WORKSPACE": str(min(map(least_memory_of_kind, endless))) if endless else "",
         "MEMPLAN_CARD": "\n".join(gpu_description(gpu, context_bytes) for gpu in gpus),

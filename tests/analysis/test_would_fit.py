@@ -290,6 +290,19 @@ def test_a_program_that_is_tight_runs_to_its_end() -> None:
     assert (found.device_used_bytes, found.num_steps) == (5 * GIB, None)
 
 
+def test_what_a_program_needs_that_takes_what_is_free_is_known_already() -> None:
+    """It was run with unlimited memory before it was said not to fit: it is not run again."""
+    program, card = WholeProgram(5 * GIB), small_card(4000)
+    tight = rehearsal(4 * GIB, fits=False, values={}).model_copy(
+        update={"out_of_memory": None, "needs": MemoryRange(low_bytes=4 * GIB, expected_bytes=5 * GIB, high_bytes=6 * GIB)}
+    )
+
+    found = what_program_needs(program, tight, gpu=card, steps=4)
+
+    assert found is not None
+    assert (found.device_used_bytes, found.num_steps, found.is_of_program, program.asked) == (6 * GIB, 4, True, [])
+
+
 def test_what_a_program_needs_that_tells_too_little_is_a_lower_bound() -> None:
     """Where sizes are guessed, or the optimizer's state is not there yet."""
     program, card = WholeProgram(5 * GIB, passes=0, is_partial=True), small_card(1000)

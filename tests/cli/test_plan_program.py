@@ -185,7 +185,7 @@ for _ in range(4):
 @pytest.mark.parametrize(
     ("asks_cudnn", "said"),
     [
-        ("1", "has cuDNN try kernels in the first step, which is counted. Which of them is the fastest is not known"),
+        ("1", "the GPU may show more in use than is told here, where small ones are counted. Which of them is the fastest is not known"),
         ("0", "an allowance is counted (convolution up to"),
     ],
 )

@@ -17,6 +17,7 @@ from memplan.execution.rehearsal import Rehearsal
 from memplan.execution.rehearse import Rehearser
 from memplan.execution.step_source import step_source_from
 from memplan.hardware.catalog import find_gpu
+from memplan.hardware.gpu import UNLIMITED_BYTES
 from memplan.hardware.torch_install import TorchBuild
 from memplan.standin.build import ASKED_CUDNN
 from memplan.units import format_bytes
@@ -543,6 +544,15 @@ def test_kernels_that_are_tried_are_counted_by_the_largest_workspace(asked: Devi
     assert tried.breakdown.workspaces_bytes > 2 << 30
     assert pressed.verdict != "does_not_fit"
     assert pressed.breakdown.workspaces_bytes < 2 << 30
+
+
+def test_with_unlimited_memory_kernels_are_tried_that_need_little(asked: Device) -> None:
+    """It is what such a program needs: with 16 GiB the largest workspace takes 3, and with 3 GiB it trains as well, by smaller ones."""
+    whole = asked.run("wide_convolution", gpu="a100-80", memory_bytes=UNLIMITED_BYTES, steps=1)
+
+    assert whole.takes_what_is_free
+    assert whole.breakdown.workspaces_bytes < 375 * MIB  # a sixty-fourth of an A30, the smallest GPU of that compute capability
+    assert whole.device_used.high_bytes < 3 << 30
 
 
 # optimizers: one matrix of 1024 x 1024, P = 4 MiB

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from memplan.hardware.gpu import GpuSpec
-from memplan.standin.launch import caches_in, command_for, environment_for
+from memplan.standin.launch import caches_in, command_for, environment_for, on_gpus
 
 
 def test_the_device_comes_first_and_what_was_there_stays(a100: GpuSpec) -> None:
@@ -35,6 +35,18 @@ def test_a_library_in_a_folder_with_a_blank_is_preloaded_by_its_name(a100: GpuSp
 
     assert environment["LD_PRELOAD"] == "libstandin.so:libnvrtc.so"
     assert environment["LD_LIBRARY_PATH"] == "/my device:/mine"
+
+
+def test_unlimited_memory_has_the_workspaces_of_the_smallest_gpu_of_its_kind(a100: GpuSpec) -> None:
+    """Also where a values pass has more of it, so that it asks for the same: an A30 has 24 GiB."""
+    whole = a100.endless()
+    more = whole.model_copy(update={"total_memory_bytes": 8 * whole.total_memory_bytes})
+
+    own, usual, ample = (on_gpus([gpu], context_bytes=0)["MEMPLAN_MOST_WORKSPACE"] for gpu in (a100, whole, more))
+
+    assert own == ""
+    assert 23 << 30 < int(usual) < 24 << 30
+    assert ample == usual
 
 
 def test_a_card_of_unknown_kind_is_taken_for_an_a100() -> None:

@@ -15,6 +15,7 @@
 #include "descriptors.h"
 #include "twins.h"
 
+#include <dlfcn.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -65,8 +66,11 @@ int cudnnBackendDestroyDescriptor(Backend *descriptor) {
     return 0;
 }
 int cudnnBackendInitialize(Backend *descriptor) { return 0; }
+/* The least that any plan wants as workspace, of those that PyTorch is about to choose among in this thread; 0: it is not. */
+static __thread size_t least_tried;
 int cudnnBackendExecute(void *handle, Backend *plan, Backend *variant) {
     kernel_ran();
+    least_tried = 0;
     if (plan->tries && plan->workspace > plan->tries->largest) plan->tries->largest = plan->workspace;
     else if (plan->tries && plan->workspace) unsure_workspace(plan->workspace, plan->tries->largest - plan->workspace);
     return 0;
@@ -192,14 +196,46 @@ static int64_t asked_workspace(Backend *plan, int64_t bytes) {
     static int is_told;
     if (!is_told++) tell_parent("asked", "cuDNN", 0);
     plan->workspace = known_workspace((size_t)bytes);
+    refused_workspace(0);
     if (plan->has_clusters) unsure_workspace(plan->workspace, card()->multiprocessors * LARGEST_TILE_BYTES);
     return (int64_t)plan->workspace;
 }
+/* Whether PyTorch tries cuDNN's plans now, to take the fastest: torch.backends.cudnn.benchmark, as its libraries have it. */
+static int tries_plans(void) {
+    static void *(*context)(void);
+    static int (*is_benchmark)(const void *);
+    if (!is_benchmark) {
+        void *torch = dlopen("libtorch_cpu.so", RTLD_LAZY | RTLD_NOLOAD);
+        if (!torch) return 0;
+        context = dlsym(torch, "_ZN2at13globalContextEv");
+        is_benchmark = dlsym(torch, "_ZNK2at7Context14benchmarkCuDNNEv");
+        dlclose(torch); /* PyTorch keeps it */
+    }
+    return context && is_benchmark && (is_benchmark(context()) & 1);
+}
 /* PyTorch goes on to the next of cuDNN's plans where a workspace cannot be allocated (aten/src/ATen/native/cudnn/Conv_v8.cpp, try_configs), as a GPU
- * with less memory than it cannot. The memory of a run may be unlimited, for GPUs of several sizes: MEMPLAN_MOST_WORKSPACE is what each of them has. */
-static int is_too_large(int64_t bytes) {
+ * with less memory than it cannot. The memory of a run may be unlimited, for GPUs of several sizes: MEMPLAN_MOST_WORKSPACE is what each of them has,
+ * and 0 where memory is not unlimited. */
+static size_t most_workspace(void) {
     const char *most = getenv("MEMPLAN_MOST_WORKSPACE");
-    return (size_t)bytes > (most && *most ? strtoull(most, NULL, 10) : card()->total_bytes);
+    return most && *most ? strtoull(most, NULL, 10) : 0;
+}
+static int is_too_large(size_t bytes) {
+    size_t most = most_workspace();
+    if (bytes <= (most ? most : card()->total_bytes)) return 0;
+    refused_workspace(bytes);
+    return 1;
+}
+/* Where PyTorch tries plans it asks how much is free, and tries those whose workspace has room there (generate_and_filter_plans): a program takes
+ * what there is, and does with less. What it needs shows where there is room for the least workspace, and small ones. */
+#define SMALL_SHARE 64 /* of the smallest GPU of the kind */
+size_t room_for_trials(size_t free_bytes) {
+    size_t most = most_workspace();
+    if (!most || !least_tried) return free_bytes;
+    return least_tried > most / SMALL_SHARE ? least_tried : most / SMALL_SHARE;
+}
+static void note_tried(size_t bytes) {
+    if (tries_plans() && (!least_tried || bytes < least_tried)) least_tried = bytes ? bytes : 1;
 }
 static int64_t workspace_of(const Backend *plan) {
     if (!plan->is_attention) return library_workspace("convolution", plan->allowance);
@@ -217,8 +253,9 @@ static int get_of_twin(Backend *descriptor, int name, int type, int64_t requeste
     }
     int status = twin_get(descriptor->twin, name, type, requested, count, values);
     if (name != PLAN_WORKSPACE || !values || status) return status;
-    if (is_too_large(*(int64_t *)values)) return 3000; /* CUDNN_STATUS_NOT_SUPPORTED */
+    if (is_too_large((size_t)*(int64_t *)values)) return 3000; /* CUDNN_STATUS_NOT_SUPPORTED */
     *(int64_t *)values = asked_workspace(descriptor, *(int64_t *)values);
+    note_tried((size_t)*(int64_t *)values);
     return 0;
 }
 int cudnnBackendGetAttribute(Backend *descriptor, int name, int type, int64_t requested, int64_t *count, void *values) {

@@ -272,6 +272,9 @@ size_t library_workspace(const char *kind, size_t allowance) {
     return wanted && *wanted == '1' ? told_workspace("workspace", kind, allowance) : 0;
 }
 size_t known_workspace(size_t bytes) { return told_workspace("known", "workspace", bytes); }
+static size_t refused;
+size_t memplan_refused_workspace(void) { return refused; } /* what the last plan of a library wanted, where it was not to run */
+void refused_workspace(size_t bytes) { refused = bytes; }
 void unsure_workspace(size_t bytes, size_t by) {
     static struct { size_t bytes, by; } told[1024];
     static unsigned num_told;

@@ -52,6 +52,8 @@ void tell_parent(const char *kind, const char *name, size_t number); /* a line o
 int not_served(const char *call, int code); /* say the call's name, and return the library's own "not supported" */
 size_t library_workspace(const char *kind, size_t allowance); /* what to answer where only the real library knows: 0, or an allowance */
 size_t known_workspace(size_t bytes); /* what to answer where the real library said *bytes* */
+size_t room_for_trials(size_t free_bytes); /* how much of what is free cuDNN's kernels are to be tried with */
+void refused_workspace(size_t bytes); /* say that a plan which wants so many *bytes* is not to run; 0: another one is */
 void unsure_workspace(size_t bytes, size_t by); /* say that one of so many *bytes*, as was answered, may be larger on the card */
 void library_unknown(const char *kind); /* say that a library may take more than anybody can know */
 

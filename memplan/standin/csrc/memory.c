@@ -83,7 +83,7 @@ int cudaFree(void *pointer) {
 int cudaMallocAsync(void **out, size_t bytes, void *stream) { return cudaMalloc(out, bytes); }
 int cudaFreeAsync(void *pointer, void *stream) { return cudaFree(pointer); }
 int cudaMemGetInfo(size_t *free_bytes, size_t *total_bytes) {
-    *free_bytes = card_free_bytes(visible_card(current_device()));
+    *free_bytes = room_for_trials(card_free_bytes(visible_card(current_device())));
     *total_bytes = card()->total_bytes;
     return 0;
 }

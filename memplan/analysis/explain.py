@@ -175,7 +175,8 @@ def _why_not_more(plan: Plan, decision: Decision, largest: int, estimator: Estim
     if is_tight(over, plan.gpu, worst, estimator, plan.budget):
         where += ", and would stay within it only by releasing cached memory (tight)"
     fitting = "" if largest == plan.after.training.micro_batch_size else f"{largest} would fit, "
-    return f"{fitting}{next_size} would be {format_bytes(excess_bytes)} over the budget{where}"
+    multiples = f"; the program takes multiples of {decision.unit}" if decision.unit > 1 else ""
+    return f"{fitting}{next_size} would be {format_bytes(excess_bytes)} over the budget{where}{multiples}"
 
 
 def _tightest(plan: Plan) -> StagePlan:

@@ -34,6 +34,7 @@ from memplan.child.ordinary_answers import (
     branch_answer,
     check_that_passes,
     default_answer,
+    is_computed_picture,
     ordinary_answer,
 )
 from memplan.child.program_frames import frames_from, is_file, named, program_frame
@@ -194,6 +195,8 @@ class Reads:
                 answer = branch
             answer = self._ending(where, answer)
         elif answer.basis in ("zero", "compared", "ordinary") and not reading.is_yes_or_no:
+            if answer.basis == "zero" and not self._is_scout and is_computed_picture(reading):
+                answer = answer._replace(basis="ordinary", reason="a picture that the model computes")
             answer = self._ending_number(reading, where, answer)
         ctypes.memmove(to, answer.content, size)
         if not self.is_counting:

@@ -127,6 +127,15 @@ def default_answer(read: Reading) -> Answer:
     return ordinary_answer(read) or Answer(bytes(read.size), shown, "zero", "nothing is computed, so it reads zero")
 
 
+def is_computed_picture(read: Reading) -> bool:
+    """
+    Say whether many bytes are copied to the host of which a run with values does not know one: what a model computes, as shades of colour.
+
+    Masks that are made by a comparison are known there.
+    """
+    return read.size > MOST_COMPARED and read.dtype is torch.uint8 and read.method not in _FOR_PYTHON
+
+
 def ordinary_answer(read: Reading) -> Answer | None:
     """Return what the value that is read is in an ordinary training; None where it may be a size, or a choice."""
     if read.is_yes_or_no:

@@ -46,6 +46,9 @@ NUM_ALIKE, NUM_ALIKE_OF_VALUES = 2, 4
 Sizes with which a program fails alike before it is said never to run; where the error may be one of values, more: a validation's batch that
 is a third of the training's is none for one sample and for two.
 """
+_COUNT = re.compile(r"\(\d+×\)")
+"""How often a line reads, as messages say it: once for each sample perhaps."""
+
 _OF_VALUES = re.compile(r"\b(Assertion|Index|Runtime|Value|ZeroDivision)Error\b")
 
 
@@ -133,7 +136,7 @@ class KnownSizes:
             self._killed.setdefault(step.family, set()).add(step.micro_batch_size)
             return SizeRefusedError(text, hint="rehearse it on a machine with more memory", is_limit=True)
         failures[step.micro_batch_size] = _Failure(message, text, hint, begin_ns)
-        alike = sorted(size for size, failure in failures.items() if failure.message == message)
+        alike = sorted(size for size, failure in failures.items() if _COUNT.sub("", failure.message) == _COUNT.sub("", message))
         has_run = step.family in self._have_run or bool(self._runs_of(step))
         if not has_run and len(alike) >= (NUM_ALIKE_OF_VALUES if _OF_VALUES.search(message) else NUM_ALIKE):
             sizes = " and ".join([", ".join(map(str, alike[:-1])), str(alike[-1])])

@@ -49,9 +49,10 @@ def choose_batch(
     pinned_micro_batch: int | None = None,
     pinned_accumulation: int | None = None,
     is_accumulation_fixed: bool = False,
+    unit: int = 1,
 ) -> BatchChoice:
     """
-    Return the micro-batch (1 to *largest*, which fits) and the accumulation for an effective batch of *target*.
+    Return the micro-batch (a multiple of *unit* up to *largest*, which fits) and the accumulation for an effective batch of *target*.
 
     *tolerance*: share of the target by which the effective batch may always be above it; None prefers an exact one where its micro-batch is
     at least half of *largest*. What is pinned stays, also where it misses the target.
@@ -64,47 +65,49 @@ def choose_batch(
         rule = "the micro-batch is pinned; accumulation makes up the target"
         return _choice(pinned_micro_batch, _steps(target, pinned_micro_batch * ranks), ranks, rule)
     if pinned_accumulation is not None:
-        wanted = _steps(target, pinned_accumulation * ranks)
+        wanted = _least_micro_batch(target, pinned_accumulation * ranks, unit)
         why = "the program has no variable for accumulation" if is_accumulation_fixed else "accumulation is pinned"
         rule = f"{why}; the micro-batch makes up the target"
         if wanted > largest:
             rule = f"{why}; the micro-batch is the largest that fits, below what the target needs"
         return _choice(min(wanted, largest), pinned_accumulation, ranks, rule)
-    exact = _largest_exact(largest, target, ranks)
-    near = _fewest_steps(largest, target, ranks, DEFAULT_TOLERANCE if tolerance is None else tolerance)
+    sizes = range(unit * max(1, largest // unit), 0, -unit)
+    exact = _largest_exact(sizes, target, ranks)
+    near = _fewest_steps(sizes, target, ranks, DEFAULT_TOLERANCE if tolerance is None else tolerance)
     if tolerance is None and exact is not None and exact.micro_batch_size >= LEAST_EXACT_SHARE * largest:
-        return exact._replace(alternative=_with_fewer_steps(exact, largest, target, ranks))
-    return near._replace(alternative=_exactly(near, exact) or _with_fewer_steps(near, largest, target, ranks))
+        return exact._replace(alternative=_with_fewer_steps(exact, sizes, target, ranks))
+    return near._replace(alternative=_exactly(near, exact) or _with_fewer_steps(near, sizes, target, ranks))
 
 
-def _largest_exact(largest: int, target: int, ranks: int) -> BatchChoice | None:
+# *sizes*: the micro-batches that there are to choose from, the largest first
+
+
+def _largest_exact(sizes: range, target: int, ranks: int) -> BatchChoice | None:
     """Return the choice with the largest micro-batch whose multiples meet the target exactly; None where none does."""
-    if target % ranks:
-        return None
-    samples = target // ranks
-    micro = next(micro for micro in range(min(largest, samples), 0, -1) if samples % micro == 0)
-    return _choice(micro, samples // micro, ranks, "the largest that fits and meets the target exactly")
+    samples, rest = divmod(target, ranks)
+    micro = next((micro for micro in sizes if not rest and samples % micro == 0), None)
+    return None if micro is None else _choice(micro, samples // micro, ranks, "the largest that fits and meets the target exactly")
 
 
-def _fewest_steps(largest: int, target: int, ranks: int, tolerance: float) -> BatchChoice:
+def _fewest_steps(sizes: range, target: int, ranks: int, tolerance: float) -> BatchChoice:
     """Return the choice with the fewest accumulation steps within *tolerance*, or else the one nearest to the target from above."""
-    for micro in range(largest, 0, -1):
+    for micro in sizes:
         steps = _steps(target, micro * ranks)
-        smallest = _steps(target, steps * ranks)  # the smallest micro-batch that needs no more steps has the smallest excess
+        smallest = _least_micro_batch(target, steps * ranks, -sizes.step)  # which needs no more steps has the smallest excess
         if smallest * steps * ranks <= target * (1 + tolerance):
             rule = f"the fewest accumulation steps for an effective batch at most {100 * tolerance:.3g}% above the target"
             return _choice(smallest, steps, ranks, rule)
-    nearest = min(range(largest, 0, -1), key=lambda micro: _steps(target, micro * ranks) * micro)
+    nearest = min(sizes, key=lambda micro: _steps(target, micro * ranks) * micro)
     return _choice(nearest, _steps(target, nearest * ranks), ranks, "the effective batch nearest to the target, from above")
 
 
-def _with_fewer_steps(chosen: BatchChoice, largest: int, target: int, ranks: int) -> Alternative | None:
+def _with_fewer_steps(chosen: BatchChoice, sizes: range, target: int, ranks: int) -> Alternative | None:
     """Return what would take fewer accumulation steps than *chosen*, within the usual tolerance or beyond it; None where nothing would."""
-    near = _fewest_steps(largest, target, ranks, DEFAULT_TOLERANCE)
+    near = _fewest_steps(sizes, target, ranks, DEFAULT_TOLERANCE)
     argument = f"target_tolerance={DEFAULT_TOLERANCE}"
     if near.gradient_accumulation_steps >= chosen.gradient_accumulation_steps:
-        steps = _steps(target, largest * ranks)
-        micro = _steps(target, steps * ranks)
+        steps = _steps(target, sizes[0] * ranks)
+        micro = _least_micro_batch(target, steps * ranks, -sizes.step)
         near = _choice(micro, steps, ranks, "")
         argument = f"target_effective_batch_size={near.effective_batch_size}"
     if near.gradient_accumulation_steps >= chosen.gradient_accumulation_steps:
@@ -121,6 +124,11 @@ def _exactly(chosen: BatchChoice, exact: BatchChoice | None) -> Alternative | No
 
 def _steps(target: int, samples: int) -> int:
     return -(-target // samples)
+
+
+def _least_micro_batch(target: int, micro_batches: int, unit: int) -> int:
+    """Return the smallest multiple of *unit* of which so many micro-batches make up the target."""
+    return unit * _steps(_steps(target, micro_batches), unit)
 
 
 def _choice(micro_batch_size: int, steps: int, ranks: int, rule: str) -> BatchChoice:

@@ -291,7 +291,7 @@ class BatchSearch:
                 break
         choice = self.by_rule(largest)
         yield choice
-        while choice.micro_batch_size > 1 and self.micro_batch_size is None:
+        while choice.micro_batch_size > self.unit and self.micro_batch_size is None:
             choice = self.by_rule(choice.micro_batch_size - 1)
             yield choice
 
@@ -316,6 +316,7 @@ class BatchSearch:
             pinned_micro_batch=self.micro_batch_size,
             pinned_accumulation=self.accumulation,
             is_accumulation_fixed=not self.pinned.varies("gradient_accumulation_steps"),
+            unit=self.unit,
         )
 
 

@@ -377,6 +377,15 @@ def test_a_picture_that_is_copied_to_the_host_has_no_memory_behind_it(run: Run) 
     assert seen.peak_allocated_bytes >= 8 * MIB
 
 
+@pytest.mark.parametrize("is_mask", [0, 1])
+def test_a_picture_of_what_a_model_computes_is_no_size(run: Run, is_mask: int) -> None:
+    """It has shades of grey that nobody knows; a mask of as many bytes that data make is known, and so is what it decides: 8 MiB."""
+    seen = run("paints_what_it_computes", is_mask=is_mask)
+
+    assert (seen.verdict, seen.lower_bound_reasons) == ("fits", ())
+    assert (seen.peak_allocated_bytes > WORKSPACE + 8 * MIB) is bool(is_mask)
+
+
 def test_a_program_that_checks_its_numbers_goes_on(run: Run) -> None:
     """As it would in an ordinary training."""
     seen = run("checks_its_numbers")

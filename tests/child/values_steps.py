@@ -571,6 +571,23 @@ def copies_a_picture(device):
     return step
 
 
+def paints_what_it_computes(device, is_mask=0):
+    """Draws 64 x 64 shades of what its model computes, and rounds of what data say; or takes what a mask shows for a size: 8 MiB."""
+    model = nn.Linear(64, 64, device=device)
+    picture = torch.ones(64, 64)
+
+    def step():
+        shades = model(picture.to(device))
+        if is_mask:
+            mask = (picture.to(device)[:, :1] > 0).byte().expand(-1, 64).contiguous().cpu().numpy()
+            torch.empty(int(mask.sum()) // 512, MIB_OF_FLOATS, device=device)
+        painted = shades.mul(255).clamp(0, 255).byte().cpu().numpy()
+        assert painted.shape == (64, 64)
+        torch.empty(int((host(9).to(device) > 50).sum()), device=device)  # so that values are looked for
+
+    return step
+
+
 def checks_its_numbers(device):
     """Asserts that its loss is finite, stops where it is too small or too large, and divides by its norm: 64 MiB where it goes on."""
     model = nn.Linear(16, 16, device=device)

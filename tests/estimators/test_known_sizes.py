@@ -63,6 +63,28 @@ def test_a_program_that_never_runs_is_told_so(torch_build: TorchBuild, gpu: GpuS
             planned(program, gpu)
 
 
+GUESSED = """
+import sys, torch
+model = torch.nn.Linear(4, 1).cuda()
+update = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(3):
+    made = model(torch.ones(int(sys.argv[1]), 4).cuda())
+    kept = [torch.ones(int(each), device="cuda") for each in made.flatten().long()]
+    made.sum().backward()
+    update.step()
+"""
+
+
+@pytest.mark.heavy
+def test_failures_are_alike_that_differ_in_how_often_a_line_was_read(torch_build: TorchBuild, gpu: GpuSpec, tmp_path: Path) -> None:
+    """Once for each sample: with every size the sizes are guessed there."""
+    (tmp_path / "train.py").write_text(GUESSED)
+    command = command_program([sys.executable, str(tmp_path / "train.py"), "{micro_batch_size}"])
+
+    with pytest.raises(NotRehearsedError, match=r"with micro-batches of \d+ and \d+ alike, the memory is not known: sizes were guessed"):
+        planned(command, gpu)
+
+
 @pytest.mark.heavy
 @pytest.mark.parametrize(
     ("source", "error"),

@@ -60,6 +60,29 @@ def test_where_nothing_is_within_the_tolerance_the_nearest_is_taken() -> None:
     assert "nearest" in choice.rule
 
 
+def test_a_program_that_takes_even_batches_gets_and_is_offered_no_others() -> None:
+    """61 x 17 = 1037 would be nearer to 1024 than 62 x 17 = 1054."""
+    exact, near = choose_batch(largest=62, target=1024, unit=2), choose_batch(largest=62, target=1024, unit=2, tolerance=0.05)
+
+    assert exact[:3] == (32, 32, 1024)
+    assert exact.alternative == (62, 17, 1054, "target_tolerance=0.05")
+    assert near[:3] == (62, 17, 1054)
+    assert choose_batch(largest=64, target=1000, unit=8, pinned_accumulation=20)[:3] == (56, 20, 1120)
+
+
+@given(largest=st.integers(1, 200), target=st.integers(1, 500), unit=st.integers(1, 9), tolerance=st.sampled_from([None, 0.0, 0.05]))
+def test_what_is_chosen_and_offered_is_a_multiple_of_what_the_program_takes(
+    largest: int, target: int, unit: int, tolerance: float | None
+) -> None:
+    """And meets the target."""
+    choice = choose_batch(largest=unit * largest, target=target, unit=unit, tolerance=tolerance)
+
+    for found in filter(None, (choice, choice.alternative)):
+        assert found.micro_batch_size % unit == 0
+        assert found.micro_batch_size <= unit * largest
+        assert found.micro_batch_size * found.gradient_accumulation_steps == found.effective_batch_size >= target
+
+
 sizes = {"largest": st.integers(1, 200), "target": st.integers(1, 500), "ranks": st.integers(1, 9)}
 
 

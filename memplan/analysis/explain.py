@@ -166,13 +166,15 @@ def _why_not_more(plan: Plan, decision: Decision, largest: int, estimator: Estim
     over = pinned.with_training(micro_batch_size=next_size, gradient_accumulation_steps=steps)
     worst = heaviest_stage(over, plan.gpu, estimator)
     try:
-        excess_bytes = plan.budget.missing_bytes(estimator(over, plan.gpu, worst).device_used)
+        with estimator.searching():
+            excess_bytes = plan.budget.missing_bytes(estimator(over, plan.gpu, worst).device_used)
+            is_over_and_tight = bool(excess_bytes) and is_tight(over, plan.gpu, worst, estimator, plan.budget)
     except SizeRefusedError as error:
         return error.message if error.is_limit else f"{next_size} is refused: {error.message}"
     if not excess_bytes:
         return f"{largest} would fit, and no larger one was tried"
     where = f" in {worst.name}" if worst is not None else ""
-    if is_tight(over, plan.gpu, worst, estimator, plan.budget):
+    if is_over_and_tight:
         where += ", and would stay within it only by releasing cached memory (tight)"
     fitting = "" if largest == plan.after.training.micro_batch_size else f"{largest} would fit, "
     multiples = f"; the program takes multiples of {decision.unit}" if decision.unit > 1 else ""

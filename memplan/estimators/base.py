@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, TypeAlias
 
 from memplan.hardware.gpu import GpuSpec
@@ -44,6 +45,15 @@ class Estimator(ABC):
         What runs steps may begin with them, beside the one that is asked for next.
         """
         del program, gpu, stages
+
+    def searching(self) -> AbstractContextManager[None]:
+        """
+        Return a context in which an answer orders or rules out what is asked about, as another size is recommended.
+
+        There values that a program reads may be taken to decide nothing, where they decided nothing with another size. What is recommended
+        is asked for outside of it.
+        """
+        return nullcontext()
 
 
 StepOfValue: TypeAlias = Callable[[int], tuple[Program, Stage | None]]

@@ -88,6 +88,8 @@ class ProgramSteps(StepRunner):
         self._shares = BatchShares()
         self._walked: set[tuple[str, ...]] = set()  # commands whose batches differ in shape
         self._decided_by_data: set[tuple[str, ...]] = set()  # commands whose memory hangs on values that they read from the GPU
+        self._harmless: dict[tuple[str, ...], set[str]] = {}  # lines of commands that read values which decided nothing
+        self._decided_somewhere: set[tuple[str, ...]] = set()  # commands for which values decided sizes with some batch
         self._settles_late: set[tuple[str, ...]] = set()  # commands whose fourth step reserves more than the third
         self._varies: set[tuple[str, ...]] = set()  # commands whose steps differ, and whose batches no DataLoader gives
         self._begin_ns = 0  # of the run that is made now
@@ -231,6 +233,8 @@ class ProgramSteps(StepRunner):
 
     def _run(self, program: UserProgram, step: Step, said: Path) -> Rehearsal:
         begun = self.begun(step)
+        if begun is not None and begun.rehearsal.values_effect == "taken_for_nothing" and not self.is_searching:
+            begun = None
         if begun is not None:
             self._begin_ns = begun.begin_ns
         if isinstance(program, FunctionProgram):
@@ -263,6 +267,10 @@ class ProgramSteps(StepRunner):
             self._walked.add(program.command)
         if any(read.basis == "data" and read.following_bytes for read in found.reads):
             self._decided_by_data.add(program.command)
+        if found.values_effect == "nothing":
+            self._harmless.setdefault(program.command, set()).update(read.place for read in found.reads)
+        elif found.values_effect == "sizes":
+            self._decided_somewhere.add(program.command)
         if _settles_late(found):
             self._settles_late.add(program.command)
         if any(finding.kind == "varying_steps" for finding in found.findings):
@@ -273,9 +281,14 @@ class ProgramSteps(StepRunner):
             has_several_shapes=program.command in self._walked,
             is_decided_by_data=program.command in self._decided_by_data,
             settles_late=program.command in self._settles_late | self._varies,
+            harmless=self._harmless_of(program) if self.is_searching else frozenset(),
             warm_file=self._warm_file(program),
             prepared=self._prepared_data(),
         )
+
+    def _harmless_of(self, program: CommandProgram) -> frozenset[str]:
+        is_sure = program.command not in self._decided_somewhere
+        return frozenset(self._harmless.get(program.command, ())) if is_sure else frozenset()
 
     def _run_function(self, program: FunctionProgram, step: Step) -> Rehearsal:
         try:
@@ -320,6 +333,8 @@ class Known(NamedTuple):
     """Its memory hangs on values that it reads from the GPU."""
     settles_late: bool
     """Its fourth step reserves more than those before, or its steps are of several sizes that nobody can look through."""
+    harmless: frozenset[str]
+    """Lines that read values which decided nothing with another batch; none where that is not to be taken for so."""
     warm_file: Path | None
     """Says where a process is that has made its imports."""
     prepared: PreparedData
@@ -350,6 +365,7 @@ def run_command(
                 "keep_warm": known.warm_file or False,
                 "prepared": known.prepared,
                 "expects_values": known.is_decided_by_data,
+                "harmless": known.harmless,
                 "late_steps": MORE_STEPS,
             },
         )

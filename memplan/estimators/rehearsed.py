@@ -10,8 +10,8 @@ a step that fits only so is *tight*. Whether it does, the simulated allocator sa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from math import isqrt
 from pathlib import Path
@@ -65,6 +65,7 @@ class RehearsedEstimator(ReplayingEstimator):
         self._runners: dict[type[Program], StepRunner] = {}
         self._runs_beside = True
         self._num_rehearsals = 0
+        self._is_searching = False
         self._expected: dict[tuple[str, int], int] = {}  # what is likely to be asked for, and before which rehearsal that was said
 
     def _runner(self, program: Program) -> StepRunner:
@@ -86,14 +87,29 @@ class RehearsedEstimator(ReplayingEstimator):
         step = self._step(program, gpu, stage)
         return with_context(self._rehearsal(step), of_some_kind(gpu), made_on=step.gpu)
 
+    @contextmanager
+    def searching(self) -> Iterator[None]:
+        """Take what values decided nothing with one size for what decides nothing with another, and run that once."""
+        before, self._is_searching = self._is_searching, True
+        try:
+            yield
+        finally:
+            self._is_searching = before
+
+    def _is_enough(self, found: Rehearsal | None) -> bool:
+        """Say whether what was *found* of a step answers what is asked now."""
+        return found is not None and (self._is_searching or found.values_effect != "taken_for_nothing")
+
     def _rehearsal(self, step: Step) -> Rehearsal:
         key = step.family, step.micro_batch_size
-        if key not in self._estimates:
+        if not self._is_enough(self._estimates.get(key)):
             place = self._place(step)
             found = self._cache.get(*place) if self._cache and place else None
-            if found is not None:
+            if found is not None and self._is_enough(found):
                 self._runner(step.program).learn(step, found)
-            self._estimates[key] = found or self._rehearsed(step).without_trace().model_copy(update={"first_dimensions": ()})
+                self._estimates[key] = found
+            else:
+                self._estimates[key] = self._rehearsed(step).without_trace().model_copy(update={"first_dimensions": ()})
             self._kinds.setdefault(step.likeness, {})[step.family] = step.gpu
         return self._estimates[key].model_copy(update={"gpu_name": step.gpu.name})
 
@@ -108,6 +124,7 @@ class RehearsedEstimator(ReplayingEstimator):
             with suppress(NotRehearsedError):  # it is known not to run
                 runner.check(step)
                 self._expected[key] = self._num_rehearsals
+                runner.is_searching = self._is_searching
                 if self._runs_beside:
                     runner.begin(step)
 
@@ -127,6 +144,7 @@ class RehearsedEstimator(ReplayingEstimator):
             told(begun)
             runner.on_where = lambda where: told(begun._replace(where=where))
         self._num_rehearsals += 1
+        runner.is_searching = self._is_searching
         rehearsal = runner.rehearse(step)
         assert rehearsal.trace is not None
         key, place = (step.family, step.micro_batch_size), self._place(step)

@@ -44,6 +44,8 @@ class StepRunner(ABC):
 
     def __init__(self) -> None:
         self._beside: Beside | None = None
+        self.is_searching = False
+        """What is run now only orders or rules out: values that decided nothing with another size may be taken to decide nothing."""
         self.on_where: Callable[[str], None] | None = None
         """Called from time to time with where a program is that has not ended an optimizer step for long; empty: it has."""
 

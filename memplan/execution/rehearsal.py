@@ -177,6 +177,10 @@ class RankPeaks(Description):
     """torch.cuda.max_memory_reserved()."""
 
 
+ValuesEffect = Literal["unread", "nothing", "sizes", "taken_for_nothing"]
+"""What values decide that a program reads from the device: `Rehearsal.values_effect`."""
+
+
 class Rehearsal(MemoryEstimate):
     """A training step that was run on the simulated GPU: its memory, exactly."""
 
@@ -217,6 +221,12 @@ class Rehearsal(MemoryEstimate):
 
     reads: tuple[DeviceRead, ...] = ()
     """Values that the program read from the device."""
+
+    values_effect: ValuesEffect = "unread"
+    """
+    What those decide that may be sizes: none was read; nothing, since with every answer the program asks for the same memory; sizes; or
+    they were taken to decide nothing, as with another batch (a plan does so while it searches, and not for what it recommends).
+    """
 
     values: dict[str, object] = Field(default_factory=dict)
     """What build was called with, its own defaults included."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -52,6 +52,7 @@ def rehearse_script(
     shown: Mapping[Path, bytes] = NOTHING_SHOWN,
     said: Path | None = None,
     expects_values: bool = False,
+    harmless: Collection[str] = (),
     prepared: PreparedData | None = None,
     habits: str | None = None,
 ) -> Rehearsal:
@@ -70,6 +71,7 @@ def rehearse_script(
     *ranks*: how many GPUs train together, and which rank is run; the others need not be there. *sent*: a folder for the objects that
     one rank sends another, in rehearsals of their own. *is_heard*: the program's output goes anywhere. *shown*: other contents of
     files, which the program finds in their place. *said*: a file for what it says. *expects_values*: data decided its memory before.
+    *harmless*: lines that read values which decided nothing with another batch.
     *prepared*: where data that it prepares are kept for the next rehearsal. *habits*: what is asked for of the program's
     (`program_habits.py`).
 
@@ -107,7 +109,7 @@ def rehearse_script(
     asked = asked._replace(nccl_bytes=_nccl_buffers([Communicator(ranks.size)] if ranks.size > 1 else [], asked).expected_bytes)
     with ProgramRuns(asked) as runs:
         run = partial(runs.run_walking, batches=walks_where_they_differ) if walks_where_they_differ else runs.run
-        found = settle(run, folder=runs.folder, answers=answers, expects_values=expects_values)
+        found = settle(run, folder=runs.folder, answers=answers, expects_values=expects_values, harmless=harmless)
         how = runs.ended(found.run)
         rehearsal = rehearsal_of(
             found.run,
@@ -119,7 +121,11 @@ def rehearse_script(
             values_failure=found.failure,
             ranks=asked.ranks,
         )
-        more = {"was_interrupted": runs.was_interrupted, "num_walked_batches": found.run.record.num_walked_batches or 0}
+        more = {
+            "was_interrupted": runs.was_interrupted,
+            "num_walked_batches": found.run.record.num_walked_batches or 0,
+            "values_effect": found.effect,
+        }
         return how.writes.told_in(rehearsal).model_copy(update=more)
 
 

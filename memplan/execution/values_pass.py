@@ -16,13 +16,14 @@ chooses (`child/compilers.py`).
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 from memplan.errors import NothingSeenError
 from memplan.execution.guessed_values import Cause, decides
+from memplan.execution.rehearsal import DeviceRead, ValuesEffect
 from memplan.execution.run_record import RunRecord
 from memplan.execution.summary import Run
 from memplan.hardware.gpu import GpuSpec
@@ -95,6 +96,8 @@ class Settled(NamedTuple):
     """Why the values were not all found, where a run that was to find or to read them failed and the first one did not."""
     sought: RunRecord | None = None
     """What the run showed that found the values, where *run* was told them."""
+    effect: ValuesEffect = "unread"
+    """What they decide."""
 
     @property
     def _size(self) -> tuple[bool, int]:
@@ -117,13 +120,15 @@ def settle(
     answers: Mapping[str, Any] | None,
     has_padding: bool = False,
     expects_values: bool = False,
+    harmless: Collection[str] = (),
 ) -> Settled:
     """
     Return what *run*, called once or several times, shows of a program; files of values go to *folder*.
 
     *answers* are the user's: a share or a number is the content of a mask, which only a values pass can keep for the backward.
     *has_padding*: the batch is one with padding, so that to ask a mask for it is no reason to follow values. *expects_values*: data
-    decided its memory with another batch, and nothing had to be assumed.
+    decided its memory with another batch, and nothing had to be assumed. *harmless*: lines that read values which decided nothing with
+    another batch: where no others read any, one run tells.
     """
     told: list[Run] = []
 
@@ -138,11 +143,28 @@ def settle(
         first = first_run(None)
         if first.record.needed_rank is not None:
             return Settled(first)  # it is to be run again
+        places = _deciding_places(first.record)
+        if places and places <= set(harmless) and not _has_failed(first.record):
+            return Settled(_as_ordinary(first, decides), effect="taken_for_nothing")
         found = _with_data(run, first, folder=folder, answers=answers, has_padding=has_padding)
         found = _past_its_checks(run, found)
-        return _with_both_times(run, _with_both_numbers(run, found, folder=folder))
+        found = _with_both_times(run, _with_both_numbers(run, found, folder=folder))
+        return found._replace(effect=_effect(first, found)) if places else found
     except StoppedError as error:
         return Settled(told[0], failure=str(error))
+
+
+def _deciding_places(record: RunRecord) -> set[str]:
+    """Return the lines that read what may decide a size or a branch."""
+    return {read.place for read in record.reads if decides(read)}
+
+
+def _effect(first: Run, found: Settled) -> ValuesEffect:
+    """Say whether what was *found* with values, at each end of what was assumed, asks for the same memory as the first run without."""
+    runs = [found.run, *found.others.values()]
+    is_known = found.failure is None and found.values is not None
+    asks_alike = all(run.record is first.record or _allocate_alike(first.record, run.record, are_both_followed=True) for run in runs)
+    return "nothing" if is_known and asks_alike else "sizes"
 
 
 def _with_values_at_once(run: _Runs, first_run: _Runs, folder: Path) -> Settled | None:
@@ -232,12 +254,16 @@ def _with_both_numbers(run: _Runs, found: Settled, *, folder: Path) -> Settled:
         leaves_open = not failure.is_chosen or _takes_more(other.run, found.run)
         return found._replace(others={**found.others, "numbers": other.run}) if leaves_open else found
     settled = found.beside("numbers", other)
-    return settled if settled.run is other.run else found._replace(run=_as_ordinary(found.run))
+    return settled if settled.run is other.run else found._replace(run=_as_ordinary(found.run, _is_compared))
 
 
-def _as_ordinary(run: Run) -> Run:
-    """Return *run*, which takes most as it went with ordinary numbers: what it compares leads to nothing larger."""
-    reads = tuple(read.model_copy(update={"basis": "ordinary"}) if read.basis == "compared" else read for read in run.record.reads)
+def _is_compared(read: DeviceRead) -> bool:
+    return read.basis == "compared"
+
+
+def _as_ordinary(run: Run, are_meant: Callable[[DeviceRead], bool]) -> Run:
+    """Return *run*, in which those reads that *are_meant* decide nothing that takes more: as they were answered is as good as any."""
+    reads = tuple(read.model_copy(update={"basis": "ordinary"}) if are_meant(read) else read for read in run.record.reads)
     return run._replace(record=run.record.model_copy(update={"reads": reads}))
 
 

@@ -121,7 +121,8 @@ def decide(
     budget = budget_of(gpu, margin, pinned)
     filling = None
     if fills_gpu and not pins.pins("target_effective_batch_size") and not pins.pins("micro_batch_size"):
-        filling = _filling(pinned, gpu, estimator, budget)
+        with estimator.searching():
+            filling = _filling(pinned, gpu, estimator, budget)
         if filling.size is None:
             return Decision(pinned, budget, ranks * filling.smallest, unit=filling.unit, smallest=filling.smallest, fills_gpu=True)
         target = ranks * filling.size
@@ -134,7 +135,8 @@ def decide(
     if target > MOST_STEPS * LARGEST_MICRO_BATCH:
         raise UsageError(f"a target effective batch of {target} samples is more than any training has", hint="check its digits")
     search = BatchSearch(pinned, gpu, estimator, budget=budget, target=target, tolerance=tolerance, pins=pins)
-    largest = search.largest()
+    with estimator.searching():
+        largest = search.largest()
     for choice in search.by_preference(largest) if largest is not None else ():
         if choice.gradient_accumulation_steps > MOST_STEPS:
             raise UsageError(
@@ -146,7 +148,8 @@ def decide(
         if grows_negatives:
             after = after.model_copy(update={"stages": tuple(_grown(stage, after, gpu, estimator, budget, pins) for stage in after.stages)})
         if all_stages_fit(after, gpu, estimator, budget):
-            end = search.end_from(max(largest or 0, choice.micro_batch_size))
+            with estimator.searching():
+                end = search.end_from(max(largest or 0, choice.micro_batch_size))
             if filling is None:
                 return Decision(pinned, budget, target, end, choice, after, search.unit, search.smallest)
             rule = choice.rule

@@ -72,6 +72,48 @@ def test_a_second_plan_runs_nothing_until_something_changes(
     assert again.model_dump_json() == plan.model_dump_json()
 
 
+COUNTS_HITS = """
+import sys, torch
+batch, model = int(sys.argv[1]), torch.nn.Linear(1024, 1024).cuda()
+update = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(4):
+    made = model(torch.ones(batch, 1024, device="cuda"))
+    made.square().mean().backward()
+    update.step()
+    hits = made.argmax(1).eq(torch.zeros(batch, dtype=torch.long).cuda()).sum().item()
+    if hits > 3000:
+        kept = torch.empty(2**30, device="cuda")
+"""
+"""Its hits are all or none; from 3,001 on it takes 4 GiB."""
+
+
+@pytest.mark.heavy
+def test_values_that_decide_nothing_are_not_found_with_each_size_that_is_tried(
+    torch_build: TorchBuild, gpu: GpuSpec, tmp_path: Path
+) -> None:
+    """But with each that is recommended: there they may decide something."""
+    (tmp_path / "train.py").write_text(COUNTS_HITS)
+    program = command_program([sys.executable, str(tmp_path / "train.py"), "{micro_batch_size}"])
+    estimator = RehearsedEstimator(RehearsalCache(tmp_path / "cache"), is_slow=True)
+
+    def of(size: int) -> Rehearsal:
+        return estimator(program.with_training(micro_batch_size=size), gpu, None)
+
+    with estimator.searching():
+        first, small, large = of(64), of(2000), of(4000)
+    assert (first.values_effect, small.values_effect, large.values_effect) == ("nothing", "taken_for_nothing", "taken_for_nothing")
+    whole, larger = of(2000), of(4000)
+
+    assert (whole.values_effect, whole.device_used) == ("nothing", small.device_used)
+    assert (larger.values_effect, large.peak_reserved_bytes < 2**30) == ("sizes", True)
+    assert larger.peak_reserved_bytes > 2**32
+    with estimator.searching():
+        assert of(4000) == larger  # it is known now
+        assert of(3000).values_effect != "taken_for_nothing"
+    again = RehearsedEstimator(RehearsalCache(tmp_path / "cache"), is_slow=True)
+    assert again(program.with_training(micro_batch_size=4000), gpu, None).peak_reserved_bytes == larger.peak_reserved_bytes
+
+
 @pytest.mark.heavy
 def test_sizes_that_read_other_samples_are_kept_too(torch_build: TorchBuild, gpu: GpuSpec, cache: Path, tmp_path: Path) -> None:
     """A larger batch reads more files than the runs before it; a size that the program refuses is not asked again either."""

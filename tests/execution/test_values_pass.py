@@ -73,6 +73,44 @@ def test_what_asks_for_the_same_memory_whatever_it_reads_is_not_run_again(tmp_pa
 
 
 @pytest.mark.parametrize(
+    ("sought", "effect"),
+    [
+        (record("data", [512, 1024], [2048]), "nothing"),
+        (record("assumed", [512, 1024], [2048]), "nothing"),
+        (record("data", [512, 1024, 512], [2048]), "sizes"),
+        (failed("TypeError: no"), "sizes"),  # nobody knows
+    ],
+)
+def test_what_values_decide_is_told(tmp_path: Path, sought: RunRecord, effect: str) -> None:
+    """Nothing, where the program asks for the same memory with them, at both ends of what is assumed."""
+
+    def run(file: ValuesFile | None) -> Run:
+        if file is not None and file.variant is not None and file.path is not None:
+            file.path.touch()
+        return Run(FIRST if file is None else sought)
+
+    assert settle(run, folder=tmp_path, answers=None).effect == effect
+
+
+@pytest.mark.parametrize(("harmless", "effect"), [(("a.py:1", "a.py:9"), "taken_for_nothing"), (("a.py:9",), "nothing")])
+def test_lines_whose_values_decided_nothing_are_taken_to_do_so_again(tmp_path: Path, harmless: tuple[str, ...], effect: str) -> None:
+    """One run tells then; where another line reads something, its values are found."""
+    runs: list[ValuesFile | None] = []
+
+    def run(file: ValuesFile | None) -> Run:
+        runs.append(file)
+        if file is not None and file.path is not None:
+            file.path.touch()
+        return Run(FIRST if file is None else record("data", [512, 1024], [2048]))
+
+    settled = settle(run, folder=tmp_path, answers=None, harmless=harmless)
+
+    assert settled.effect == effect
+    assert len(runs) == (1 if effect == "taken_for_nothing" else 2)
+    assert settled.run.record.events == FIRST.events
+
+
+@pytest.mark.parametrize(
     ("sought", "runs"),
     [
         (record("data", [512, 4096], [2048]), ["all", "found"]),

@@ -33,6 +33,9 @@ LARGE_BYTES = 2**20
 """Weights that are not looked at; smaller tensors may be counters, or statistics."""
 
 
+_NAMES_OF_DOWNLOAD = ("load_state_dict_from_url", "load_url")
+
+
 class AbsentWeights(dict[str, Any]):
     """
     What a file of weights that is not there holds: whatever is asked for is of weights that are not there.
@@ -120,9 +123,11 @@ def _download_no_weights() -> None:
         return load(*arguments, **keywords)
 
     torch.hub.load_state_dict_from_url = loaded
-    zoo = sys.modules.get("torch.utils.model_zoo")
-    if zoo is not None:
-        vars(zoo)["load_url"] = loaded
+    for module in list(sys.modules.values()):  # torchvision and timm have names of their own for it, and may be imported in a warm process
+        names = getattr(module, "__dict__", {})
+        for name in _NAMES_OF_DOWNLOAD:
+            if names.get(name) is load:
+                names[name] = loaded
 
 
 def _look_at_no_weights() -> None:

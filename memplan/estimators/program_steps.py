@@ -71,12 +71,15 @@ _WARM = "warm"
 """The file that says where a warm process is."""
 
 _OF_NO_SIZE = re.compile(
-    r"^(ModuleNotFoundError|ImportError|SyntaxError|IndentationError)\b"
+    r"^(\w+\.)*(ModuleNotFoundError|ImportError|SyntaxError|IndentationError|URLError|ConnectionError|gaierror|LocalEntryNotFoundError)\b"
     r"|: can't open file '[^']+': \[Errno 2\]"
     r"|: error: (unrecognized arguments|the following arguments are required):"
     r"|^Error: No such option"
 )
-"""Errors that a program ends with whatever its batch, Python's own, argparse's and click's: no other size has to be tried to see that."""
+"""
+Errors that a program ends with whatever its batch, Python's own, argparse's and click's, and of a network that is not there: no other size
+has to be tried to see that, and none is refused for it.
+"""
 
 
 class ProgramSteps(StepRunner):
@@ -310,7 +313,10 @@ class ProgramSteps(StepRunner):
             message = f"the program failed {when}{where}: {text}"
             lacks_weights = any(finding.kind == "missing_weights" for finding in found.findings)
             output = f"its last output:{last_lines(said)}" if said.exists() else None
-            raise self._refusal(step, message, hint=MISSING_WEIGHTS if lacks_weights else output)
+            hint = MISSING_WEIGHTS if lacks_weights else output
+            if _OF_NO_SIZE.search(found.failure.message):
+                raise NotRehearsedError(f"{where_of(step)}{message}", hint=hint)
+            raise self._refusal(step, message, hint=hint)
         if not found.steps:
             hint = "give a command that trains, for two optimizer steps or more"
             raise self._refusal(step, "the program ended without an optimizer step", hint=hint)

@@ -50,6 +50,7 @@ class Process:
         os.close(answers)
         self._is_ended = False
         self._said = bytearray()
+        self._listening = threading.Lock()
         self._listener = threading.Thread(target=self._listen, daemon=True)
         self._listener.start()
 
@@ -63,9 +64,13 @@ class Process:
         """Keep the end of what is said, however much that is."""
         assert self._process.stdout is not None
         descriptor = self._process.stdout.fileno()
-        while said := os.read(descriptor, 65_536):
-            self._said += said
-            del self._said[:-_KEPT_BYTES]
+        said = b"more"
+        while said:
+            select.select([descriptor], [], [])
+            with self._listening:  # so that nobody finds the pipe empty before what was in it is kept
+                said = os.read(descriptor, 65_536)
+                self._said += said
+                del self._said[:-_KEPT_BYTES]
 
     def ask(self, request: Mapping[str, Any], *, timeout_seconds: float) -> int:
         """
@@ -107,8 +112,18 @@ class Process:
 
     def last_words(self) -> str:
         """Return the end of what the program said since it was asked last."""
-        time.sleep(0.01)  # what it wrote before it answered may still be in the pipe
+        self._hear_out()
         return "\n".join(self._said.decode("utf-8", errors="replace").splitlines()[-LAST_WORDS:])
+
+    def _hear_out(self) -> None:
+        """Wait until what it wrote before it answered is kept, and no longer than a second: others that it started may write on."""
+        assert self._process.stdout is not None
+        until = time.monotonic() + 1
+        while self._listener.is_alive() and time.monotonic() < until:
+            with self._listening:
+                if not select.select([self._process.stdout.fileno()], [], [], 0)[0]:
+                    return
+            time.sleep(0.001)
 
     def end(self) -> None:
         """End the process and everything that it started."""

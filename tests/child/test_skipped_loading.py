@@ -30,11 +30,11 @@ first = layer.weight.detach().clone()
 """
 
 
-def run(lines: str, folder: Path) -> str:
-    """What a process prints that skips weights and runs the lines; an error ends it."""
+def run(lines: str, folder: Path, *, before: str = "") -> str:
+    """What a process prints that runs the lines, after those *before* weights were skipped; an error ends it."""
     environment = os.environ | {"CUDA_VISIBLE_DEVICES": "", "MEMPLAN_OVERLAY": str(folder)}
     return subprocess.run(
-        [sys.executable, "-c", SKIPS + lines], cwd=folder, env=environment, stdout=subprocess.PIPE, text=True, check=True
+        [sys.executable, "-c", before + SKIPS + lines], cwd=folder, env=environment, stdout=subprocess.PIPE, text=True, check=True
     ).stdout
 
 
@@ -150,3 +150,13 @@ def test_weights_that_are_not_downloaded_are_taken_to_be_loaded(tmp_path: Path) 
     )
 
     assert said.splitlines() == ["<All keys matched successfully> True ['vgg16-397923af.pth']", "[1.0, 1.0]"]
+
+
+@pytest.mark.parametrize("name", ["load_state_dict_from_url", "load_url"])
+def test_a_package_that_was_imported_before_downloads_no_weights_either(tmp_path: Path, name: str) -> None:
+    """It has a name of its own for what loads them: torchvision does, and is there already where a warm process becomes the program."""
+    (tmp_path / "package.py").write_text(f"from torch.hub import load_state_dict_from_url as {name}\n")
+
+    said = run(f"print(package.{name}('https://nowhere.invalid/a.pth'), skipped)\n", tmp_path, before="import package\n")
+
+    assert said.splitlines() == ["{} ['a.pth']"]

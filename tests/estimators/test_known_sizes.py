@@ -94,6 +94,7 @@ def test_failures_are_alike_that_differ_in_how_often_a_line_was_read(torch_build
         ("from os import nothing_like_it\n", "ImportError: cannot import"),
         (None, ".*: can't open file"),
         ("import argparse\nargparse.ArgumentParser(prog='train.py').parse_args()\n", "train.py: error: unrecognized arguments: "),
+        ("import urllib.request\nurllib.request.urlopen('https://nowhere.invalid')\n", "urllib.error.URLError: "),
     ],
 )
 def test_what_no_size_mends_is_told_after_one_run(
@@ -105,6 +106,29 @@ def test_what_no_size_mends_is_told_after_one_run(
 
     with pytest.raises(NotRehearsedError, match=f"^the program failed before it used the GPU: {error}"):
         planned(command_program([sys.executable, str(tmp_path / "train.py"), "{micro_batch_size}"]), gpu)
+
+
+FETCHES = """
+import sys, torch, urllib.request
+model = torch.nn.Linear(4, 1).cuda()
+if sys.argv[1] != "2":
+    urllib.request.urlopen("https://nowhere.invalid")
+update = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(3):
+    model(torch.ones(int(sys.argv[1]), 4).cuda()).sum().backward()
+    update.step()
+"""
+
+
+@pytest.mark.heavy
+def test_no_size_is_refused_for_a_network_that_is_not_there(torch_build: TorchBuild, gpu: GpuSpec, tmp_path: Path) -> None:
+    """Else the largest size would be the one that did not ask for it."""
+    (tmp_path / "train.py").write_text(FETCHES)
+
+    with pytest.raises(NotRehearsedError, match=r"^the program failed before its first step at .*: URLError: ") as raised:
+        planned(command_program([sys.executable, str(tmp_path / "train.py"), "{micro_batch_size}"]), gpu)
+
+    assert not isinstance(raised.value, SizeRefusedError)
 
 
 DIVIDES = """

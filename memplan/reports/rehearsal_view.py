@@ -172,7 +172,7 @@ def _rehearsal_headline(rehearsal: Rehearsal, gpu: GpuSpec) -> str:
     steps = f"the peak of {count(len(rehearsal.steps), 'step')}" if rehearsal.steps else "the peak"
     if rehearsal.peak_phase.startswith(EVALUATION):
         steps = f"the peak, in the {rehearsal.peak_phase}"
-    missing, failure = rehearsal.out_of_memory, rehearsal.failure
+    missing, failure = None if rehearsal.fits_with_less else rehearsal.out_of_memory, rehearsal.failure
     if failure is not None:
         where = f" at {failure.place}" if failure.place else ""
         when = "before its first step" if failure.phase == BUILD else f"in {'the ' * failure.phase.startswith(EVALUATION)}{failure.phase}"

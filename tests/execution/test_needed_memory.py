@@ -58,6 +58,7 @@ def test_a_program_fits_that_needs_no_more_than_there_is(run: Callable[[GpuSpec]
     assert told == ["unlimited memory and small workspaces of cuDNN, to find how much it needs"]
     view = view_rehearsal(found, gpu_with(gib))
     assert dict(view.facts)["needs"].startswith("2.56 GiB, at most 2.78 GiB, with small workspaces")
+    assert view.headline.startswith("Fits on NVIDIA A100-SXM4-80GB: ")
     assert not any("barely fits" in warning for warning in view.warnings)
     was_caught = any("PyTorch caught the error, and took kernels" in warning for warning in view.warnings)
     assert was_caught is (found.out_of_memory is not None)

@@ -262,10 +262,10 @@ class HostValues(TorchDispatchMode):
             return self._unknown(func, name, args, kwargs, run())
         if name == "repeat_interleave":
             self._apply_repeats(args[0])
-        values = [self._shadows.value(tensor) for tensor in devices]
+        values = self._shadows.values(devices)
         if name in ("eq", "ne") and self._is_choice_beside_data(devices):
             return self._unknown(func, name, args, kwargs, run())
-        if any(value is None for value in values) or not is_cheap(func, values):
+        if values is None or not is_cheap(func, values):
             result = self._unknown(func, name, args, kwargs, run())
             if name in ("add", "sub") and len(devices) == 2 and kwargs.get("alpha", 1) == 1 and devices[0].numel() <= MOST_COMPUTED:
                 left = self._sums.left_by(1 if name == "add" else -1, devices[0], devices[1], result)
@@ -420,8 +420,8 @@ class HostValues(TorchDispatchMode):
         """
         operands = {id(tensor): self._places_of(tensor) for tensor in devices if tensor.layout is torch.sparse_coo}
         counts = [num_places(each) for each in operands.values() if each is not None]
-        values = [self._shadows.value(tensor) for tensor in devices]
-        if name != "_coalesce" and all(value is not None for value in values) and is_cheap(func, values):
+        values = self._shadows.values(devices)
+        if name != "_coalesce" and values is not None and is_cheap(func, values):
             return self._known(func, name, args, kwargs, devices, counts)
         assumption = self._shadows.assumption_of(devices)
         result = self._awaited.run(lambda: func(*args, **kwargs), counts, assumption, repeats=len(set(counts)) == 1)
@@ -467,8 +467,8 @@ class HostValues(TorchDispatchMode):
                 self._shadows.learn(result, values[0].nonzero(), assumption, is_new=True)
             return result
         flat = [value for value in tree_flatten((args, kwargs))[0] if has_memory(value) and value.is_cuda]
-        known = [self._shadows.value(tensor) for tensor in flat]
-        if all(value is not None for value in known) and is_cheap(func, known):
+        known = self._shadows.values(flat)
+        if known is not None and is_cheap(func, known):
             on_host = functools.partial(self._on_host, is_written=func._schema.is_mutable)
             host_args, host_kwargs = tree_map(on_host, (args, kwargs))
             try:

@@ -147,6 +147,11 @@ def is_whole(tensor: Any) -> bool:
     return True
 
 
+def may_matter(tensor: Any) -> bool:
+    """Say whether *tensor* is on the device, or may be trained or of a kind of its own: a dataset may be 100,000 tensors of the host."""
+    return type(tensor) is not torch.Tensor or (is_whole(tensor) and (tensor.is_cuda or tensor.requires_grad))
+
+
 def is_part_of_leaf(tensor: Any) -> bool:
     """Say whether *tensor* is a part of one that nothing computed, and autograd goes on from it, as parameters are of a flat one."""
     return is_whole(tensor) and tensor.grad_fn is not None and tensor._is_view() and tensor._base.is_leaf

@@ -11,7 +11,7 @@ A mask for attention is the same for each query: what repeats along a dimension 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -140,6 +140,18 @@ class Shadows:
     def may_know(self, tensor: Any) -> bool:
         """Say whether anything may be known of what *tensor* holds."""
         return tensor.layout is not torch.strided or tensor.untyped_storage()._cdata in self._kept
+
+    def values(self, tensors: Sequence[Any]) -> list[torch.Tensor] | None:
+        """Return the values of *tensors*, as `value`; None where they are not known of all: no bytes are made for the others then."""
+        if not all(map(self._may_be_known, tensors)):
+            return None
+        found = [self.value(tensor) for tensor in tensors]
+        known = [value for value in found if value is not None]
+        return known if len(known) == len(found) else None
+
+    def _may_be_known(self, tensor: Any) -> bool:
+        shadow = self.of(tensor)
+        return shadow is not None and (tensor.layout is not torch.strided or shadow.knows(tensor))
 
     def value(self, tensor: Any, *, is_written: bool = False) -> torch.Tensor | None:
         """Return the values of *tensor*, a view of what is kept, which may be *written* to; None where they are not known."""

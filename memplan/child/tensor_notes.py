@@ -21,6 +21,7 @@ from memplan.child.live_objects import (
     addresses,
     is_part_of_leaf,
     is_whole,
+    may_matter,
     named_parameters,
     names_of,
     objects_of,
@@ -169,6 +170,7 @@ class TensorNotes:
         kinds = (torch.nn.Module, torch.optim.Optimizer, torch.Tensor)
         fsdp, zero = classes_of_shards()
         modules, optimizers, tensors, checkpointed, *found_of_shards = objects_of(*kinds, _kept_by_checkpointing(), *fsdp, *zero)
+        tensors = list(filter(may_matter, tensors))
         buffers = addresses(bucket_buffers(each for found in found_of_shards[len(fsdp) :] for each in found))
         compiled = is_compiled()
         if not self._has_looked:
@@ -225,6 +227,7 @@ class TensorNotes:
         """Note where parameters, buffers and the optimizers' states lie now."""
         count = self._num_allocs()
         modules, optimizers, tensors = objects_of(torch.nn.Module, torch.optim.Optimizer, torch.Tensor)
+        tensors = list(filter(may_matter, tensors))
         self._note_weights(modules, optimizers, count)
         loose = self._trained_or_of_modules(modules, tensors, count)
         self.notes["parameters"] |= {(address, count) for address in addresses([*trained_by(optimizers), *loose])}

@@ -145,7 +145,7 @@ def rehearse_in_both_orders(
     if on_next_run is not None:
         on_next_run("the batches in their own order")
     try:
-        in_order = rehearse_script(words, on_next_run=on_next_run, **options, is_heard=False)
+        in_order = rehearse_script(words, on_next_run=on_next_run, **options | {"is_heard": False})
     except NothingSeenError:  # it asks for what nobody types again
         return walked
     if in_order.failure is not None or (in_order.verdict == "fits" and in_order.device_used_bytes <= walked.device_used_bytes):

@@ -34,6 +34,24 @@ def test_what_repeats_is_kept_once(mask: torch.Tensor) -> None:
     assert shadows.assumption_of([tensor]) == "assumed"
 
 
+def test_values_are_those_of_all_tensors_or_of_none() -> None:
+    """Where one of them is not known, no bytes are made for another that is zero everywhere: it may be large."""
+    shadows, zeros, ones, unknown = Shadows(), torch.zeros(4), torch.ones(4), torch.rand(4)
+    shadows.fill(zeros, 0)
+    shadows.learn(ones, ones)
+
+    assert shadows.values([ones, zeros[:2], unknown]) is None
+    kept = shadows.of(zeros)
+    assert kept is not None
+    assert kept._content is None
+    found = shadows.values([ones, zeros[:2]])
+    assert found is not None
+    assert [value.tolist() for value in found] == [[1, 1, 1, 1], [0, 0]]
+    shadows.forget(ones[1:2])
+    assert shadows.values([ones]) is None
+    assert shadows.values([]) == []
+
+
 def test_views_of_what_repeats_have_its_values(mask: torch.Tensor) -> None:
     """A slice, a transposition, other bytes."""
     shadows, tensor = Shadows(), torch.empty(mask.shape, dtype=torch.int64)

@@ -126,6 +126,8 @@ def _needed(run: Callable[[GpuSpec], Rehearsal], gpu: GpuSpec) -> tuple[Rehearsa
         whole = run(gpu.endless())
         if whole.fits is None and whole.failure is None:
             return whole, whole.device_used_bytes
+        if whole.takes_what_is_free and whole.fits:
+            return whole, whole.device_used.high_bytes
         return whole, _least(run, gpu, whole.device_used.high_bytes) if whole.fits else None
     except (UsageError, NothingSeenError):
         return None, None
@@ -135,8 +137,8 @@ def _least(run: Callable[[GpuSpec], Rehearsal], gpu: GpuSpec, used_bytes: int) -
     """
     Return a size of *gpu* with which *run* fits: the most that it used of endless memory, or more where giving back tears holes.
 
-    Where it ran to its end with less than its upper bound there, as one may that tries cuDNN's kernels in what is free, that bound is next.
-    A program may be run five times for each size: there are no more than three.
+    Where it ran to its end with less than its upper bound there, that bound is next. A program may be run five times for each size: there
+    are no more than three.
     """
     size = used_bytes
     for factor in (1.05, 1.2, 1.5):

@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 import torch
 
+from memplan.child.host_arithmetic import MOST_COMPUTED
 from memplan.child.program_frames import TORCH, is_own, named, reads_itself
 from memplan.child.source_lines import decides_branch, is_harmless_test, is_loop, is_made_whole, is_only_told, line_of, statement_text
 from memplan.traces.read_basis import Basis
@@ -131,9 +132,9 @@ def is_computed_picture(read: Reading) -> bool:
     """
     Say whether many bytes are copied to the host of which a run with values does not know one: what a model computes, as shades of colour.
 
-    Masks that are made by a comparison are known there.
+    Masks that are made by a comparison, and what is chosen of classes, are known there up to as many bytes.
     """
-    return read.size > MOST_COMPARED and read.dtype is torch.uint8 and read.method not in _FOR_PYTHON
+    return MOST_COMPARED < read.size <= MOST_COMPUTED and read.dtype is torch.uint8 and read.method not in _FOR_PYTHON
 
 
 def ordinary_answer(read: Reading) -> Answer | None:

@@ -46,6 +46,9 @@ class Estimator(ABC):
         """
         del program, gpu, stages
 
+    num_corrections: int = 0
+    """How often what a search was told proved wrong, when what it recommends was asked for: it is made again then."""
+
     def searching(self) -> AbstractContextManager[None]:
         """
         Return a context in which an answer orders or rules out what is asked about, as another size is recommended.

@@ -71,7 +71,8 @@ _WARM = "warm"
 """The file that says where a warm process is."""
 
 _OF_NO_SIZE = re.compile(
-    r"^(\w+\.)*(ModuleNotFoundError|ImportError|SyntaxError|IndentationError|URLError|ConnectionError|gaierror|LocalEntryNotFoundError)\b"
+    r"^(\w+\.)*(ModuleNotFoundError|ImportError|SyntaxError|IndentationError|URLError|gaierror|LocalEntryNotFoundError)\b"
+    r"|^(\w+\.)*(ConnectionError|ConnectError|ConnectTimeout|ReadTimeout)\b|^OSError: We couldn't connect to "
     r"|: can't open file '[^']+': \[Errno 2\]"
     r"|: error: (unrecognized arguments|the following arguments are required):"
     r"|^Error: No such option"
@@ -271,7 +272,7 @@ class ProgramSteps(StepRunner):
         if any(read.basis == "data" and read.following_bytes for read in found.reads):
             self._decided_by_data.add(program.command)
         if found.values_effect == "nothing":
-            self._harmless.setdefault(program.command, set()).update(read.place for read in found.reads)
+            self._harmless.setdefault(program.command, set()).update(found.deciding_reads)
         elif found.values_effect == "sizes":
             self._decided_somewhere.add(program.command)
         if _settles_late(found):
@@ -288,6 +289,10 @@ class ProgramSteps(StepRunner):
             warm_file=self._warm_file(program),
             prepared=self._prepared_data(),
         )
+
+    def takes_values_for_nothing(self, step: Step) -> bool:
+        """Say so of a command, with another of whose sizes that was found."""
+        return isinstance(step.program, CommandProgram) and bool(self._harmless_of(step.program))
 
     def _harmless_of(self, program: CommandProgram) -> frozenset[str]:
         is_sure = program.command not in self._decided_somewhere

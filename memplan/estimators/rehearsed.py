@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from math import isqrt
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from memplan.errors import NotRehearsedError
 from memplan.estimators.base import Estimator, Interpolated, ReplayingEstimator, StepOfValue
@@ -37,6 +37,16 @@ from memplan.workload.workload import Workload
 FORGOTTEN_AFTER = 4
 """Rehearsals after which what was likely to be asked for, and was not, is likely no more: the search has gone another way."""
 
+
+class _Key(NamedTuple):
+    """Under what a step is known."""
+
+    family: str
+    size: int
+    is_tried: bool = False
+    """It was run once, and the values that it reads were taken to decide nothing; only a search asks for it."""
+
+
 # A plan whose rehearsals are kept is there at once: what runs and simulates them is loaded where it is needed.
 
 
@@ -57,16 +67,16 @@ class RehearsedEstimator(ReplayingEstimator):
         self.is_slow = is_slow
         self._cache = cache
         self._on_rehearsal = on_rehearsal
-        self._estimates: dict[tuple[str, int], Rehearsal] = {}
+        self._estimates: dict[_Key, Rehearsal] = {}
         self._kinds: dict[str, dict[str, GpuSpec]] = {}
-        self._requests: dict[tuple[str, int], Requests] = {}
-        self._traces: dict[tuple[str, int], MemoryTrace] = {}
-        self._answers: dict[tuple[str, int], dict[str, dict[str, Any]]] = {}
+        self._requests: dict[_Key, Requests] = {}
+        self._traces: dict[_Key, MemoryTrace] = {}
+        self._answers: dict[_Key, dict[str, dict[str, Any]]] = {}
         self._runners: dict[type[Program], StepRunner] = {}
         self._runs_beside = True
         self._num_rehearsals = 0
         self._is_searching = False
-        self._expected: dict[tuple[str, int], int] = {}  # what is likely to be asked for, and before which rehearsal that was said
+        self._expected: dict[_Key, int] = {}  # what is likely to be asked for, and before which rehearsal that was said
 
     def _runner(self, program: Program) -> StepRunner:
         """Return what runs steps of *program*, the same for all that are asked for here."""
@@ -96,30 +106,56 @@ class RehearsedEstimator(ReplayingEstimator):
         finally:
             self._is_searching = before
 
-    def _is_enough(self, found: Rehearsal | None) -> bool:
-        """Say whether what was *found* of a step answers what is asked now."""
-        return found is not None and (self._is_searching or found.values_effect != "taken_for_nothing")
+    def _key(self, step: Step, size: int | None = None) -> _Key:
+        """
+        Return under what *step* is known, of another *size* perhaps: as it was run with its values, or, while something is searched, as it
+        was tried without.
+        """
+        size = step.micro_batch_size if size is None else size
+        whole, tried = _Key(step.family, size), _Key(step.family, size, is_tried=True)
+        may_be_tried = self._is_searching and whole not in self._estimates and self._runner(step.program).takes_values_for_nothing(step)
+        return tried if may_be_tried else whole
 
     def _rehearsal(self, step: Step) -> Rehearsal:
-        key = step.family, step.micro_batch_size
-        if not self._is_enough(self._estimates.get(key)):
-            place = self._place(step)
-            found = self._cache.get(*place) if self._cache and place else None
-            if found is not None and self._is_enough(found):
-                self._runner(step.program).learn(step, found)
-                self._estimates[key] = found
+        key = self._key(step)
+        if key not in self._estimates:
+            key, found = self._kept(step, key)
+            if found is None:
+                found = self._rehearsed(step).without_trace().model_copy(update={"first_dimensions": ()})
+                key = _Key(step.family, step.micro_batch_size, is_tried=found.values_effect == "taken_for_nothing")
             else:
-                self._estimates[key] = self._rehearsed(step).without_trace().model_copy(update={"first_dimensions": ()})
+                self._runner(step.program).learn(step, found)
+            self._estimates[key] = found
+            self._correct(key, found)
             self._kinds.setdefault(step.likeness, {})[step.family] = step.gpu
         return self._estimates[key].model_copy(update={"gpu_name": step.gpu.name})
+
+    def _kept(self, step: Step, key: _Key) -> tuple[_Key, Rehearsal | None]:
+        """Return what the cache has of *step*, and under what that is known: run with its values, or as it may be under *key*."""
+        for each in dict.fromkeys((key._replace(is_tried=False), key)):
+            place = self._place_of(step, each)
+            found = self._cache.get(*place) if self._cache and place else None
+            if found is not None:
+                return each, found
+        return key, None
+
+    def _correct(self, key: _Key, found: Rehearsal) -> None:
+        """Forget what was tried without values where they decide something, as was *found* under *key*."""
+        tried = self._estimates.get(key._replace(is_tried=True))
+        is_other = not key.is_tried and tried is not None and tried.device_used != found.device_used
+        if found.values_effect == "sizes" or is_other:
+            wrong = [each for each in self._estimates if each.is_tried]
+            for each in wrong:
+                del self._estimates[each]
+            self.num_corrections += bool(wrong)
 
     def expect(self, program: Program, gpu: GpuSpec, stages: Sequence[Stage | None]) -> None:
         """Begin to run the steps that nobody has run, as far as there is room for them beside the one that is asked for next."""
         runner = self._runner(program)
         for stage in stages:
             step = self._step(program, gpu, stage)
-            key, place = (step.family, step.micro_batch_size), self._place(step)
-            if key in self._estimates or (self._cache and place and self._cache.get(*place)):
+            key = self._key(step)
+            if key in self._estimates or self._kept(step, key)[1] is not None:
                 continue
             with suppress(NotRehearsedError):  # it is known not to run
                 runner.check(step)
@@ -130,14 +166,17 @@ class RehearsedEstimator(ReplayingEstimator):
 
     def _place(self, step: Step) -> tuple[str, int] | None:
         """Return where the cache has *step*, as things are now; None where it cannot have it."""
+        return self._place_of(step, self._key(step))
+
+    def _place_of(self, step: Step, key: _Key) -> tuple[str, int] | None:
         family = self._runner(step.program).kept_as(step) if self._cache else None
-        return None if family is None else (family, step.micro_batch_size)
+        return None if family is None else (f"{family}-tried" if key.is_tried else family, key.size)
 
     def _rehearsed(self, step: Step) -> Rehearsal:
         """Run *step*, and keep what was seen."""
         runner = self._runner(step.program)
         runner.check(step)
-        self._expected.pop((step.family, step.micro_batch_size), None)
+        self._expected.pop(self._key(step), None)
         if (told := self._on_rehearsal) is not None:
             likely = [begun for begun in self._expected.values() if begun > self._num_rehearsals - FORGOTTEN_AFTER]
             begun = step._replace(num_likely=len(likely))
@@ -147,7 +186,8 @@ class RehearsedEstimator(ReplayingEstimator):
         runner.is_searching = self._is_searching
         rehearsal = runner.rehearse(step)
         assert rehearsal.trace is not None
-        key, place = (step.family, step.micro_batch_size), self._place(step)
+        key = _Key(step.family, step.micro_batch_size, is_tried=rehearsal.values_effect == "taken_for_nothing")
+        place = self._place_of(step, key)
         if self.is_slow:  # they are known already, by which the sizes of a program are compared, and the next guess needs them
             self._requests[key] = rehearsal.requests
         if not (self._cache and place and self._cache.put(*place, rehearsal)):
@@ -165,7 +205,7 @@ class RehearsedEstimator(ReplayingEstimator):
 
     def _kept_trace(self, step: Step) -> MemoryTrace | None:
         """Return the trace of *step* where it is at hand: what the program reads may have changed since it was run."""
-        found = self._traces.get((step.family, step.micro_batch_size))
+        found = self._traces.get(self._key(step))
         if found is None and self._cache and (place := self._place(step)):
             found = self._cache.get_trace(*place)
         return found
@@ -175,15 +215,15 @@ class RehearsedEstimator(ReplayingEstimator):
         return self._requests_of(self._step(program, gpu, stage))
 
     def _requests_of(self, step: Step) -> Requests:
-        key = step.family, step.micro_batch_size
-        if key not in self._requests:
+        if self._key(step) not in self._requests:
             trace = self._kept_trace(step)
-            self._requests[key] = self._rehearsed(step).requests if trace is None else requests_of(trace, torch=self._rehearsal(step).torch)
-        return self._requests[key]
+            found = self._rehearsed(step).requests if trace is None else requests_of(trace, torch=self._rehearsal(step).torch)
+            self._requests[self._key(step)] = found
+        return self._requests[self._key(step)]
 
     def _kept_requests_of(self, step: Step, size: int) -> Requests | None:
         """Return what *step* asks with another *size*, which was run, as far as that is at hand: nothing is run for a guess."""
-        key = step.family, size
+        key = self._key(step, size)
         if key not in self._requests:
             trace = self._kept_trace(_of_size(step, size))
             if trace is None:
@@ -228,7 +268,7 @@ class RehearsedEstimator(ReplayingEstimator):
             return None
         ends = [known[end] for end in line]
         of_all = PeakLine({each: known[each].device_used.high_bytes for each in known}).at(size)
-        if any(self._estimates.get((step.family, each)) is not known[each] for each in line):
+        if any(self._estimates.get(self._key(step, each)) is not known[each] for each in line):
             return of_all
         peak = peak_of_phases(line, *(self._phase_peaks(step, each) for each in line), size=size)
         if peak is None:
@@ -309,7 +349,9 @@ class RehearsedEstimator(ReplayingEstimator):
 
     def _asked(self, family: str) -> dict[int, Rehearsal]:
         """Return what this process has asked for of *family*, by size."""
-        return {size: rehearsal for (other, size), rehearsal in self._estimates.items() if other == family}
+        asked = {key: rehearsal for key, rehearsal in self._estimates.items() if key.family == family}
+        tried = {key.size: rehearsal for key, rehearsal in asked.items() if key.is_tried and self._is_searching}
+        return tried | {key.size: rehearsal for key, rehearsal in asked.items() if not key.is_tried}
 
     def _of_likest_card(self, step: Step) -> dict[int, Rehearsal]:
         """Return what was run of *step* here on the GPU with the nearest capability and number of multiprocessors, by size."""
@@ -348,7 +390,7 @@ class RehearsedEstimator(ReplayingEstimator):
         which nothing has changed reads no trace. None, where what it needs is not at hand, is not kept.
         """
         place = self._place(step)
-        answers = self._answers.setdefault((step.family, step.micro_batch_size), {})
+        answers = self._answers.setdefault(self._key(step), {})
         if question not in answers and self._cache and place:
             answers |= self._cache.get_answers(*place)
         if question not in answers:
@@ -413,7 +455,7 @@ class RehearsedEstimator(ReplayingEstimator):
 
     def _begins_alike(self, step: Step, theirs: Step, whole: Rehearsal) -> bool:
         runner = self._runner(step.program)
-        is_known = (step.family, step.micro_batch_size) in self._estimates
+        is_known = self._key(step) in self._estimates
         begin = None if is_known else runner.beginning_of(step)
         if begin is not None and self._on_rehearsal is not None:
             self._on_rehearsal(step)

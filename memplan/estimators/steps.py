@@ -118,6 +118,11 @@ class StepRunner(ABC):
         del step
         return None
 
+    def takes_values_for_nothing(self, step: Step) -> bool:
+        """Say whether values that *step* reads are known to decide nothing with another size, and with none to decide something."""
+        del step
+        return False
+
     @abstractmethod
     def kept_as(self, step: Step) -> str | None:
         """Return the family under which a cache has what *step* does as things are now; None where nothing can be kept of it."""

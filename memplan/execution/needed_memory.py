@@ -33,4 +33,6 @@ def with_needs(run: Callable[[GpuSpec], Rehearsal], gpu: GpuSpec, *, on_next_run
         whole = run(gpu.endless())
     except (UsageError, NothingSeenError):
         return found
+    if whole.was_interrupted:
+        return found.model_copy(update={"was_interrupted": True})
     return found.model_copy(update={"needs": whole.device_used}) if whole.verdict == "fits" else found

@@ -224,9 +224,13 @@ class Rehearsal(MemoryEstimate):
 
     values_effect: ValuesEffect = "unread"
     """
-    What those decide that may be sizes: none was read; nothing, since with every answer the program asks for the same memory; sizes; or
-    they were taken to decide nothing, as with another batch (a plan does so while it searches, and not for what it recommends).
+    What those decide that may be sizes: none was read; nothing, since with every answer the program asks for the same memory; sizes, or
+    nobody knows; or they were taken to decide nothing, as with another batch (a plan does so while it searches, and not for what it
+    recommends).
     """
+
+    deciding_reads: tuple[str, ...] = ()
+    """The lines that read what may be sizes, as a run without the values shows; empty where none was made."""
 
     values: dict[str, object] = Field(default_factory=dict)
     """What build was called with, its own defaults included."""

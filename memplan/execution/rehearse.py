@@ -148,7 +148,7 @@ class Rehearser(Closing):
             values_failure=found.failure,
             ranks=ranks,
         )
-        return self._writes.told_in(told)
+        return self._writes.told_in(told).model_copy(update={"values_effect": found.effect, "deciding_reads": found.deciding})
 
     def _check(self, run: Run) -> None:
         """Raise what is to be said of a program that failed: by a call that the device does not serve, or otherwise than for memory."""

@@ -125,6 +125,7 @@ def rehearse_script(
             "was_interrupted": runs.was_interrupted,
             "num_walked_batches": found.run.record.num_walked_batches or 0,
             "values_effect": found.effect,
+            "deciding_reads": found.deciding,
         }
         return how.writes.told_in(rehearsal).model_copy(update=more)
 

@@ -98,6 +98,8 @@ class Settled(NamedTuple):
     """What the run showed that found the values, where *run* was told them."""
     effect: ValuesEffect = "unread"
     """What they decide."""
+    deciding: tuple[str, ...] = ()
+    """The lines that read them."""
 
     @property
     def _size(self) -> tuple[bool, int]:
@@ -145,11 +147,11 @@ def settle(
             return Settled(first)  # it is to be run again
         places = _deciding_places(first.record)
         if places and places <= set(harmless) and not _has_failed(first.record):
-            return Settled(_as_ordinary(first, decides), effect="taken_for_nothing")
+            return Settled(_as_ordinary(first, decides), effect="taken_for_nothing", deciding=tuple(sorted(places)))
         found = _with_data(run, first, folder=folder, answers=answers, has_padding=has_padding)
         found = _past_its_checks(run, found)
         found = _with_both_times(run, _with_both_numbers(run, found, folder=folder))
-        return found._replace(effect=_effect(first, found)) if places else found
+        return found._replace(effect=_effect(first, found), deciding=tuple(sorted(places))) if places else found
     except StoppedError as error:
         return Settled(told[0], failure=str(error))
 
@@ -180,7 +182,7 @@ def _with_values_at_once(run: _Runs, first_run: _Runs, folder: Path) -> Settled 
         return None
     if _has_failed(found.record) or found.record.chosen_by_time:
         return None
-    settled = Settled(found, values=told, sought=sought.record)
+    settled = Settled(found, values=told, sought=sought.record, effect="sizes")
     return _with_both_numbers(run, _with_both_ends(run, settled, first=found, folder=folder), folder=folder)
 
 

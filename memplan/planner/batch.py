@@ -59,6 +59,8 @@ def choose_batch(
     *is_accumulation_fixed*: it is the program that pins it.
     """
     ranks = data_parallel_size
+    unit = unit if largest >= unit else 1
+    largest -= largest % unit
     if pinned_micro_batch is not None and pinned_accumulation is not None:
         return _choice(pinned_micro_batch, pinned_accumulation, ranks, "both are pinned")
     if pinned_micro_batch is not None:
@@ -71,7 +73,7 @@ def choose_batch(
         if wanted > largest:
             rule = f"{why}; the micro-batch is the largest that fits, below what the target needs"
         return _choice(min(wanted, largest), pinned_accumulation, ranks, rule)
-    sizes = range(unit * max(1, largest // unit), 0, -unit)
+    sizes = range(largest, 0, -unit)
     exact = _largest_exact(sizes, target, ranks)
     near = _fewest_steps(sizes, target, ranks, DEFAULT_TOLERANCE if tolerance is None else tolerance)
     if tolerance is None and exact is not None and exact.micro_batch_size >= LEAST_EXACT_SHARE * largest:

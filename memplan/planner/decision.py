@@ -107,6 +107,36 @@ def decide(
     *grows_negatives*: give each stage as many negatives as fit beside the micro-batch. Raises UsageError for pins or allocator settings
     that make no sense, or a target below one micro-batch on each rank.
     """
+    while True:
+        num_corrections = estimator.num_corrections
+        decision = _decided(
+            program,
+            gpu,
+            estimator,
+            target=target,
+            tolerance=tolerance,
+            margin=margin,
+            pins=pins,
+            fills_gpu=fills_gpu,
+            grows_negatives=grows_negatives,
+        )
+        if estimator.num_corrections == num_corrections:
+            return decision
+
+
+def _decided(
+    program: Program,
+    gpu: GpuSpec,
+    estimator: Estimator,
+    *,
+    target: int | None,
+    tolerance: float | None,
+    margin: float,
+    pins: Pins,
+    fills_gpu: bool,
+    grows_negatives: bool,
+) -> Decision:
+    """Return what to use as *estimator* has it now: what it says of the sizes that are tried may prove wrong for the one that is chosen."""
     pinned = pin(program, pins)
     if grows_negatives and isinstance(pinned, UserProgram) and "n_negatives" not in pinned.stage_variables:
         raise UsageError(
@@ -135,6 +165,9 @@ def decide(
     if target > MOST_STEPS * LARGEST_MICRO_BATCH:
         raise UsageError(f"a target effective batch of {target} samples is more than any training has", hint="check its digits")
     search = BatchSearch(pinned, gpu, estimator, budget=budget, target=target, tolerance=tolerance, pins=pins)
+    if filling is not None:
+        search.unit, search.smallest = filling.unit, filling.smallest
+    num_corrections = estimator.num_corrections
     with estimator.searching():
         largest = search.largest()
     for choice in search.by_preference(largest) if largest is not None else ():
@@ -150,12 +183,16 @@ def decide(
         if all_stages_fit(after, gpu, estimator, budget):
             with estimator.searching():
                 end = search.end_from(max(largest or 0, choice.micro_batch_size))
+            if end != choice.micro_batch_size:
+                search.fits(end)  # it is told: not as the search had it
             if filling is None:
                 return Decision(pinned, budget, target, end, choice, after, search.unit, search.smallest)
             rule = choice.rule
             if choice.micro_batch_size == filling.size:
                 rule = "the largest that fits" if filling.size < LARGEST_MICRO_BATCH else "the largest that is tried without a target"
             return Decision(pinned, budget, target, end, choice._replace(rule=rule), after, filling.unit, filling.smallest, fills_gpu=True)
+        if estimator.num_corrections > num_corrections:
+            break
     return Decision(pinned, budget, target, unit=search.unit, smallest=search.smallest)
 
 

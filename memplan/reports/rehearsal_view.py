@@ -220,7 +220,7 @@ def _rehearsal_warnings(rehearsal: Rehearsal, gpu: GpuSpec) -> list[str]:
         missing = rehearsal.out_of_memory
         asked, free = format_bytes(missing.requested_bytes), format_bytes(missing.free_bytes)
         then = (
-            "PyTorch caught the error, and took kernels of cuDNN's with a smaller workspace"
+            "the error was caught, as PyTorch does where a workspace of cuDNN's is not free"
             if rehearsal.fits_with_less
             else "the program caught the error and went on with less memory than it asked for"
             if missing.is_caught

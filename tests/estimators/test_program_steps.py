@@ -102,16 +102,34 @@ def test_values_that_decide_nothing_are_not_found_with_each_size_that_is_tried(
     with estimator.searching():
         first, small, large = of(64), of(2000), of(4000)
     assert (first.values_effect, small.values_effect, large.values_effect) == ("nothing", "taken_for_nothing", "taken_for_nothing")
-    whole, larger = of(2000), of(4000)
+    whole, num_before, larger = of(2000), estimator.num_corrections, of(4000)
 
-    assert (whole.values_effect, whole.device_used) == ("nothing", small.device_used)
-    assert (larger.values_effect, large.peak_reserved_bytes < 2**30) == ("sizes", True)
+    assert (whole.values_effect, whole.device_used, num_before) == ("nothing", small.device_used, 0)
+    assert (larger.values_effect, large.peak_reserved_bytes < 2**30, estimator.num_corrections) == ("sizes", True, 1)
     assert larger.peak_reserved_bytes > 2**32
     with estimator.searching():
         assert of(4000) == larger  # it is known now
-        assert of(3000).values_effect != "taken_for_nothing"
+        assert of(3000).values_effect == "nothing"
     again = RehearsedEstimator(RehearsalCache(tmp_path / "cache"), is_slow=True)
     assert again(program.with_training(micro_batch_size=4000), gpu, None).peak_reserved_bytes == larger.peak_reserved_bytes
+
+
+@pytest.mark.heavy
+def test_a_plan_is_made_again_where_values_decide_something_with_what_it_would_recommend(
+    torch_build: TorchBuild, gpu: GpuSpec, tmp_path: Path
+) -> None:
+    """Not one size down after the other: from 65,536 to 3,000, the last with fewer hits than take 4 GiB. What is told of is run so too."""
+    (tmp_path / "train.py").write_text(COUNTS_HITS)
+    program = command_program([sys.executable, str(tmp_path / "train.py"), "{micro_batch_size}"])
+    small = gpu.model_copy(update={"total_memory_bytes": 3 * 2**30})
+
+    plan, told = planned(program, small, tmp_path / "cache")
+    again, _ = planned(program, small, tmp_path / "cache")
+
+    assert plan.after.training.micro_batch_size == 3000
+    assert "3001 would be " in plan.reasons[0]
+    assert len(told) < 60
+    assert again.after.training.micro_batch_size == 3000
 
 
 @pytest.mark.heavy

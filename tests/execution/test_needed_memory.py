@@ -60,8 +60,20 @@ def test_a_program_fits_that_needs_no_more_than_there_is(run: Callable[[GpuSpec]
     assert dict(view.facts)["needs"].startswith("2.56 GiB, at most 2.78 GiB, with small workspaces")
     assert view.headline.startswith("Fits on NVIDIA A100-SXM4-80GB: ")
     assert not any("barely fits" in warning for warning in view.warnings)
-    was_caught = any("PyTorch caught the error, and took kernels" in warning for warning in view.warnings)
+    was_caught = any("the error was caught, as PyTorch does" in warning for warning in view.warnings)
     assert was_caught is (found.out_of_memory is not None)
+
+
+def test_what_was_interrupted_says_nothing_of_what_is_needed(run: Callable[[GpuSpec], Rehearsal]) -> None:
+    """It may have ended before its optimizer was made."""
+    whole = find_gpu("a100-80").endless()
+
+    def interrupted(gpu: GpuSpec) -> Rehearsal:
+        return run(gpu).model_copy(update={"was_interrupted": gpu == whole})
+
+    found = with_needs(interrupted, gpu_with(3.0))
+
+    assert (found.was_interrupted, found.needs, found.verdict) == (True, None, "tight")
 
 
 def test_a_program_that_needs_more_than_there_is_does_not_fit_for_that(run: Callable[[GpuSpec], Rehearsal]) -> None:

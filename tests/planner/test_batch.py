@@ -70,17 +70,24 @@ def test_a_program_that_takes_even_batches_gets_and_is_offered_no_others() -> No
     assert choose_batch(largest=64, target=1000, unit=8, pinned_accumulation=20)[:3] == (56, 20, 1120)
 
 
-@given(largest=st.integers(1, 200), target=st.integers(1, 500), unit=st.integers(1, 9), tolerance=st.sampled_from([None, 0.0, 0.05]))
+@given(
+    largest=st.integers(1, 2000),
+    target=st.integers(1, 500),
+    unit=st.integers(1, 9),
+    tolerance=st.sampled_from([None, 0.0, 0.05]),
+    accumulation=st.sampled_from([None, None, 1, 3]),
+)
 def test_what_is_chosen_and_offered_is_a_multiple_of_what_the_program_takes(
-    largest: int, target: int, unit: int, tolerance: float | None
+    largest: int, target: int, unit: int, tolerance: float | None, accumulation: int | None
 ) -> None:
-    """And meets the target."""
-    choice = choose_batch(largest=unit * largest, target=target, unit=unit, tolerance=tolerance)
+    """And meets the target, unless its accumulation is pinned; what is below the unit is what a program took all the same."""
+    choice = choose_batch(largest=largest, target=target, unit=unit, tolerance=tolerance, pinned_accumulation=accumulation)
 
     for found in filter(None, (choice, choice.alternative)):
-        assert found.micro_batch_size % unit == 0
-        assert found.micro_batch_size <= unit * largest
-        assert found.micro_batch_size * found.gradient_accumulation_steps == found.effective_batch_size >= target
+        assert found.micro_batch_size % unit == 0 or largest < unit
+        assert found.micro_batch_size <= largest
+        assert found.micro_batch_size * found.gradient_accumulation_steps == found.effective_batch_size
+        assert found.effective_batch_size >= target or accumulation is not None
 
 
 sizes = {"largest": st.integers(1, 200), "target": st.integers(1, 500), "ranks": st.integers(1, 9)}

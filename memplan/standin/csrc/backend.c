@@ -71,6 +71,7 @@ static __thread size_t least_tried;
 int cudnnBackendExecute(void *handle, Backend *plan, Backend *variant) {
     kernel_ran();
     least_tried = 0;
+    refused_workspace(0);
     if (plan->tries && plan->workspace > plan->tries->largest) plan->tries->largest = plan->workspace;
     else if (plan->tries && plan->workspace) unsure_workspace(plan->workspace, plan->tries->largest - plan->workspace);
     return 0;

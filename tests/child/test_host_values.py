@@ -99,7 +99,7 @@ def test_a_convolution_is_traced_as_without_memplan(run: Run) -> None:
 
 
 def test_what_workers_load_is_followed_once_it_is_there(run: Run) -> None:
-    """Their own operations are not: they would take twice as long. Of half as many labels 32 rows of logits less, of 1 MiB."""
+    """Their own operations are not, which use no GPU. Of half as many labels 32 rows of logits less, of 1 MiB."""
     seen, fewer = run("is_loaded"), run("is_loaded", rows=128)
 
     assert (seen.verdict, seen.lower_bound_reasons) == ("fits", ())

@@ -572,7 +572,7 @@ def copies_a_picture(device):
 
 
 def paints_what_it_computes(device, is_mask=0):
-    """Draws 64 x 64 shades of what its model computes, and rounds of what data say; or takes what a mask shows for a size: 8 MiB."""
+    """Takes 64 x 64 shades of what its model computes to the host; *is_mask*: and a mask of its data, which decides a size of 8 MiB."""
     model = nn.Linear(64, 64, device=device)
     picture = torch.ones(64, 64)
 

@@ -270,6 +270,27 @@ KERNEL_PACKAGES: dict[Kernels, str] = {"liger": "liger_kernel"}
 """Kernels, and the package that they are imported from."""
 
 
+class Preference(Description):
+    """
+    Training on pairs of a preferred and a rejected answer, as in DPO: a sample is a pair, whose two texts are read in one forward.
+
+    A loss that compares with a reference model reads them a second time, without gradients.
+    """
+
+    reference: Literal["copy", "without_adapters", "none"]
+    """What the loss compares with: a frozen copy of the model; the model itself without its adapters; nothing, as where the reference's
+    probabilities were computed before, or in ORPO and SimPO."""
+
+    reference_dtype: Literal["float32", "bfloat16", "float16"] | None = None
+    """The type of the weights of that copy. None: that of the model's."""
+
+    log_probabilities: Literal["by_text", "at_once"] = "by_text"
+    """Those of a token are of the logits of one text at a time, as TRL has it, or of all logits at once, as LLaMA-Factory has it."""
+
+    returns_hidden_states: bool = True
+    """The states behind each layer are returned with the logits, as TRL's trainer of DPO asks for them."""
+
+
 class HuggingFaceModel(Description):
     """Any model that the installed transformers builds from a config.json. It is rehearsed; there are no formulas for it."""
 
@@ -299,6 +320,17 @@ class HuggingFaceModel(Description):
 
     kernels: Kernels | None = None
     """Whose kernels take the place of the model's own, as with `use_liger_kernel` of transformers' Trainer: Liger's make no logits."""
+
+    preference: Preference | None = None
+    """How it is trained on pairs of answers. None: to predict what its labels say."""
+
+    @model_validator(mode="after")
+    def _references_exist(self) -> "HuggingFaceModel":
+        if self.preference is not None and self.preference.reference == "without_adapters" and self.adapters is None:
+            raise ValueError("the reference is the model without its adapters, and it has none")
+        if self.preference is not None and self.kernels is not None:
+            raise ValueError("those kernels make no logits, which the loss of pairs reads")
+        return self
 
     @model_validator(mode="after")
     def _quantized_weights_are_frozen(self) -> "HuggingFaceModel":

@@ -20,7 +20,8 @@ from memplan.child.models.contrastive import ContrastiveEncoder, Texts, cached_b
 from memplan.child.models.counted import CountedModel
 from memplan.child.models.fine_tuning import prepare_fine_tuning
 from memplan.child.models.huggingface import FromTransformers
-from memplan.child.models.together import SHORT_TYPES, Trainer, trainer_of
+from memplan.child.models.preference import TextProbabilities, loss_of_pairs, reference_of
+from memplan.child.models.together import SHORT_TYPES, Trainer, move, trainer_of
 from memplan.child.models.torchtune import FromTorchtune
 from memplan.child.models.transformer import Adapted, Transformer, TransformerWithHead
 from memplan.child.repeated_step import SteadyStep
@@ -81,7 +82,7 @@ def make_model(workload: Workload, place: Callable[[nn.Module], None]) -> nn.Mod
             prepare_fine_tuning(made.inner, model)
         elif isinstance(made, FromTorchtune):
             made.put_in_layers()
-    root = Encoding(made) if workload.contrastive is not None and isinstance(made, (TransformerWithHead, FromTransformers)) else made
+    root = _root_of(made, workload)
     place(root)
     encoder = encoder_of(model)
     root.train()
@@ -93,6 +94,16 @@ def make_model(workload: Workload, place: Callable[[nn.Module], None]) -> nn.Mod
                 adapted.dropout.train()  # put in after the model was left in eval mode, as PEFT puts them in
     _checkpoint(made, on=training.activation_checkpointing)
     return root
+
+
+def _root_of(made: nn.Module, workload: Workload) -> nn.Module:
+    """Return what is called for a forward of *made*, the model of *workload*."""
+    if isinstance(workload.model, HuggingFaceModel) and workload.model.preference is not None:
+        assert isinstance(made, FromTransformers)
+        return TextProbabilities(made, workload.model.preference)
+    if workload.contrastive is not None and isinstance(made, (TransformerWithHead, FromTransformers)):
+        return Encoding(made)
+    return made
 
 
 def _weights_type(workload: Workload) -> torch.dtype:
@@ -142,6 +153,8 @@ def make_micro_batch(workload: Workload, stage: Stage | None, root: nn.Module, t
     batch, length = workload.training.micro_batch_size, workload.training.sequence_length
     if workload.contrastive is not None and stage is not None:
         return _contrastive(workload, stage, trainer, device)
+    if isinstance(root, TextProbabilities):
+        return _of_pairs(workload, root, trainer, device)
 
     def micro_batch() -> None:
         if isinstance(root, CountedModel):
@@ -158,6 +171,33 @@ def make_micro_batch(workload: Workload, stage: Stage | None, root: nn.Module, t
         trainer.backward(loss)
 
     return micro_batch
+
+
+def _of_pairs(workload: Workload, root: TextProbabilities, trainer: Trainer, device: str) -> MicroBatch:
+    batch, length = workload.training.micro_batch_size, workload.training.sequence_length
+    copy = _copy_to_compare_with(workload, root, device)
+    reference = reference_of(root, copy, trainer.autocast)
+
+    def micro_batch() -> None:
+        texts = root.make_batch(batch, length, device)
+        with trainer.autocast():
+            probabilities = trainer.call(**texts)
+        trainer.backward(loss_of_pairs(probabilities, None if reference is None else reference(texts)))
+
+    return micro_batch
+
+
+def _copy_to_compare_with(workload: Workload, root: TextProbabilities, device: str) -> TextProbabilities | None:
+    """Return the frozen copy of the model of *root* that its loss compares with, on the device; None where it is no copy."""
+    model = workload.model
+    if root.preference.reference != "copy":
+        return None
+    assert isinstance(model, HuggingFaceModel)
+    dtype = root.preference.reference_dtype or model.weights_dtype
+    described = model.model_copy(update={"weights_dtype": dtype, "adapters": None})
+    copy = make_model(workload.model_copy(update={"model": described}), partial(move, device=device))
+    assert isinstance(copy, TextProbabilities)
+    return copy.requires_grad_(False).eval()
 
 
 def _contrastive(workload: Workload, stage: Stage, trainer: Trainer, device: str) -> MicroBatch:

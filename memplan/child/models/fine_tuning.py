@@ -41,10 +41,13 @@ class AdaptedLinear(nn.Module):
         self.down = nn.Linear(inputs, adapters.rank, bias=False, dtype=dtype)
         self.up = nn.Linear(adapters.rank, outputs, bias=False, dtype=dtype)
         self.is_four_bit = isinstance(base, FourBitLinear)
+        self.is_on = True
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the layer's answer and the adapter's, in the type of the first."""
         result: Tensor = self.base(x)
+        if not self.is_on:
+            return result
         kept = result.dtype
         if self.is_four_bit:
             result = result.clone()
@@ -62,10 +65,11 @@ class TrainedCopy(nn.Module):
         self.trained = copy.deepcopy(kept).requires_grad_(True)
         if dtype is not None:
             self.trained.to(getattr(torch, dtype))
+        self.is_on = True
 
     def forward(self, *arguments: Any, **keywords: Any) -> Any:
         """Return the copy's answer."""
-        return self.trained(*arguments, **keywords)
+        return (self.trained if self.is_on else self.kept)(*arguments, **keywords)
 
     def __getattr__(self, name: str) -> Any:
         """Return what the copy has under *name*, as its weight, which Liger's losses read of a head."""
@@ -86,6 +90,19 @@ def without_copies(inner: nn.Module) -> Iterator[None]:
     finally:
         for name, module in copies:
             inner.set_submodule(name, module)
+
+
+@contextlib.contextmanager
+def without_adapters(inner: nn.Module) -> Iterator[None]:
+    """Have *inner* answer as it did before it was tuned, as PEFT's `disable_adapter`."""
+    tuned = [module for module in inner.modules() if isinstance(module, (AdaptedLinear, TrainedCopy))]
+    for module in tuned:
+        module.is_on = False
+    try:
+        yield
+    finally:
+        for module in tuned:
+            module.is_on = True
 
 
 class QuantizedLinear(nn.Module):

@@ -84,15 +84,23 @@ class FromTransformers(nn.Module):
         made = self._inputs(batch, length, device)
         return made | self._labels(made, batch, length, device)
 
+    def make_texts(self, batch: int, length: int, device: str) -> dict[str, Tensor]:
+        """Return the ids of *batch* texts of *length* tokens, and where they are padding."""
+        return {"input_ids": self._ids(batch, length, device), "attention_mask": _with_padding(batch, length, device)}
+
     def encode(self, ids: Tensor, padding: Tensor | None) -> Tensor:
         """Return the last hidden states (batch, sequence, hidden) of *ids*."""
         states: Tensor = self.inner.base_model(input_ids=ids, attention_mask=padding).last_hidden_state
         return states
 
+    def answer(self, **inputs: Any) -> Any:
+        """Return what the model itself returns."""
+        with BalancedExperts() if self.is_balanced else contextlib.nullcontext():
+            return self.inner(**inputs)
+
     def forward(self, **inputs: Tensor) -> Tensor:
         """Return the model's loss; where it has none, the mean of what it returns."""
-        with BalancedExperts() if self.is_balanced else contextlib.nullcontext():
-            answer = self.inner(**inputs)
+        answer = self.answer(**inputs)
         loss: Tensor | None = getattr(answer, "loss", None)
         if loss is not None:
             return loss

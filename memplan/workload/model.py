@@ -284,11 +284,9 @@ class Preference(Description):
     reference_dtype: Literal["float32", "bfloat16", "float16"] | None = None
     """The type of the weights of that copy. None: that of the model's."""
 
-    log_probabilities: Literal["by_text", "at_once"] = "by_text"
-    """Those of a token are of the logits of one text at a time, as TRL has it, or of all logits at once, as LLaMA-Factory has it."""
-
-    returns_hidden_states: bool = True
-    """The states behind each layer are returned with the logits, as TRL's trainer of DPO asks for them."""
+    trainer: Literal["trl", "llama-factory"] = "trl"
+    """Whose trainer computes the loss: TRL's has the states behind each layer returned, and reads the logits of one text after another;
+    LLaMA-Factory's takes the logarithms of all probabilities at once, and keeps the policy's logits until the reference has answered."""
 
 
 class HuggingFaceModel(Description):

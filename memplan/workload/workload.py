@@ -4,7 +4,7 @@ from pydantic import model_validator
 from pydantic_core import PydanticCustomError
 
 from memplan.errors import NotEstimatedError
-from memplan.workload.model import ContrastiveEncoderModel, Model, TorchtuneModel, encoder_of
+from memplan.workload.model import ContrastiveEncoderModel, HuggingFaceModel, Model, TorchtuneModel, encoder_of
 from memplan.workload.optimizer import Optimizer
 from memplan.workload.program import Program
 from memplan.workload.training import Training
@@ -51,6 +51,17 @@ class Workload(Program):
         names = [stage.name for stage in self.stages]
         if len(set(names)) < len(names):
             raise ValueError(f"two stages have the same name: {', '.join(sorted({name for name in names if names.count(name) > 1}))}")
+        return self
+
+    @model_validator(mode="after")
+    def _references_are_whole(self) -> "Workload":
+        preference = self.model.preference if isinstance(self.model, HuggingFaceModel) else None
+        if preference is not None and self.parallelism.num_gpus > 1 and self.parallelism.strategy != "ddp":
+            raise ValueError(
+                f"a model that is trained on pairs of answers is whole on each GPU (ddp), and the strategy is {self.parallelism.strategy}"
+            )
+        if preference is not None and self.contrastive is not None:
+            raise ValueError("a training on pairs of answers has no `contrastive`")
         return self
 
     @model_validator(mode="after")

@@ -182,7 +182,7 @@ def _of_pairs(workload: Workload, root: TextProbabilities, trainer: Trainer, dev
         texts = root.make_batch(batch, length, device)
         with trainer.autocast():
             probabilities = trainer.call(**texts)
-        trainer.backward(loss_of_pairs(probabilities, None if reference is None else reference(texts)))
+        trainer.backward(loss_of_pairs(root, probabilities, None if reference is None else reference(texts)))
 
     return micro_batch
 

@@ -31,6 +31,7 @@ class TextProbabilities(nn.Module):
         super().__init__()
         self.model = model
         self.preference = preference
+        self.kept_logits: Tensor | None = None
 
     def make_batch(self, pairs: int, length: int, device: str) -> dict[str, Tensor]:
         """Return the texts of that many *pairs*, the preferred ones first."""
@@ -38,19 +39,24 @@ class TextProbabilities(nn.Module):
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         """Return the log probability of each of the texts (texts, tokens)."""
-        keywords: dict[str, Any] = {"output_hidden_states": True} if self.preference.returns_hidden_states else {}
+        is_of_trl = self.preference.trainer == "trl"
+        keywords: dict[str, Any] = {"output_hidden_states": True} if is_of_trl else {}
         returned = self.model.answer(input_ids=input_ids, attention_mask=attention_mask, **keywords)
         answer = {name: _in_fp32(value) for name, value in returned.items()}
         del returned
         with torch.autocast("cuda", enabled=False):  # a trainer computes its loss outside of the model's forward
-            return _LOG_PROBABILITIES[self.preference.log_probabilities](answer["logits"], input_ids)
+            if is_of_trl:
+                return _text_by_text(answer["logits"], input_ids)
+            if torch.is_grad_enabled():
+                self.kept_logits = answer["logits"].detach()
+            return _at_once(answer["logits"], input_ids)
 
 
 def _in_fp32(value: Any) -> Any:
     return tuple(each.float() for each in value) if isinstance(value, tuple) else value.float()
 
 
-def _by_text(logits: Tensor, ids: Tensor) -> Tensor:
+def _text_by_text(logits: Tensor, ids: Tensor) -> Tensor:
     labels = torch.roll(ids, shifts=-1, dims=1)
     chosen = torch.gather(logits, dim=-1, index=labels.unsqueeze(-1)).squeeze(-1)
     return (chosen - torch.stack([torch.logsumexp(text, dim=-1) for text in logits])).sum(-1)
@@ -59,9 +65,6 @@ def _by_text(logits: Tensor, ids: Tensor) -> Tensor:
 def _at_once(logits: Tensor, ids: Tensor) -> Tensor:
     probabilities = logits[:, :-1].log_softmax(-1)
     return torch.gather(probabilities, dim=2, index=ids[:, 1:].unsqueeze(2)).squeeze(2).sum(-1)
-
-
-_LOG_PROBABILITIES = {"by_text": _by_text, "at_once": _at_once}
 
 
 def reference_of(policy: TextProbabilities, copy: TextProbabilities | None, autocast: Callable[[], Any]) -> Reference | None:
@@ -84,8 +87,9 @@ def _as_reference(policy: TextProbabilities, copy: TextProbabilities | None) -> 
         yield
 
 
-def loss_of_pairs(policy: Tensor, reference: Tensor | None) -> Tensor:
-    """Return DPO's loss of the log probabilities (texts,) by *policy* and by its *reference*."""
-    ratios = policy if reference is None else policy - reference
+def loss_of_pairs(policy: TextProbabilities, probabilities: Tensor, reference: Tensor | None) -> Tensor:
+    """Return DPO's loss of the log *probabilities* (texts,) by *policy*, compared with those by its *reference*."""
+    policy.kept_logits = None
+    ratios = probabilities if reference is None else probabilities - reference
     preferred, rejected = ratios.chunk(2)
     return -functional.logsigmoid(0.1 * (preferred - rejected)).mean()

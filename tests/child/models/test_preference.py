@@ -45,7 +45,7 @@ def run(rehearser: SharedRehearser, workload: Workload) -> Rehearsal:
 
 
 def parameters() -> int:
-    """Elements of the small Llama: embeddings and head, and for each layer four products of attention, three of the feed-forward, two norms."""
+    """Elements of the small Llama: embeddings, head and norm; of each layer attention and feed-forward, and two norms."""
     keys, inner = LLAMA["num_key_value_heads"] * HIDDEN // LLAMA["num_attention_heads"], LLAMA["intermediate_size"]
     layer = 2 * HIDDEN * HIDDEN + 2 * HIDDEN * keys + 3 * HIDDEN * inner + 2 * HIDDEN
     return 2 * VOCABULARY * HIDDEN + LAYERS * layer + HIDDEN

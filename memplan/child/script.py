@@ -138,10 +138,7 @@ class Script:
         sys.exit = self._noting_error(sys.exit)
         threading.excepthook = self._noting_end_of_thread(threading.excepthook)
         self._watch_children()
-        if threading.current_thread() is threading.main_thread():  # where hook/sitecustomize.py was not loaded
-            for number in (signal.SIGTERM, signal.SIGHUP):
-                if signal.getsignal(number) is signal.SIG_DFL:
-                    signal.signal(number, self._terminated)
+        self._report_before_signals()  # where hook/sitecustomize.py was not loaded
         self._recorder.begin_step(1)
         self._recorder.mark(BUILD)
 
@@ -316,6 +313,13 @@ class Script:
                 time.sleep(SETTLE_SECONDS)
                 self._has_exited = True
 
+    def _report_before_signals(self) -> None:
+        """Have what was seen written before a signal ends this process."""
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGTERM, signal.SIGHUP):
+                if signal.getsignal(number) is signal.SIG_DFL:
+                    signal.signal(number, self._terminated)
+
     def _terminated(self, number: int, frame: Any) -> None:
         """Write, and end as the signal would have ended the program."""
         del frame
@@ -325,9 +329,18 @@ class Script:
             os.kill(os.getpid(), number)
 
     def _forked(self) -> None:
-        """In a child that was forked before CUDA began: what it does with CUDA is its own."""
+        """
+        In a child that was forked before CUDA began: what it does with CUDA is its own.
+
+        Until then a signal ends it as it would: a handler of Python's that is called just before a worker of `multiprocessing.Pool` waits
+        for its next task runs behind that wait, which has no end, and the pool waits for the worker.
+        """
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) == self._terminated:
+                signal.signal(number, signal.SIG_DFL)
         if not self._recorder.is_on:
             self._process = os.getpid()
+            torch.cuda._lazy_call(self._report_before_signals)
 
     def _writing_first(self, leave: Callable[[int], Any]) -> Any:
         def write_and_leave(status: int) -> None:

@@ -144,8 +144,14 @@ def _source_of(path: str) -> str:
     return str(file.parent.parent / f"{file.name.partition('.')[0]}.py") if is_compiled else path
 
 
+_OF_THE_KERNEL = ("/proc/", "/sys/", "/dev/")
+"""What stands there is of no file, and the processes that /proc lists are others each time."""
+
+
 def _is_fleeting(path: str, since_ns: int) -> bool:
-    """Say whether *path* is memplan's own for the time of a run, or a temporary file that is gone or was made since then."""
+    """Say whether *path* is the kernel's, memplan's own for the time of a run, or a temporary file that is gone or was made since then."""
+    if f"{path}/".startswith(_OF_THE_KERNEL):
+        return True
     parts, folder = Path(path).parts, Path(tempfile.gettempdir()).parts
     if parts[: len(folder)] != folder or len(parts) == len(folder):
         return False

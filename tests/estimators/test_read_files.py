@@ -150,6 +150,16 @@ def test_a_temporary_file_that_the_program_made_does_not_count(project: Path, tm
     assert len({tuple(digests) for digests in (digest_with(), digest_with(before), digest_with(of_project))}) == 3
 
 
+@pytest.mark.parametrize("path", ["/proc", "/proc/meminfo", "/sys/devices", "/dev/urandom"])
+def test_what_the_kernel_tells_does_not_count(path: str) -> None:
+    """The processes that there are, as a program's logger may list them, are others each time."""
+    files = ReadFiles(None)
+
+    files.learn([path], since_ns=time.time_ns())
+
+    assert files.digests({}) == ReadFiles(None).digests({})
+
+
 def test_what_a_later_run_reads_besides_leaves_the_earlier_ones_known(project: Path) -> None:
     """A larger batch reads more samples; when one of those changes, the larger run alone is to be made again."""
     files = ReadFiles(None)

@@ -797,6 +797,37 @@ def test_a_signal_to_memplan_alone_ends_the_program_and_what_was_seen_is_told(
     assert exit_code == 128 + number
 
 
+FORKS = """
+import multiprocessing, signal, torch
+
+
+def tell(uses_gpu):
+    if uses_gpu:
+        torch.zeros(1, device="cuda")
+    return [signal.getsignal(number) is signal.SIG_DFL for number in (signal.SIGTERM, signal.SIGHUP)]
+
+
+with multiprocessing.get_context("fork").Pool(2) as pool:
+    print("forked", pool.map(tell, [False, False], 1), file=open("told", "w"))
+with multiprocessing.get_context("fork").Pool(1) as pool:
+    print("with the GPU", pool.map(tell, [True]), file=open("told", "a"))
+model = torch.nn.Linear(8, 8).cuda()
+optimizer = torch.optim.SGD(model.parameters())
+model(torch.rand(2, 8, device="cuda")).sum().backward()
+optimizer.step()
+"""
+
+
+def test_a_signal_ends_a_forked_worker_at_once_that_uses_no_gpu(script: Script, tmp_path: Path) -> None:
+    """
+    `multiprocessing.Pool` ends its workers so, and waits for them; a handler of Python's that runs just before a worker waits for its next
+    task never ends it. One that uses the GPU has something to tell first.
+    """
+    seen(script(FORKS, allow_writes=True))
+
+    assert (tmp_path / "told").read_text() == "forked [[True, True], [True, True]]\nwith the GPU [[False, False]]\n"
+
+
 WITH_WORKERS = """
 import time
 import torch

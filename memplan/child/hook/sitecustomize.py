@@ -75,6 +75,14 @@ def _report_before_signals() -> None:
         for number in (signal.SIGTERM, signal.SIGHUP):
             if signal.getsignal(number) is signal.SIG_DFL:
                 signal.signal(number, _write_and_end)
+        os.register_at_fork(after_in_child=_end_as_ever)
+
+
+def _end_as_ever() -> None:
+    """In a forked child: signals end it, as in `child/script.py`, which asks for them again where the child uses the GPU."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is _write_and_end:
+            signal.signal(number, signal.SIG_DFL)
 
 
 def _write_and_end(number: int, frame: Any) -> None:

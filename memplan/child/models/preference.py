@@ -9,7 +9,7 @@ behind the policy's forward, whose activations are there then.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -74,17 +74,12 @@ def reference_of(policy: TextProbabilities, copy: TextProbabilities | None, auto
     read = policy if copy is None else copy
 
     def probabilities(texts: dict[str, Tensor]) -> Tensor:
-        with torch.no_grad(), autocast(), _as_reference(policy, copy):
+        untuned = without_adapters(policy.model.inner) if copy is None else contextlib.nullcontext()
+        with torch.no_grad(), autocast(), untuned:
             answer: Tensor = read(**texts)
             return answer
 
     return probabilities
-
-
-@contextlib.contextmanager
-def _as_reference(policy: TextProbabilities, copy: TextProbabilities | None) -> Iterator[None]:
-    with without_adapters(policy.model.inner) if copy is None else contextlib.nullcontext():
-        yield
 
 
 def loss_of_pairs(policy: TextProbabilities, probabilities: Tensor, reference: Tensor | None) -> Tensor:

@@ -167,18 +167,21 @@ def _why_not_more(plan: Plan, decision: Decision, largest: int, estimator: Estim
     worst = heaviest_stage(over, plan.gpu, estimator)
     try:
         with estimator.searching():
-            excess_bytes = plan.budget.missing_bytes(estimator(over, plan.gpu, worst).device_used)
+            used = estimator(over, plan.gpu, worst).device_used
+            excess_bytes = plan.budget.missing_bytes(used)
             is_over_and_tight = bool(excess_bytes) and is_tight(over, plan.gpu, worst, estimator, plan.budget)
     except SizeRefusedError as error:
         return error.message if error.is_limit else f"{next_size} is refused: {error.message}"
     if not excess_bytes:
         return f"{largest} would fit, and no larger one was tried"
+    is_over_at_most = used.expected_bytes <= plan.budget_bytes  # by the upper bound, which decides
+    over_by = f"{'may be up to' if is_over_at_most else 'would be'} {format_bytes(excess_bytes)} over the budget"
     where = f" in {worst.name}" if worst is not None else ""
     if is_over_and_tight:
-        where += ", and would stay within it only by releasing cached memory (tight)"
+        where += f", and would {'then ' if is_over_at_most else ''}stay within it only by releasing cached memory (tight)"
     fitting = "" if largest == plan.after.training.micro_batch_size else f"{largest} would fit, "
     multiples = f"; the program takes multiples of {decision.unit}" if decision.unit > 1 else ""
-    return f"{fitting}{next_size} would be {format_bytes(excess_bytes)} over the budget{where}{multiples}"
+    return f"{fitting}{next_size} {over_by}{where}{multiples}"
 
 
 def _tightest(plan: Plan) -> StagePlan:

@@ -387,16 +387,18 @@ def _named_by(words: Sequence[str]) -> Located | None:
 
 
 def _nowhere_written(name: str, words: Sequence[str]) -> UsageError:
-    from memplan.programs.named_files import fields_of_sources, unreadable_in, variables_in  # noqa: PLC0415
+    from memplan.programs.named_files import fields_of_files_below, fields_of_sources, unreadable_in, variables_in  # noqa: PLC0415
 
-    placed, unreadable, in_script = variables_in(words), unreadable_in(words), fields_of_sources(words)
+    placed, unreadable = variables_in(words), unreadable_in(words)
+    fields = fields_of_files_below(words) or fields_of_sources(words)
     has_option = placed != list(words)
     command = f"`-- {' '.join(placed)}`" if has_option else "write `{micro_batch_size}` in its place in the command"
-    # What a number in the script stands for is a guess beside an option.
-    place = ", ".join(f'"{field}"' for field in (not has_option and in_script) or ["micro_batch_size=FILE:KEY"])
+    # What a number stands for in a file that the command does not name is a guess beside an option.
+    place = ", ".join(f'"{field}"' for field in (not has_option and fields) or ["micro_batch_size=FILE:KEY"])
+    known = unreadable.hint if unreadable is not None and not has_option and not fields else None
     return UsageError(
         f"nothing says where the batch size of {name} is written" + (f"; {unreadable.message}" if unreadable else ""),
-        hint=f"{command}, or name the place: `fields=[{place}]`",
+        hint=known or f"{command}, or name the place: `fields=[{place}]`",
     )
 
 

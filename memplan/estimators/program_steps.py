@@ -191,7 +191,9 @@ class ProgramSteps(StepRunner):
                 _check_stage_is_read(step, found)
             except NothingSeenError as error:
                 if error.program_exit_code == 0:
-                    raise NotRehearsedError(f"{where_of(step)}{error.message}", hint=error.hint) from error
+                    output = last_lines(said)
+                    hint = f"{error.hint}; its last output:{output}" if output else error.hint
+                    raise NotRehearsedError(f"{where_of(step)}{error.message}", hint=hint) from error
                 reason = "" if KILLED in error.message else error_in(said)  # what it said before the system ended it is no reason
                 message = f"the program failed before it used the GPU: {reason or error.message}"
                 advice = f"{MISSING_WEIGHTS}; " if error.hint == MISSING_WEIGHTS else ""

@@ -369,7 +369,7 @@ class ProgramRuns(Closing):
         folder.mkdir(exist_ok=True)
         asked = self._asked
         environment = environment_for(asked.ranks.gpus_with(asked.gpu), asked.libraries, inherited=asked.inherited)
-        environment |= own_caches(folder) | asked.variables
+        environment |= own_caches(folder) | asked.variables | self._with_temporary(folder / "temporary")
         environment = self._writes_in(folder).held_in(environment)
         return start_warm(
             self._program,
@@ -423,11 +423,7 @@ class ProgramRuns(Closing):
             self._others.append(folder)
         if file.variant is not None:
             file = file._replace(path=folder / "values")  # what a program writes stays in the folder of its own run
-        own = {}
-        if not self._asked.allow_writes and "TMPDIR" not in self._asked.inherited:  # which may hold what a job has put there
-            temporary = self._temporary_of(self._num_runs)
-            temporary.mkdir(exist_ok=True)
-            own = {"TMPDIR": str(temporary)}
+        own = self._with_temporary(self._temporary_of(self._num_runs))
         writes = self._writes_in(folder, passed=map(Path, own.values()))
         environment = writes.held_in(self._environment(folder, file) | own)
         process = self._start(environment, warm, is_heard=is_heard and self._asked.is_heard)
@@ -437,6 +433,13 @@ class ProgramRuns(Closing):
         return _Begun(
             self._num_runs, process, folder, file, writes, is_fork=warm is not None, left_waiting=left_waiting, began_at=time.monotonic()
         )
+
+    def _with_temporary(self, folder: Path) -> dict[str, str]:
+        """Return the variable by which a process makes its temporary files in *folder*, which is made; none where it makes the user's."""
+        if self._asked.allow_writes or "TMPDIR" in self._asked.inherited:  # which may hold what a job has put there
+            return {}
+        folder.mkdir(exist_ok=True)
+        return {"TMPDIR": str(folder)}
 
     def _temporary_of(self, number: int) -> Path:
         """Return where the program makes its temporary files in that run."""

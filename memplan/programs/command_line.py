@@ -25,7 +25,7 @@ from memplan.programs.command_program import (
     CommandStage,
     Place,
 )
-from memplan.programs.named_files import composed_by_words
+from memplan.programs.named_files import composed_by_words, constant_of, unreadable_in
 from memplan.programs.typed_places import read_place, read_short
 from memplan.programs.user_program import PLANNED, did_you_mean
 from memplan.workload.parallelism import MODEL_PARALLEL_SIZES, Parallelism
@@ -80,7 +80,7 @@ def _in_named_file(place: Place, words: Sequence[str]) -> Place:
     Return *place*, a name alone taken for the key of a file that the command *words* names, where one has it.
 
     Raises UsageError for a name of several keys, and for one that no file has and that is no usual name of a variable of the environment:
-    with lower-case letters, and not set here.
+    with lower-case letters, or that of a number in the script, and not set here.
     """
     if not place.is_of_environment or place.key in os.environ:
         return place
@@ -89,13 +89,29 @@ def _in_named_file(place: Place, words: Sequence[str]) -> Place:
     if held is not None and held.file is not None:
         return place.model_copy(update={"file": held.file, "key": held.key_in_file})
     if held is None and place.key.isupper() and place.key.isidentifier():
+        _check_is_no_constant(place.key, words)
         return place
     is_key = held is not None or not place.key.isidentifier()
     keys = () if composed is None else composed.keys
     near = _near_key(place.key, keys, is_key=is_key)
-    problem = held.problem if held is not None else f"which no file that the command names has{near}"
-    or_variable = "" if is_key else f"; a variable of the environment with such a name has to be set: `{place.key}=… memplan …`"
-    raise UsageError(f"nothing is written at `{place.key}`, {problem}", hint=f"name its file: `FILE:{place.key}`{or_variable}")
+    unreadable = unreadable_in(words) if held is None else None
+    which = "no file that the command names" if unreadable is None else "no file that the command names and that can be read"
+    problem = held.problem if held is not None else f"which {which} has{near}{f'; {unreadable.message}' if unreadable else ''}"
+    or_variable = "" if is_key else f"; {_has_to_be_set(place.key)}"
+    hint = (unreadable.hint if unreadable is not None else None) or f"name its file: `FILE:{place.key}`{or_variable}"
+    raise UsageError(f"nothing is written at `{place.key}`, {problem}", hint=hint)
+
+
+def _check_is_no_constant(name: str, words: Sequence[str]) -> None:
+    """Raise UsageError where *name*, which is set nowhere in the environment, is that of a number in the script of the command *words*."""
+    path = constant_of(words, name)
+    if path is not None:
+        message = f"no variable {name} of the environment is set, and {path} has a number of that name"
+        raise UsageError(message, hint=f"name its file: `{path}:{name}`; {_has_to_be_set(name)}")
+
+
+def _has_to_be_set(name: str) -> str:
+    return f"a variable of the environment with such a name has to be set: `{name}=… memplan …`"
 
 
 def _near_key(name: str, keys: Collection[str], *, is_key: bool = True) -> str:

@@ -7,7 +7,7 @@ whose keys stand below `data`. An option of a key's name (`--data.batch_size 64`
 
 from __future__ import annotations
 
-import itertools
+import glob
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,6 +22,7 @@ from memplan.errors import ConfigError, UsageError
 from memplan.programs.base_files import with_bases
 from memplan.programs.composed_config import KEYS_OF, ComposedConfig, Part
 from memplan.programs.run_script import declared_options, imported_files, run_script, shell_script
+from memplan.programs.user_program import did_you_mean
 
 MOST_BYTES = 2**20
 """A larger file is data."""
@@ -29,6 +30,9 @@ MOST_BYTES = 2**20
 LIGHTNING_PARTS = frozenset({"trainer", "model", "data", "optimizer", "lr_scheduler"})
 """Options of LightningCLI that take a file with the keys of that part."""
 
+
+_OF_CONFIGURATION = re.compile(r"conf|cfg|setting|param|recipe|opt(ion)?s?$")
+"""In the name of an option: it takes a file of settings."""
 
 _OVERRIDE = re.compile(r"\+{0,2}[A-Za-z_]\w*(\.\w+)+=")
 """A word that sets a key below another one."""
@@ -82,12 +86,18 @@ def fields_of_sources(words: Sequence[str]) -> list[str]:
     Nothing where they do not hold it, or several keys may be the one. What a script does with its values nobody knows who does not run it:
     such a place is told, and not taken.
     """
+    found = (_fields_of_imported(path) if is_imported else _fields_of(path) for path, is_imported in _sources_of(words).items())
+    return next(filter(None, found), [])
+
+
+def _sources_of(words: Sequence[str]) -> dict[Path, bool]:
+    """Return the script of a command, the Python files that it is given, and what these import; each with whether it is imported."""
     script, shell = run_script(words), shell_script(words)
     sources = [script.path, *map(Path, sorted(_python_files_given(words)))] if script is not None else []
-    own = [shell, *sources] if shell is not None else sources
-    found = [_fields_of(path) for path in own if _may_be_configuration(path)]
-    imported = (path for source in sources for path in imported_files(source) if _may_be_configuration(path))
-    return next(filter(None, itertools.chain(found, map(_fields_of_imported, imported))), [])
+    found = dict.fromkeys([shell, *sources] if shell is not None else sources, False)
+    for path in (path for source in sources for path in imported_files(source)):
+        found.setdefault(path, True)
+    return {path: is_imported for path, is_imported in found.items() if _may_be_configuration(path)}
 
 
 def _fields_of_imported(path: Path) -> list[str]:
@@ -127,13 +137,55 @@ def _may_be_configuration(path: Path) -> bool:
 
 
 def unreadable_in(words: Sequence[str]) -> ConfigError | None:
-    """Return why the first of the files that the command *words* names, and that may be configurations, is none; None where all are."""
+    """
+    Return why the first of the files that the command *words* names, and that may be configurations, is none: it is not there, or cannot
+    be read; None where all are.
+    """
+    script = next((word for word in words if word.endswith((".py", *SHELL_SUFFIXES))), None)
     for option in _options(words):
+        path = Path(option.value)
         try:
-            if _may_be_configuration(path := Path(option.value)):
+            if _may_be_configuration(path):
                 settings_of(load_config_file(path))
         except ConfigError as error:
             return error
+        if option.value != script and _names_absent(option):
+            return ConfigError(f"there is no such file{_meant_with(path)}", file=path)
+    return None
+
+
+def fields_of_files_below(words: Sequence[str]) -> list[str]:
+    """Return where files hold the batch and the accumulation that a command names as seen from another folder: `--config a.yml`."""
+    absent = (Path(option.value) for option in _options(words) if _names_absent(option))
+    return next(filter(None, (_fields_of(each) for path in absent for each in _files_below(path))), [])
+
+
+def _names_absent(option: Option) -> bool:
+    """Say whether *option* names a configuration that is not there, by its suffix and its option; `--log out.json` may be written."""
+    is_of_configuration = not option.name or option.name == "c" or _OF_CONFIGURATION.search(option.name.lower()) is not None
+    return is_of_configuration and Path(option.value).suffix in SUFFIXES and not os.path.exists(option.value)
+
+
+def _files_below(path: Path) -> list[Path]:
+    """Return the files named as *path* in folders of this one."""
+    return sorted(Path().glob(f"*/{glob.escape(path.name)}"))
+
+
+def _meant_with(path: Path) -> str:
+    """Return the end of a sentence that tells which file may be meant with *path*: one of its name below, or one of a name like it."""
+    below = _files_below(path)
+    if below:
+        return f" here, but {below[0]}"
+    beside = path.parent.iterdir() if path.parent.is_dir() else ()
+    return did_you_mean(str(path), frozenset(str(each) for each in beside if each.suffix in SUFFIXES))
+
+
+def constant_of(words: Sequence[str], name: str) -> Path | None:
+    """Return the Python file of a command's that holds a count called *name*, at its top; None where none does."""
+    for path in _sources_of(words):
+        with suppress(ConfigError):
+            if path.suffix == ".py" and _is_count(load_config_file(path).to_python(), name):
+                return path
     return None
 
 
@@ -171,7 +223,7 @@ def _options(words: Sequence[str]) -> Iterator[Option]:
             yield Option(before.lstrip("-"), word, f"{before} {word}")
         elif not word.startswith("-") and _OVERRIDE.match(word):  # mmengine's, Hydra's
             yield Option(flag.lstrip("+"), value, word)
-        elif not word.startswith("-") and _OVERRIDE.match(f"{before}="):  # yacs: SOLVER.BATCH_SIZE 64
+        elif not word.startswith("-") and _OVERRIDE.match(f"{before}=") and Path(before).suffix not in SUFFIXES:  # yacs: SOLVER.BATCH 64
             yield Option(before, word, f"{before} {word}")
         elif not word.startswith("-"):
             yield Option("", word, word)

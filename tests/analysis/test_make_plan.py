@@ -64,6 +64,15 @@ class Measured(ByHand):
         return hand_estimate(workload, stage).model_copy(update={"method": "measured"})
 
 
+class Uncertain(ByHand):
+    """One whose estimate may be up to 50 bytes too low."""
+
+    def __call__(self, workload: Workload, gpu: GpuSpec, stage: Stage | None) -> MemoryEstimate:
+        found = hand_estimate(workload, stage)
+        used = found.device_used
+        return found.model_copy(update={"device_used": used.model_copy(update={"high_bytes": used.high_bytes + 50})})
+
+
 COUNTED = ParametersModel(num_parameters=1, activation_bytes_per_sample=1)
 PLAIN = Workload(model=COUNTED, training=Training(micro_batch_size=4, gradient_accumulation_steps=4))
 STAGED = Workload(
@@ -105,6 +114,19 @@ def test_the_present_effective_batch_is_the_target() -> None:
     assert (plan.after.training.micro_batch_size, plan.after.training.gradient_accumulation_steps) == (8, 2)
     assert plan.target_effective_batch_size == plan.effective_batch_size == 16
     assert plan.stages[0].present_fits
+
+
+@pytest.mark.parametrize(
+    ("memory_bytes", "said"),
+    [(1895, "9 would be 55 B over the budget"), (1920, "9 may be up to 30 B over the budget")],
+)
+def test_what_only_its_upper_bound_puts_over_the_budget_may_be_over_it(memory_bytes: int, said: str) -> None:
+    """9 samples take 1900 bytes, up to 1950."""
+    gpu = GpuSpec(name="card", total_memory_bytes=memory_bytes, origin="test")
+
+    plan = make_plan(PLAIN, gpu, Uncertain(), target=64, margin=0.0)
+
+    assert said in plan.reasons[0]
 
 
 def test_a_micro_batch_is_never_larger_than_the_target() -> None:

@@ -81,14 +81,17 @@ def test_a_value_of_a_tree_is_written_where_its_layout_has_a_key(tree: Path) -> 
 
 @pytest.mark.usefixtures("torch_build")
 def test_a_program_that_never_uses_the_gpu_is_an_error(tmp_path: Path) -> None:
-    """And nothing is found of it."""
+    """And nothing is found of it. What it said may tell why."""
     from memplan.api.configuration import command_configuration
 
     script = tmp_path / "cpu.py"
-    script.write_text("import torch\ntorch.ones(3).sum()\n")
+    script.write_text("import torch\ntorch.ones(3).sum()\nprint('two GPUs are needed')\n")
 
-    with pytest.raises(NotRehearsedError, match="never used the GPU"):
+    with pytest.raises(NotRehearsedError, match="never used the GPU") as raised:
         diagnose(command_configuration([str(script)], is_planned=False), find_gpu("t4"))
+
+    assert raised.value.hint is not None
+    assert raised.value.hint.endswith("its last output:\n  two GPUs are needed")
 
 
 def test_a_value_that_several_keys_decide_is_told_and_not_written(monkeypatch: pytest.MonkeyPatch) -> None:

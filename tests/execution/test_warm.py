@@ -222,6 +222,29 @@ def test_a_package_that_was_installed_anew_is_imported_anew(project: Project, mo
 
 
 @pytest.mark.heavy
+def test_temporary_files_that_packages_make_at_their_import_go_with_the_process(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    """W&B makes folders then, and the process that has imported it ends without a chance to remove them."""
+    packages = project.folder / "site-packages"
+    packages.mkdir()
+    monkeypatch.setenv("PYTHONPATH", str(packages))
+    (packages / "packaged.py").write_text("import tempfile\nFOLDER = tempfile.mkdtemp()\n")
+    told = f"imported-{os.getpid()}-"  # what is new below /tmp is not held back
+    try:
+        telling = f"import os, packaged, pathlib\npathlib.Path(f'/tmp/{told}{{os.getpid()}}').write_text(packaged.FOLDER)\n"
+        project.rehearse(telling + MASKED, allow_writes=False)
+        folders = [Path(file.read_text()) for file in Path("/tmp").glob(f"{told}*")]
+        for process in (kept := project.kept()):
+            process.end()
+        _wait_until_gone(*kept)
+
+        assert [folder.exists() for folder in folders] == [False] * 3
+        assert len(set(folders)) == 2  # that of the run by itself, and that of the process in whose forks the values were found
+    finally:
+        for file in Path("/tmp").glob(f"{told}*"):
+            file.unlink()
+
+
+@pytest.mark.heavy
 def test_a_variable_that_a_package_reads_at_its_import_is_that_of_the_program(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a program now sets another, the fork came too late, and what it showed does not count."""
     packages = project.folder / "site-packages"
@@ -578,14 +601,20 @@ def test_the_end_of_a_process_that_is_kept_removes_nothing_but_its_own(torch_bui
     with tempfile.TemporaryDirectory() as another:
         Path(another, "file").touch()
         warm.end()
-        for _ in range(100):
-            if not warm.folder.exists():
-                break
-            time.sleep(0.1)
+        _wait_until_gone(warm)
 
         assert not warm.folder.exists()
         assert Path(another, "file").exists()
     assert config.read_text() == "8"
+
+
+def _wait_until_gone(*processes: WarmProcess) -> None:
+    """Wait for the ends of kept processes, which remove their folders; at most ten seconds each."""
+    for process in processes:
+        for _ in range(100):
+            if not process.folder.exists():
+                break
+            time.sleep(0.1)
 
 
 def test_what_differs_between_terminals_changes_nothing_that_is_kept():

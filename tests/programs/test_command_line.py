@@ -170,6 +170,36 @@ def test_a_key_alone_that_nothing_can_be_written_at_is_told(config: Path, words:
     assert raised.value.hint == f"name its file: `FILE:{short.partition('=')[0]}`"
 
 
+def test_a_key_that_only_a_file_with_comments_has_is_not_said_to_be_nowhere(config: Path) -> None:
+    """Which nobody can edit: what can be done about that is told."""
+    commented = config.with_name("commented.json")
+    commented.write_text('{\n  "train": {"batch_size": 8}  // samples\n}\n')
+
+    with pytest.raises(UsageError) as raised:
+        command_program(["train.py", "--config", str(config), "--opt", str(commented)], fields=["micro_batch_size=train.batch_size"])
+
+    assert "nothing is written at `train.batch_size`, which no file that the command names and that can be read has" in raised.value.message
+    assert raised.value.message.endswith(f"{commented}:2: has a comment: JSON with comments is not edited")
+    assert (
+        raised.value.hint
+        == "give the value as a word of the command, `{micro_batch_size}`, or plan with a copy of the file without comments"
+    )
+
+
+def test_a_number_of_the_script_without_its_file_is_no_variable_of_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Which would be set for nothing; one that is set is meant."""
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text("BATCH_SIZE = 8\n")
+
+    with pytest.raises(UsageError, match=r"no variable BATCH_SIZE of the environment is set, and train\.py has a number") as raised:
+        command_program(["train.py"], fields=["micro_batch_size=BATCH_SIZE"])
+    monkeypatch.setenv("BATCH_SIZE", "4")
+
+    assert raised.value.hint is not None
+    assert raised.value.hint.startswith("name its file: `train.py:BATCH_SIZE`; a variable of the environment")
+    assert command_program(["train.py"], fields=["micro_batch_size=BATCH_SIZE"]).places[0].is_of_environment
+
+
 @pytest.mark.parametrize(
     ("words", "short", "problem"),
     [

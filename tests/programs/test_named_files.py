@@ -7,7 +7,14 @@ from pathlib import Path
 import pytest
 
 from memplan.errors import EditRefusedError, UsageError
-from memplan.programs.named_files import composed_by_words, fields_of_sources, unreadable_in, variables_in
+from memplan.programs.named_files import (
+    composed_by_words,
+    constant_of,
+    fields_of_files_below,
+    fields_of_sources,
+    unreadable_in,
+    variables_in,
+)
 
 ARGUMENTS = "def plot(batch_size=4): ...\nrun(batch_size=2)\n"
 
@@ -199,7 +206,44 @@ def test_a_file_that_is_no_configuration_is_told_with_why() -> None:
 
     assert problem is not None
     assert problem.message.startswith("commented.json:2: has a comment: JSON with comments is not edited")
-    assert unreadable_in(["train.py", "flat.yml", "missing.json"]) is None
+    assert unreadable_in(["train.py", "flat.yml", "--lr", "1e-3"]) is None
+
+
+@pytest.mark.parametrize(
+    ("command", "problem"),
+    [
+        ("train.py --config flet.yml", "flet.yml: there is no such file: did you mean flat.yml?"),
+        ("train.py --opt conf/small.yaml", "conf/small.yaml: there is no such file: did you mean conf/smaller.yaml?"),
+        ("python train.py no/such/folder.yaml --lr 1", "no/such/folder.yaml: there is no such file"),
+        ("train.py --config=smaller.yaml", "smaller.yaml: there is no such file here, but conf/smaller.yaml"),
+        ("train.py --log out.json --save-to all.yaml", None),  # they may be written
+        ("missing.py --config nothing", None),  # of a script the run itself tells
+    ],
+)
+def test_a_configuration_that_is_not_there_is_told(command: str, problem: str | None) -> None:
+    """With the file that may be meant: a program looks for some names in a folder of its own."""
+    Path("conf").mkdir()
+    Path("conf/smaller.yaml").write_text("loader: {batch_size: 8}\n")
+
+    found = unreadable_in(command.split())
+
+    assert (found.message if found else None) == problem
+
+
+def test_where_a_file_below_holds_the_batch_is_told() -> None:
+    """The program finds it there, and memplan is told so."""
+    Path("conf").mkdir()
+    Path("conf/smaller.yaml").write_text("loader: {batch_size: 8}\n")
+
+    assert fields_of_files_below(["train.py", "--config", "smaller.yaml"]) == ["micro_batch_size=conf/smaller.yaml:loader.batch_size"]
+    assert fields_of_files_below(["train.py", "--config", "flat.yml"]) == []
+
+
+def test_a_number_at_the_top_of_the_script_is_found_by_its_name() -> None:
+    """What is computed may come from the environment."""
+    assert constant_of(["imports.py"], "BATCH_SIZE") == Path("hard_coded.py")
+    assert constant_of(["computed.py"], "batch_size") is None
+    assert constant_of(["hard_coded.py"], "SIZE") is None
 
 
 @pytest.mark.parametrize(

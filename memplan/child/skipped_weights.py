@@ -16,6 +16,7 @@ import os
 import re
 import sys
 import tempfile
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -265,6 +266,8 @@ def _parameters_on_meta() -> Iterator[None]:
 # what fails without weights
 
 _NAMES_WEIGHTS = re.compile(r"huggingface\.co|cached files|\.(safetensors|bin|pth?|ckpt|gguf)\b")
+_LOADS = "load_state_dict_from_url"
+"""PyTorch's, by which torchvision, timm and many programs load weights: what it says where there is no network names none of them."""
 _WITHOUT_THEM = ("EntryNotFoundError", "LocalEntryNotFoundError", "RepositoryNotFoundError", "OfflineModeIsEnabled")
 
 
@@ -272,11 +275,15 @@ def lacks_weights(error: BaseException | None) -> bool:
     """Say whether *error* is that weights of a pretrained model are not there and cannot be had, where nobody has asked to skip them."""
     while error is not None and "MEMPLAN_SKIP_WEIGHTS" not in os.environ:
         said = str(error)
-        is_of_files = isinstance(error, OSError) and _NAMES_WEIGHTS.search(said) is not None
+        is_of_files = isinstance(error, OSError) and (_NAMES_WEIGHTS.search(said) is not None or _is_of_download(error))
         if (is_of_files or type(error).__name__ in _WITHOUT_THEM) and "tokenizer" not in said.lower():
             return True
         error = error.__cause__ or error.__context__
     return False
+
+
+def _is_of_download(error: BaseException) -> bool:
+    return any(frame.f_code.co_name == _LOADS for frame, _ in traceback.walk_tb(error.__traceback__))
 
 
 # types

@@ -147,6 +147,21 @@ def test_a_program_that_lacks_weights_is_told_of_the_option(train: Train) -> Non
 
 
 @pytest.mark.heavy
+@pytest.mark.parametrize(("calls", "hint"), [("torch.hub.load_state_dict_from_url", MISSING_WEIGHTS), ("urllib.request.urlopen", None)])
+def test_a_program_without_a_network_for_its_weights_is_told_of_the_option(
+    train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, calls: str, hint: str | None
+) -> None:
+    """The error of the connection names no weights: by whom it was made tells. That of anything else has its own hint."""
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    (tmp_path / "train.py").write_text(f"import urllib.request, torch\n{calls}('http://127.0.0.1:9/resnet-1234')\n")
+
+    with pytest.raises(NothingSeenError) as refused:
+        train("", "", skip_weights=False)
+
+    assert refused.value.hint == (hint or "it failed before that: see what it said")
+
+
+@pytest.mark.heavy
 def test_what_is_not_known_is_the_programs_own_error(train: Train, tmp_path: Path) -> None:
     """A model that neither this machine nor the catalogue has. What was asked for already is not advised."""
     said = tmp_path / "said"

@@ -90,7 +90,8 @@ class ReadFiles:
         whole, found = hashlib.sha256(), []
         for path, content in sorted(besides.items()):
             whole.update(path.encode(errors="surrogateescape") + b"\0" + content + b"\0")
-        sources: set[str] = set()
+        # What programs look for above their folder is a package of their own, or the root of their project: no data lie beside that.
+        sources = {str(folder) for folder in Path.cwd().parents}
         for added in self._learned:
             modules = {os.path.dirname(path) for path in added if path.endswith(".py")}  # noqa: PTH120  (of thousands)
             packages = {path.removesuffix("/__init__.py") for path in added if path.endswith("/__init__.py")}

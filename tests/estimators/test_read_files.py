@@ -51,6 +51,20 @@ def test_a_file_beside_a_package_is_none_of_a_program_run_as_a_module(project: P
     assert digests() != before
 
 
+def test_a_file_beside_the_project_is_none_of_the_program(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Programs put the folder above their own into Python's path, which is looked through then for modules."""
+    monkeypatch.chdir(project)
+    files = ReadFiles(None)
+    files.learn([str(project.parent), str(project / "train.py")], since_ns=time.time_ns())
+
+    before = files.digests({})
+    (project.parent / "notes-of-today.txt").write_text("")
+    assert files.digests({}) == before
+
+    (project.parent / "lib.py").write_text("")
+    assert files.digests({}) != before
+
+
 def _touch(path: Path) -> None:
     os.utime(path, (1, 1))
 

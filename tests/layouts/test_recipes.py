@@ -285,7 +285,8 @@ def test_liger_s_kernels_are_planned_where_they_are_installed(
     ("keys", "title", "command"),
     [
         ("num_generations: 8\nreward_funcs: [accuracy]", "a recipe for GRPO with TRL", "trl grpo"),
-        ("beta: 0.1\ndesirable_weight: 1.0", "a recipe for preference optimization with TRL", "trl dpo"),
+        ("beta: 0.1\ndesirable_weight: 1.0", "a recipe for KTO with TRL", "trl kto"),
+        ("beta: 0.1\nreward_model_path: m", "a recipe for preference optimization with TRL", "trl dpo"),
     ],
 )
 def test_a_recipe_of_another_trainer_of_trl_is_named(recipes: Path, keys: str, title: str, command: str) -> None:
@@ -362,8 +363,10 @@ def test_a_recipe_that_is_named_for_another_training_on_preferences_is_not_plann
     """Its keys may be the same."""
     changed(recipes / "sft.yaml", ("use_peft: true", "use_peft: true\nbeta: 0.1")).rename(recipes / name)
 
-    with pytest.raises(ConfigError, match="a recipe for preference optimization with TRL"):
+    with pytest.raises(ConfigError, match="is a recipe of a Hugging Face Trainer") as refused:
         read_configuration(recipes / name)
+
+    assert "trl dpo" not in (refused.value.hint or "")
 
 
 def test_the_global_batch_is_written_where_the_file_has_it(recipes: Path) -> None:

@@ -61,6 +61,7 @@ def command_program(
     named = {*pinned, *(place.variable for place in places), *(STAGE_WORDS if files else ())}
     _check_stages_are_named(words, (*places, *shortened), named, has_stages=bool(files))
     known = KNOWN | named
+    _check_are_closed(words, known)
     for name in (name for word in words for name in PLACEHOLDER.findall(word)):
         if name not in known:
             raise UsageError(
@@ -126,6 +127,14 @@ def _near_key(name: str, keys: Collection[str], *, is_key: bool = True) -> str:
     if meant is not None:
         return f": did you mean {meant}?"
     return did_you_mean(name, frozenset(keys if is_key else (key.rpartition(".")[2] for key in keys)))
+
+
+def _check_are_closed(words: Sequence[str], known: Collection[str]) -> None:
+    """Raise UsageError for a placeholder of a *known* variable that has lost its last brace."""
+    begun = re.compile(rf"\{{({'|'.join(map(re.escape, sorted(known)))})(?![\w}}])")
+    found = next(filter(None, map(begun.search, words)), None)
+    if found is not None:
+        raise UsageError(f"the command has `{{{found[1]}`, a placeholder without its last brace", hint=f"write `{{{found[1]}}}`")
 
 
 def stage_files(patterns: Iterable[str]) -> list[Path]:

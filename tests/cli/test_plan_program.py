@@ -86,6 +86,7 @@ def test_a_programs_file_is_planned_written_and_put_back(run_memplan: Run, torch
         (["--", "train.py", "--batch-size", "7"], "`-- train.py --batch-size {micro_batch_size}`, or name the place"),
         (["--", "train.py", "config.yaml", "--batch-size=7"], "which the command sets: `--batch-size=7`"),
         (["--", "train.py", "{micro_batch}"], "did you mean micro_batch_size"),
+        (["--", "train.py", "--batch={micro_batch_size"], "has `{micro_batch_size`, a placeholder without its last brace"),
         (["--apply", "--", "train.py", "{micro_batch_size}"], "there is nothing to apply to"),
         (["--method", "analytic", "--", "train.py", "{micro_batch_size}"], "--method analytic knows nothing of it"),
         (["--config-path", ".", "--", "train.py", "{micro_batch_size}"], "--config-path and a program exclude each other"),

@@ -94,6 +94,8 @@ def check_program(program: Program, gpu: GpuSpec, estimator: Estimator, *, pins:
                 missing_bytes=budget.missing_bytes(used),
             )
         )
+    for stage in stages_of(present):
+        estimator.confirm(present, gpu, stage)
     fits = all(stage.verdict == "fits" for stage in stages)
     return Check(fits=fits, gpu=gpu, budget=budget, budget_bytes=budget.budget_bytes, stages=tuple(stages), evidence=evidence)
 

@@ -387,9 +387,9 @@ def _named_by(words: Sequence[str]) -> Located | None:
 
 
 def _nowhere_written(name: str, words: Sequence[str]) -> UsageError:
-    from memplan.programs.named_files import fields_of_files_below, fields_of_sources, unreadable_in, variables_in  # noqa: PLC0415
+    from memplan.programs.named_files import absent_in, fields_of_files_below, fields_of_sources, unreadable_in, variables_in  # noqa: PLC0415
 
-    placed, unreadable = variables_in(words), unreadable_in(words)
+    placed, unreadable = variables_in(words), unreadable_in(words) or absent_in(words)
     fields = fields_of_files_below(words) or fields_of_sources(words)
     has_option = placed != list(words)
     command = f"`-- {' '.join(placed)}`" if has_option else "write `{micro_batch_size}` in its place in the command"

@@ -46,6 +46,14 @@ class Estimator(ABC):
         """
         del program, gpu, stages
 
+    def confirm(self, program: Program, gpu: GpuSpec, stage: Stage | None) -> None:
+        """
+        Check that *program*, which was asked about, reads its micro-batch; run another size, if nothing has shown it.
+
+        Raises UsageError if it does not: the estimate is of another batch.
+        """
+        del program, gpu, stage
+
     num_corrections: int = 0
     """How often what a search was told proved wrong, when what it recommends was asked for: it is made again then."""
 

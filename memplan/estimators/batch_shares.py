@@ -84,6 +84,11 @@ class BatchShares:
         return SizeLimit(at_once, f"the program trains with no more than {at_once} samples at once, and cuts a larger batch into parts")
 
 
+def shows_its_batch(found: Rehearsal, size: int) -> bool:
+    """Say whether *found* shows that the program took *size* samples: so many came from a DataLoader, or were run at once."""
+    return size in found.trained_batch_sizes or _runs(found, size)
+
+
 def _runs(found: Rehearsal, size: int, parts: int = 1) -> bool:
     """Say whether each backward of *found* was of *size* samples divided into *parts*, the largest or the smallest of them."""
     share = {size // parts, -(-size // parts)}

@@ -169,6 +169,19 @@ class KnownSizes:
         if isinstance(program, CommandProgram) and "n_negatives" in program.stage_variables:
             self._compare(_of_negatives(step, program), "n_negatives", program.stages[0].n_negatives, digest)
 
+    def has_run_with_same_files(self, step: Step) -> bool:
+        """Say whether *step* was run with what the program reads now, so that another size can be compared with it."""
+        return step.micro_batch_size in self._runs_of(step)
+
+    def reads_its_batch(self, step: Step) -> bool:
+        """Say whether the program of *step* is known to read its micro-batch: another one asked for other memory, or it was noted."""
+        different = {ran.requests for ran in self._runs_of(step).values()}
+        return len(different) > 1 or self._files_of(step.program).took(step.family, step.micro_batch_size, self._now(step))
+
+    def note_took(self, step: Step) -> None:
+        """Take in that the program was seen to take as many samples as *step* has; before `has_run`, which keeps it."""
+        self._files_of(step.program).note_took(step.family, step.micro_batch_size, now=self._now(step)[-1])
+
     def _learn_epoch(self, step: Step, in_epoch: int | None, num_samples: int | None) -> None:
         """
         Take in how many samples an epoch has, and a batch of *step*, which trained with as many as it was given, or with all.

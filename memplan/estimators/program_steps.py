@@ -11,19 +11,22 @@ from __future__ import annotations
 import atexit
 import os
 import re
+import shlex
 import shutil
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 from memplan.errors import NothingSeenError, NotRehearsedError, UsageError
-from memplan.estimators.batch_shares import BatchShares
+from memplan.estimators.batch_shares import BatchShares, shows_its_batch
 from memplan.estimators.beside import Job
-from memplan.estimators.known_sizes import KnownSizes, surroundings_of, where_of
+from memplan.estimators.known_sizes import CLEARLY_MORE, KnownSizes, surroundings_of, where_of
+from memplan.estimators.read_files import source_of
 from memplan.estimators.rehearsal_cache import family_of
 from memplan.estimators.rehearse_program import error_in, last_lines, rehearse_command, rehearse_function
-from memplan.estimators.steps import Step, StepRunner, with_fewest_micro_batches
+from memplan.estimators.steps import Step, StepRunner, is_answer, with_fewest_micro_batches
 from memplan.execution.findings import MISSING_WEIGHTS
 from memplan.execution.guessed_values import NEVER_STEPPED
 from memplan.execution.program_process import USERS_SIGNALS, EndedTwiceError
@@ -31,7 +34,7 @@ from memplan.execution.program_runs import OnProgress, ProgramProgress
 from memplan.execution.recorded_run import WalkedBatches
 from memplan.execution.rehearsal import Finding, Rehearsal
 from memplan.execution.rehearse import Rehearser
-from memplan.execution.runner import DEFAULT_STEPS, KILLED
+from memplan.execution.runner import DEFAULT_STEPS, KILLED, MOST_STEPS
 from memplan.execution.step_source import step_source_from
 from memplan.execution.warm import Kept
 from memplan.hardware.catalog import of_some_kind
@@ -40,11 +43,13 @@ from memplan.memory.estimate import MemoryRange
 from memplan.programs.command_line import changed_files
 from memplan.programs.command_program import CommandProgram, CommandStage
 from memplan.programs.function_program import FunctionProgram
+from memplan.programs.overlay import tells_reads_of
 from memplan.programs.prepared_data import PreparedData
 from memplan.programs.user_program import UserProgram
 from memplan.traces.trace import BUILD
 from memplan.workload.program import Program
 from memplan.workload.stage import Stage
+from memplan.workload.training import MOST_STEPS as MOST_SAMPLES
 
 NUM_STEPS = DEFAULT_STEPS
 """Of a measurement."""
@@ -61,6 +66,9 @@ Where batches differ in shape: what PyTorch has cached for a few of different si
 The three batches that a KTO training of TRL begins with reserve 14.0 GiB, its largest one after the first alone 10.7. DETR at 12 images
 takes 20.2 GiB in five steps, 22.0 in six, and 23.3 in twenty, which the margin is for.
 """
+
+FEW_SAMPLES, MORE_SAMPLES = 2, 16
+"""Micro-batches that are run to see whether the program reads what it is given: the second for one that has no more than the first."""
 
 MANY_MICRO_BATCHES = 16
 """In an optimizer step: perhaps the program makes them of a number in its command."""
@@ -95,7 +103,7 @@ class ProgramSteps(StepRunner):
         self._harmless: dict[tuple[str, ...], set[str]] = {}  # lines of commands that read values which decided nothing
         self._decided_somewhere: set[tuple[str, ...]] = set()  # commands for which values decided sizes with some batch
         self._settles_late: set[tuple[str, ...]] = set()  # commands whose fourth step reserves more than the third
-        self._varies: set[tuple[str, ...]] = set()  # commands whose steps differ, and whose batches no DataLoader gives
+        self._varying: set[str] = set()  # programs whose steps differ, and whose batches nobody can look through
         self._begin_ns = 0  # of the run that is made now
         self._has_run = False
         self._where = ""  # that was told last
@@ -166,12 +174,23 @@ class ProgramSteps(StepRunner):
             limit = self._shares.limit_of(step, found, of_size=lambda size: self._otherwise(step, micro_batch_size=size))
             if limit is not None:
                 self._sizes.limit_to(step, limit)
+            if shows_its_batch(found, step.micro_batch_size):
+                self._sizes.note_took(step)
         finally:
             self._sizes.has_run(step, begin_ns=self._begin_ns)
         if not self._has_run:
             self._has_run = True
             self._begin_early(step)
         return found
+
+    def sizes_to_confirm(self, step: Step) -> Iterator[int]:
+        """Yield a small size; where the program asks for as much memory with that, one that is very much larger."""
+        size = step.micro_batch_size
+        for other in (FEW_SAMPLES if size > FEW_SAMPLES else MORE_SAMPLES, min(CLEARLY_MORE * size, MOST_SAMPLES)):
+            is_comparable = step.program.varies("micro_batch_size") and self._sizes.has_run_with_same_files(step)
+            if not is_comparable or self._sizes.reads_its_batch(step):
+                return
+            yield other
 
     def _otherwise(self, step: Step, **training: int) -> Rehearsal:
         """Return what *step* does with other values of its *training*."""
@@ -188,7 +207,7 @@ class ProgramSteps(StepRunner):
                 found = self._run(program, step, said)
                 self._sizes.learn_files(step, found)
                 self._check(step, found, said)
-                _check_stage_is_read(step, found)
+                _check_files_are_read(step, found)
             except NothingSeenError as error:
                 if error.program_exit_code == 0:
                     output = last_lines(said)
@@ -228,7 +247,7 @@ class ProgramSteps(StepRunner):
         """Return its run; None of a program that is on several GPUs, each of whose ranks is a process already."""
         program = step.program
         if isinstance(program, FunctionProgram):
-            return Job(run_function, (program, step.gpu))
+            return Job(run_function, (program, step.gpu, self._steps_of(program)))
         assert isinstance(program, CommandProgram)
         if program.parallelism.num_gpus > 1:
             return None
@@ -243,17 +262,33 @@ class ProgramSteps(StepRunner):
             begun = None
         if begun is not None:
             self._begin_ns = begun.begin_ns
-        if isinstance(program, FunctionProgram):
-            return self._run_function(program, step) if begun is None else begun.rehearsal
-        assert isinstance(program, CommandProgram)
-        found = self._run_command(program, step.gpu, said) if begun is None else begun.rehearsal
+        run = self._run_function if isinstance(program, FunctionProgram) else self._run_command
+        found = run(step, said) if begun is None else begun.rehearsal
         self.learn(step, found)
-        if len(found.steps) == FEW_STEPS and program.command in self._settles_late:  # for want of that knowledge
-            found = self._run_command(program, step.gpu, said)
-        return _told_of_variation(found) if program.command in self._varies else found
+        if self._has_run_too_few(program, found):
+            found = run(step, said)
+        return _told_of_variation(found, program) if _key_of(program) in self._varying else found
 
-    def _run_command(self, program: CommandProgram, gpu: GpuSpec, said: Path) -> Rehearsal:
-        return self.run_apart(lambda: _run_unless_stopped(program, gpu, self._known_of(program), said=said, on_progress=self.tell))
+    def _has_run_too_few(self, program: UserProgram, found: Rehearsal) -> bool:
+        """Say whether *found* has fewer steps than *program* is known to need by now: those that were run without that knowledge."""
+        varies = _key_of(program) in self._varying
+        if isinstance(program, FunctionProgram):
+            return varies and len(found.steps) < MOST_STEPS
+        assert isinstance(program, CommandProgram)
+        return len(found.steps) == FEW_STEPS and (varies or program.command in self._settles_late)
+
+    def _steps_of(self, program: UserProgram) -> int | None:
+        """Return how many steps of *program* are run; None: as many as it shows to be needed, of a function."""
+        varies = _key_of(program) in self._varying
+        if isinstance(program, FunctionProgram):
+            return MOST_STEPS if varies else None
+        assert isinstance(program, CommandProgram)
+        return MORE_STEPS if varies or program.command in self._settles_late | self._walked else FEW_STEPS
+
+    def _run_command(self, step: Step, said: Path) -> Rehearsal:
+        program = step.program
+        assert isinstance(program, CommandProgram)
+        return self.run_apart(lambda: _run_unless_stopped(program, step.gpu, self._known_of(program), said=said, on_progress=self.tell))
 
     def tell(self, progress: ProgramProgress) -> None:
         """Tell whoever asked for it where the program is that has not ended a step for long."""
@@ -267,26 +302,27 @@ class ProgramSteps(StepRunner):
     def learn(self, step: Step, found: Rehearsal) -> None:
         """Take in what its batches and values were like, of a run of this plan or of one that was kept: the next run begins with it."""
         program = step.program
+        assert isinstance(program, UserProgram)
+        if any(finding.kind == "varying_steps" for finding in found.findings):
+            self._varying.add(_key_of(program))
         if not isinstance(program, CommandProgram):
             return
         if found.num_walked_batches:
             self._walked.add(program.command)
         if any(read.basis == "data" and read.following_bytes for read in found.reads):
             self._decided_by_data.add(program.command)
-        if found.values_effect == "nothing":
+        if found.values_effect == "nothing" and is_answer(found):  # where sizes were guessed, nothing is known of what decides them
             self._harmless.setdefault(program.command, set()).update(found.deciding_reads)
         elif found.values_effect == "sizes":
             self._decided_somewhere.add(program.command)
         if _settles_late(found):
             self._settles_late.add(program.command)
-        if any(finding.kind == "varying_steps" for finding in found.findings):
-            self._varies.add(program.command)
 
     def _known_of(self, program: CommandProgram) -> Known:
         return Known(
             has_several_shapes=program.command in self._walked,
             is_decided_by_data=program.command in self._decided_by_data,
-            settles_late=program.command in self._settles_late | self._varies,
+            steps=self._steps_of(program) or FEW_STEPS,
             harmless=self._harmless_of(program) if self.is_searching else frozenset(),
             warm_file=self._warm_file(program),
             prepared=self._prepared_data(),
@@ -300,9 +336,12 @@ class ProgramSteps(StepRunner):
         is_sure = program.command not in self._decided_somewhere
         return frozenset(self._harmless.get(program.command, ())) if is_sure else frozenset()
 
-    def _run_function(self, program: FunctionProgram, step: Step) -> Rehearsal:
+    def _run_function(self, step: Step, said: Path) -> Rehearsal:
+        del said  # what a function says goes to this process's own streams
+        program = step.program
+        assert isinstance(program, FunctionProgram)
         try:
-            return self.run_apart(lambda: run_function(program, step.gpu, self._functions))
+            return self.run_apart(lambda: run_function(program, step.gpu, self._steps_of(program), self._functions))
         except UsageError as error:
             raise self._refusal(step, error.message, hint=error.hint) from error
 
@@ -344,8 +383,8 @@ class Known(NamedTuple):
     """Its batches have."""
     is_decided_by_data: bool
     """Its memory hangs on values that it reads from the GPU."""
-    settles_late: bool
-    """Its fourth step reserves more than those before, or its steps are of several sizes that nobody can look through."""
+    steps: int
+    """That are run: more where its fourth step reserves more than those before, or its steps are of several sizes."""
     harmless: frozenset[str]
     """Lines that read values which decided nothing with another batch; none where that is not to be taken for so."""
     warm_file: Path | None
@@ -368,7 +407,7 @@ def run_command(
             gpu=gpu,
             shown=files_shown(program),
             said=said or Path(folder, "said"),
-            steps=MORE_STEPS if known.has_several_shapes or known.settles_late else FEW_STEPS,
+            steps=known.steps,
             most_walked_batches=WALKED.most if known.has_several_shapes else 0,
             own_first=WALKED.own_first,
             most_walk_seconds=WALKED.seconds,
@@ -384,7 +423,13 @@ def run_command(
         )
 
 
-def _told_of_variation(found: Rehearsal) -> Rehearsal:
+def _key_of(program: UserProgram) -> str:
+    """Return what is equal of one program with all its values."""
+    assert isinstance(program, CommandProgram | FunctionProgram)
+    return program.source if isinstance(program, FunctionProgram) else shlex.join(program.command)
+
+
+def _told_of_variation(found: Rehearsal, program: UserProgram) -> Rehearsal:
     """
     Return *found*, of a program whose steps differed with another batch, with word of that.
 
@@ -393,8 +438,10 @@ def _told_of_variation(found: Rehearsal) -> Rehearsal:
     if any(finding.kind == "varying_steps" for finding in found.findings):
         return found
     message = (
-        "with another batch its steps differ, and no DataLoader gives the batches, so that the largest cannot be looked for: a later step "
-        "may take more"
+        "with another batch its steps differ, and so do their batches: a later one may take more; let the function make its largest"
+        if isinstance(program, FunctionProgram)
+        else "with another batch its steps differ, and no DataLoader gives the batches, so that the largest cannot be looked for: a later "
+        "step may take more"
     )
     return found.model_copy(update={"findings": (*found.findings, Finding(kind="varying_steps", message=message))})
 
@@ -424,9 +471,11 @@ _run_here: dict[str, Rehearser] = {}
 """What runs functions in this process for another one."""
 
 
-def run_function(program: FunctionProgram, gpu: GpuSpec, rehearsers: dict[str, Rehearser] = _run_here) -> Rehearsal:
+def run_function(
+    program: FunctionProgram, gpu: GpuSpec, steps: int | None = None, rehearsers: dict[str, Rehearser] = _run_here
+) -> Rehearsal:
     """
-    Return what the function does with its present arguments. Raises as `Rehearser.rehearse`.
+    Return what the function does with its present arguments, in so many *steps*. Raises as `Rehearser.rehearse`.
 
     *rehearsers*: those that have loaded a program already; what is added lives as long as this process.
     """
@@ -434,7 +483,7 @@ def run_function(program: FunctionProgram, gpu: GpuSpec, rehearsers: dict[str, R
     if key not in rehearsers:
         rehearsers[key] = Rehearser(step_source_from(program.source), skip_weights=program.skips_weights)
         atexit.register(rehearsers[key].close)
-    return rehearse_function(rehearsers[key], program, gpu=gpu)
+    return rehearse_function(rehearsers[key], program, gpu=gpu, steps=steps)
 
 
 def files_shown(program: CommandProgram) -> dict[Path, bytes]:
@@ -442,13 +491,23 @@ def files_shown(program: CommandProgram) -> dict[Path, bytes]:
     return {change.path: change.after for change in changed_files(program)}
 
 
-def _check_stage_is_read(step: Step, found: Rehearsal) -> None:
-    """Raise an error where the program has not read the file of its stage: it may have run another one."""
-    read = {os.path.realpath(path) for path in found.read_files}
-    for stage in step.program.stages:
+def _check_files_are_read(step: Step, found: Rehearsal) -> None:
+    """Raise an error where the program has not read the file of its stage, or one with a variable: it ran with other values."""
+    program = step.program
+    if not isinstance(program, CommandProgram):
+        return
+    read = {os.path.realpath(source_of(path)) for path in found.read_files}
+    for stage in program.stages:
         assert isinstance(stage, CommandStage)
-        if os.path.realpath(stage.file) not in read:
+        if os.path.realpath(stage.file) not in read and tells_reads_of(stage.file):
             raise NotRehearsedError(
                 f"{where_of(step)}the program does not read {stage.file}: it may have run another stage",
                 hint="check the words of the command that say which stage is run",
             )
+    for place in program.places:
+        for _, file in place.files(program.stages):
+            if os.path.realpath(file) not in read and tells_reads_of(file):
+                raise NotRehearsedError(
+                    f"{where_of(step)}the program does not read {file}, where {place.variable} is to be written",
+                    hint="check the field, and which file the command names",
+                )

@@ -18,12 +18,16 @@ import stat
 import tempfile
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
 from memplan.estimators.rehearsal_cache import write_whole
 
 _TEXTS = (".py", ".yaml", ".yml", ".json", ".toml", ".cfg", ".ini", ".txt", ".sh")
+_MODULES = (".py", ".so")
+_MOST_LOOKED_AT = 1000
+"""Entries of a folder: the modules of a package are among its first."""
 _MOST_TEXT_BYTES = 256 * 1024
 _MOST_NAMES = 20_000
 _OURS = "memplan-"
@@ -56,11 +60,12 @@ class ReadFiles:
         self._refused: dict[str, dict[str, list[str | None]]] = {}
         self._runs: dict[str, dict[str, Ran]] = {}
         self._limits: dict[str, tuple[int, str, str]] = {}
+        self._took: dict[str, dict[str, str]] = {}
         if file is not None:
             with suppress(OSError, ValueError, KeyError, TypeError):  # not there yet, or not what memplan wrote: as if nothing were known
                 kept = json.loads(file.read_bytes())
                 self._learned, self._refused, self._runs = list(kept["learned"]), dict(kept["refused"]), dict(kept["runs"])
-                self._limits = dict(kept["limits"])
+                self._limits, self._took = dict(kept["limits"]), dict(kept["took"])
         self._paths = {path for added in self._learned for path in added}
 
     @property
@@ -70,7 +75,7 @@ class ReadFiles:
 
     def learn(self, paths: Iterable[str], *, since_ns: int) -> None:
         """Take in what a run read; what was made for it, or *since_ns* as a temporary file, does not count."""
-        found = {path for path in map(_source_of, paths) if not _is_fleeting(path, since_ns) and not path.startswith(_PACKAGE)}
+        found = {path for path in map(source_of, paths) if not _is_fleeting(path, since_ns) and not path.startswith(_PACKAGE)}
         added = found - self._paths
         if added:
             self._learned.append(sorted(added))
@@ -90,7 +95,7 @@ class ReadFiles:
         whole, found = hashlib.sha256(), []
         for path, content in sorted(besides.items()):
             whole.update(path.encode(errors="surrogateescape") + b"\0" + content + b"\0")
-        # What programs look for above their folder is a package of their own, or the root of their project: no data lie beside that.
+        # A program that lists a folder above its own is taken to look for modules there, or for the root of its project, and not for data.
         sources = {str(folder) for folder in Path.cwd().parents}
         for added in self._learned:
             modules = {os.path.dirname(path) for path in added if path.endswith(".py")}  # noqa: PTH120  (of thousands)
@@ -120,6 +125,15 @@ class ReadFiles:
         """Take in that no larger size makes a difference, *now* being the last digest."""
         self._limits[family] = (*limit, now)
 
+    def took(self, family: str, size: int, now: Collection[str]) -> bool:
+        """Say whether the program was seen to take that size, or two others, each as it was given it; *now*: the digests of now."""
+        known = {each for each, of_time in self._took.get(family, {}).items() if of_time in now}
+        return str(size) in known or len(known) > 1  # one may be by chance
+
+    def note_took(self, family: str, size: int, *, now: str) -> None:
+        """Take in that it did, *now* being the last digest."""
+        self._took.setdefault(family, {})[str(size)] = now
+
     def runs(self, family: str, now: Collection[str]) -> dict[int, Ran]:
         """Return what every run came to, by size, that would show the same again; *now*: the digests of now."""
         kept = {int(size): Ran(*ran) for size, ran in self._runs.get(family, {}).items()}
@@ -134,11 +148,17 @@ class ReadFiles:
         if self._file is not None:
             with suppress(OSError):  # a full disk, a folder of somebody else: the next plan runs the program again
                 self._file.parent.mkdir(parents=True, exist_ok=True)
-                known = {"learned": self._learned, "refused": self._refused, "runs": self._runs, "limits": self._limits}
+                known = {
+                    "learned": self._learned,
+                    "refused": self._refused,
+                    "runs": self._runs,
+                    "limits": self._limits,
+                    "took": self._took,
+                }
                 write_whole(self._file, json.dumps(known).encode())
 
 
-def _source_of(path: str) -> str:
+def source_of(path: str) -> str:
     """Return the source of a compiled Python file, whose time decides; *path* for any other."""
     file = Path(path)
     is_compiled = file.suffix == ".pyc" and file.parent.name == "__pycache__"
@@ -188,4 +208,11 @@ def _counts(entry: Path, *, is_of_sources: bool) -> bool:
     """Say whether *entry* of a folder may mean something to the program; where sources are, Python looks through it for modules alone."""
     if entry.name.startswith(".") or entry.name == "__pycache__" or ".backup" in entry.name:
         return False
-    return not is_of_sources or entry.suffix in (".py", ".so") or entry.is_dir()
+    return not is_of_sources or entry.suffix in _MODULES or (entry.is_dir() and _has_modules(entry))
+
+
+def _has_modules(folder: Path) -> bool:
+    """Say whether *folder* may be a package: one that a training writes into has none."""
+    with suppress(OSError):
+        return any(entry.suffix in _MODULES for entry in islice(folder.iterdir(), _MOST_LOOKED_AT))
+    return False

@@ -164,6 +164,14 @@ class RehearsedEstimator(ReplayingEstimator):
                 if self._runs_beside:
                     runner.begin(step)
 
+    def confirm(self, program: Program, gpu: GpuSpec, stage: Stage | None) -> None:
+        """Check that *program* reads its micro-batch, as `Estimator.confirm` says."""
+        step = self._step(program, gpu, stage)
+        self._rehearsal(step)
+        with self.searching(), suppress(NotRehearsedError):  # it takes no such size, or fails for another reason: nothing speaks against it
+            for other in self._runner(program).sizes_to_confirm(step):
+                self._rehearsal(self._step(program.with_training(micro_batch_size=other), gpu, stage))
+
     def _place(self, step: Step) -> tuple[str, int] | None:
         """Return where the cache has *step*, as things are now; None where it cannot have it."""
         return self._place_of(step, self._key(step))

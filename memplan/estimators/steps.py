@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
 from memplan.errors import MemplanError
@@ -64,6 +64,14 @@ class StepRunner(ABC):
     def learn(self, step: Step, found: Rehearsal) -> None:
         """Take in what a run of *step* was like that was kept, and is not made again."""
         del step, found
+
+    def sizes_to_confirm(self, step: Step) -> Iterable[int]:
+        """
+        Yield micro-batches with which *step*, which was run, would show that its program reads the one that it is given, until that is
+        known. A program that asks for the same memory with all of them is an error of the run that shows it.
+        """
+        del step
+        return ()
 
     def begin(self, step: Step) -> None:
         """Run *step* beside what is asked for meanwhile, where there is room for that; `rehearse` has it then."""

@@ -11,12 +11,13 @@ from typing import NamedTuple
 
 from memplan.execution.device_log import NO_LOG, DeviceLog
 from memplan.execution.guessed_values import Cause, guessed_loops, guesses
+from memplan.execution.later_steps import later_bytes, peaks_of_draws
 from memplan.execution.rehearsal import Finding
 from memplan.execution.run_record import Batch, RunRecord
 from memplan.execution.wording import SHOWN, listed, shown_place
 from memplan.hardware.gpu import UNLIMITED_BYTES
-from memplan.traces.kept import StepEnd, step_ends
-from memplan.traces.trace import ALLOC, EVALUATION, MemoryTrace, Note, allocation_of, allocations_by_address
+from memplan.traces.kept import StepEnd
+from memplan.traces.trace import ALLOC, MemoryTrace, Note, allocation_of, allocations_by_address
 from memplan.units import KIB, format_bytes
 from memplan.workload.published_models import WEIGHT_FILES
 
@@ -32,6 +33,9 @@ LEAST_GROWTH_BYTES = 64 * KIB
 VARYING_SHARE = 0.05
 """Of a step's peak, by which another has to be lower for steps of several sizes to be told of."""
 
+TOLD_SHARE = 0.01
+"""Of a step's peak, by which a later one may be above it, for steps of several sizes to be told of though they differ by less than that."""
+
 LEAST_STEPS = 3
 """The first makes what lasts; two more show whether anything is added."""
 
@@ -43,6 +47,7 @@ def find(
     record: RunRecord,
     trace: MemoryTrace,
     *,
+    ends: Sequence[StepEnd],
     log: DeviceLog = NO_LOG,
     unrecorded_peak: str | None = None,
     is_before_steps: bool = False,
@@ -53,12 +58,11 @@ def find(
     """
     Return the findings of the run that *record* and its *trace* are of; *unrecorded_peak* is where the recorded events were highest.
 
-    *is_before_steps*: the peak is; *first_again*: it is in the first step, and what one like it takes later. *ended_at_exit*:
-    how the program ended, where that was not by itself and all of it had run.
+    *ends*: those of its steps. *is_before_steps*: the peak is; *first_again*: it is in the first step, and what one like it takes later.
+    *ended_at_exit*: how the program ended, where that was not by itself and all of it had run.
 
     *others*: the runs with the other end of an assumption, by what was assumed.
     """
-    ends = step_ends(trace)[: len(record.steps)]
     return (
         *_unrecorded(unrecorded_peak),
         *(_before_steps(record, trace) if is_before_steps else ()),
@@ -336,18 +340,17 @@ def _growth(record: RunRecord, ends: Sequence[StepEnd]) -> Iterator[Finding]:
 
 def _varying_steps(record: RunRecord, ends: Sequence[StepEnd]) -> Iterator[Finding]:
     """Tell of steps that are of several sizes; the batches of a DataLoader, and an evaluation, tell more of a program that has them."""
-    tells_more = bool(record.batches) or any(mark.phase == EVALUATION for mark in record.marks)
-    peaks = [end.peak_bytes for end in ends[1:]] if not (record.command and tells_more) else []
-    if record.command and peaks == sorted(peaks, reverse=True):  # what is left of one step may count in the next
-        return
-    if len(peaks) > 1 and min(peaks) < max(peaks) * (1 - VARYING_SHARE):
+    peaks = peaks_of_draws(record, ends)
+    more_bytes = later_bytes(peaks)
+    if len(peaks) > 1 and (min(peaks) < max(peaks) * (1 - VARYING_SHARE) or more_bytes > TOLD_SHARE * max(peaks)):
         taken = f"steps 2 to {len(peaks) + 1} take from {format_bytes(min(peaks))} to {format_bytes(max(peaks))} beside what lasts"
         advice = (
             "they differ, and no DataLoader gives the batches, so that the largest cannot be looked for: a later step may take more"
             if record.command
             else "their batches differ, and a later one may take more; let the function make its largest"
         )
-        yield Finding(kind="varying_steps", message=f"{taken}: {advice}")
+        allowed = f"; the upper bound includes {format_bytes(more_bytes)} for that" if more_bytes else ""
+        yield Finding(kind="varying_steps", message=f"{taken}: {advice}{allowed}")
 
 
 def _keeps_more(before: StepEnd, after: StepEnd) -> bool:

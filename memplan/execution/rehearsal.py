@@ -271,6 +271,9 @@ class Rehearsal(MemoryEstimate):
     chooses; told is the larger end.
     """
 
+    later_step_bytes: NonNegativeInt = 0
+    """In the upper bound: what a later step may take more, where batches differ and nobody can look for the largest."""
+
     rank: NonNegativeInt = 0
     """Which rank was run, where several train together."""
 

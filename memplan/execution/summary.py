@@ -11,6 +11,7 @@ from typing import NamedTuple
 from memplan.execution.device_log import NO_LOG, DeviceLog
 from memplan.execution.findings import FirstStepAgain, find, trained_batches
 from memplan.execution.guessed_values import Cause, lower_bound_reasons, takes_as_much
+from memplan.execution.later_steps import later_bytes, peaks_of_draws
 from memplan.execution.program_process import USERS_SIGNALS
 from memplan.execution.ranks import ONE_RANK, Ranks
 from memplan.execution.rehearsal import DeviceRead, OutOfMemory, ProgramFailure, Rehearsal
@@ -20,6 +21,7 @@ from memplan.execution.unsure_workspaces import Spread, reserved_spread
 from memplan.hardware.gpu import UNLIMITED_BYTES
 from memplan.memory.breakdown import MemoryBreakdown
 from memplan.memory.estimate import SET_UP, MemoryRange
+from memplan.traces.kept import StepEnd, step_ends
 from memplan.traces.requests import requests_of
 from memplan.traces.trace import BUILD, EVALUATION, OOM, Block, Mark, MemoryTrace, bytes_by_category, evaluation_before
 
@@ -75,7 +77,9 @@ def rehearsal_of(
     behind = record.was_stopped and sum(recorded.values()) < allocated * (1 - UNSPLIT_SHARE)
     beside_bytes = record.others_bytes + record.shared_bytes
     first_again = None if behind else first_step_again(record, trace, position)
-    more_bytes = record.dropped_bytes + (0 if first_again is None else first_again.more_bytes)
+    steps = step_ends(trace)[: len(record.steps)]
+    later = _later_bytes(record, steps)
+    more_bytes = record.dropped_bytes + max(later, 0 if first_again is None else first_again.more_bytes)
     ends = {cause: other.record for cause, other in others.items()}
     outside_bytes = context.expected_bytes + nccl.expected_bytes + beside_bytes
     spread = _spread(run, trace)
@@ -101,6 +105,7 @@ def rehearsal_of(
         findings=find(
             record,
             trace,
+            ends=steps,
             log=run.log,
             unrecorded_peak=where if behind else None,
             is_before_steps=where == SET_UP,
@@ -117,6 +122,7 @@ def rehearsal_of(
             *([_CUT] * is_cut),
         ),
         assumed_range=_assumed_range(list(ends.values()), record, outside_bytes),
+        later_step_bytes=later,
         rank=ranks.rank,
         num_ranks=ranks.size,
         peers=record.peers,
@@ -130,6 +136,12 @@ def rehearsal_of(
         has_evaluated=any(mark.phase == EVALUATION for mark in record.marks),
         trace=trace,
     )
+
+
+def _later_bytes(record: RunRecord, steps: Sequence[StepEnd]) -> int:
+    """Return by how much a later step may be above the peak, which may be that of something else."""
+    of_steps = max((step.peak_allocated_bytes for step in record.steps[1:]), default=0)
+    return max(0, later_bytes(peaks_of_draws(record, steps)) - (record.peak_allocated_bytes - of_steps))
 
 
 def _epoch_samples(record: RunRecord) -> int | None:

@@ -52,6 +52,8 @@ def plan_program(
     after, budget = decision.after, decision.budget
     before = program if program.has_present_batch else after
     stages = tuple(_stage_plan(before, after, number, gpu, estimator, budget) for number in range(len(stages_of(after))))
+    for stage in stages_of(after):
+        estimator.confirm(after, gpu, stage)
     plan = Plan(
         fits=True,
         method=estimator.method,

@@ -131,7 +131,7 @@ def _near_key(name: str, keys: Collection[str], *, is_key: bool = True) -> str:
 
 def _check_are_closed(words: Sequence[str], known: Collection[str]) -> None:
     """Raise UsageError for a placeholder of a *known* variable that has lost its last brace."""
-    begun = re.compile(rf"\{{({'|'.join(map(re.escape, sorted(known)))})(?![\w}}])")
+    begun = re.compile(rf"(?<!\$)\{{({'|'.join(map(re.escape, sorted(known)))})(?!\S)")  # {{lr: 1}} is Hydra's
     found = next(filter(None, map(begun.search, words)), None)
     if found is not None:
         raise UsageError(f"the command has `{{{found[1]}`, a placeholder without its last brace", hint=f"write `{{{found[1]}}}`")

@@ -34,6 +34,9 @@ LIGHTNING_PARTS = frozenset({"trainer", "model", "data", "optimizer", "lr_schedu
 _OF_CONFIGURATION = re.compile(r"conf|cfg|setting|param|recipe|opt(ion)?s?$")
 """In the name of an option: it takes a file of settings."""
 
+_WRITTEN = re.compile(r"save|out|dump|write|log|num_")
+"""In the name of an option: the file is written, or it is none."""
+
 _OVERRIDE = re.compile(r"\+{0,2}[A-Za-z_]\w*(\.\w+)+=")
 """A word that sets a key below another one."""
 
@@ -137,33 +140,33 @@ def _may_be_configuration(path: Path) -> bool:
 
 
 def unreadable_in(words: Sequence[str]) -> ConfigError | None:
-    """
-    Return why the first of the files that the command *words* names, and that may be configurations, is none: it is not there, or cannot
-    be read; None where all are.
-    """
-    script = next((word for word in words if word.endswith((".py", *SHELL_SUFFIXES))), None)
+    """Return why the first of the files that the command *words* names, and that may be configurations, is none; None where all are."""
     for option in _options(words):
-        path = Path(option.value)
         try:
-            if _may_be_configuration(path):
+            if _may_be_configuration(path := Path(option.value)):
                 settings_of(load_config_file(path))
         except ConfigError as error:
             return error
-        if option.value != script and _names_absent(option):
-            return ConfigError(f"there is no such file{_meant_with(path)}", file=path)
     return None
 
 
+def absent_in(words: Sequence[str]) -> ConfigError | None:
+    """Return which of the scripts and configurations that the command *words* names is not there, the first; None where all are."""
+    path = next((Path(option.value) for option in _options(words) if _names_absent(option)), None)
+    return None if path is None else ConfigError(f"there is no such file{_meant_with(path)}", file=path)
+
+
 def fields_of_files_below(words: Sequence[str]) -> list[str]:
-    """Return where files hold the batch and the accumulation that a command names as seen from another folder: `--config a.yml`."""
+    """Return where files hold the batch and the accumulation that a command names as seen from another folder."""
     absent = (Path(option.value) for option in _options(words) if _names_absent(option))
     return next(filter(None, (_fields_of(each) for path in absent for each in _files_below(path))), [])
 
 
 def _names_absent(option: Option) -> bool:
-    """Say whether *option* names a configuration that is not there, by its suffix and its option; `--log out.json` may be written."""
-    is_of_configuration = not option.name or option.name == "c" or _OF_CONFIGURATION.search(option.name.lower()) is not None
-    return is_of_configuration and Path(option.value).suffix in SUFFIXES and not os.path.exists(option.value)
+    """Say whether *option* names a configuration that is not there, by its suffix and its own name: others name what is written."""
+    name, suffix = option.name.lower(), Path(option.value).suffix
+    is_read = suffix != ".json" if not name else name == "c" or bool(_OF_CONFIGURATION.search(name) and not _WRITTEN.search(name))
+    return is_read and suffix in SUFFIXES and not os.path.exists(option.value)
 
 
 def _files_below(path: Path) -> list[Path]:

@@ -136,6 +136,16 @@ class Overlay:
         return sorted(path for path in gone if gone.isdisjoint(path.parents))
 
 
+_NOT_TOLD = ("/proc/", "/dev/", "/sys/", "/run/", "/usr/", "/lib/", "/lib64/", "/bin/", "/etc/")
+_NOT_TOLD_BELOW = ("/site-packages/", "/dist-packages/", "/lib/python3")
+
+
+def tells_reads_of(path: Path) -> bool:
+    """Say whether `Overlay.read` tells of a file at *path*: csrc/reads.c has the same list of those that it leaves out."""
+    whole = os.path.realpath(path)
+    return not whole.startswith(_NOT_TOLD) and not any(part in whole for part in _NOT_TOLD_BELOW)
+
+
 def build_overlay(cache: Path | None = None) -> Path:
     """Return the folder with the library, compiled where it is not there yet. Raises MissingError when there is no C compiler."""
     sources = sorted(SOURCES.iterdir())

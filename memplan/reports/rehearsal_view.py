@@ -129,6 +129,7 @@ def _outside(rehearsal: Rehearsal) -> str:
     """Return what its range is for."""
     has_workspaces = any(finding.kind in CHOSEN_ON_THE_GPU for finding in rehearsal.findings)
     others = ["NCCL buffers"] * bool(rehearsal.breakdown.nccl_buffers_bytes) + ["workspaces"] * has_workspaces
+    others += ["later steps"] * bool(rehearsal.later_step_bytes)
     return f"{', '.join(others)} and a CUDA context that vary" if others else "a CUDA context that varies"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import signal
 import subprocess
@@ -203,8 +204,7 @@ def test_a_plan_says_what_of_a_convolving_program_is_not_exact(
     assert "exact except the CUDA context and workspaces that libraries choose" in report
     assert said in report
     assert "`torch.backends.cudnn.benchmark` has cuDNN try kernels" in report
-    assert "would be" in report
-    assert "over the budget" in report
+    assert re.search(r"(would be|may be up to) \S+ \S+ over the budget", report)
     assert "the batch size in the command is a placeholder, without a present value" in report
 
 

@@ -196,6 +196,67 @@ def test_a_value_that_nobody_reads_is_told(torch_build: TorchBuild, gpu: GpuSpec
         planned(command_program(["env", "UNREAD={micro_batch_size}", sys.executable, str(PROGRAM), "8", "1", "100000", "1024"]), gpu)
 
 
+OVERRIDDEN = """
+import sys, torch
+batch = int([*open(sys.argv[1]).read().split(), *sys.argv[2:]][-1])
+model = torch.nn.Linear(256, 256).cuda()
+update = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(4):
+    model(torch.zeros(batch * 64, 256, device="cuda")).square().sum().backward()
+    update.step()
+    update.zero_grad()
+"""
+
+
+@pytest.mark.heavy
+def test_a_batch_that_is_by_chance_the_one_of_something_else_shows_nothing_of_another(
+    torch_build: TorchBuild, gpu: GpuSpec, tmp_path: Path
+) -> None:
+    """A DataLoader of 64, whatever the file says: 64 too, and then 32."""
+    script, settings = tmp_path / "train.py", tmp_path / "settings.json"
+    script.write_text(ANOTHER_BATCH)
+    settings.write_text('{"batch": 64}')
+    words, fields = [sys.executable, str(script), str(settings)], [f"micro_batch_size={settings}:batch"]
+
+    by_chance, _ = planned(command_program(words, fields=fields), gpu, tmp_path / "cache")
+    settings.write_text('{"batch": 32}')
+
+    assert by_chance.fits
+    with pytest.raises(UsageError, match=r"was changed from .* and every allocation stayed the same"):
+        planned(command_program(words, fields=fields), gpu, tmp_path / "cache")
+
+
+@pytest.mark.heavy
+def test_a_present_batch_that_something_overrides_is_no_fit(torch_build: TorchBuild, gpu: GpuSpec, tmp_path: Path) -> None:
+    """It is rehearsed alone, since it is what is wanted: a plan would be of the batch that the command gives."""
+    script, settings = tmp_path / "train.py", tmp_path / "settings.yaml"
+    script.write_text(OVERRIDDEN)
+    settings.write_text("batch: 32\n")
+    words, fields = [sys.executable, str(script), str(settings)], [f"micro_batch_size={settings}:batch"]
+
+    read, told = planned(command_program(words, fields=fields), gpu, tmp_path / "cache")
+    again, told_again = planned(command_program(words, fields=fields), gpu, tmp_path / "cache")
+
+    assert read.after.training.micro_batch_size == again.after.training.micro_batch_size == 32
+    assert (told, told_again) == ([(32, 1), (2, 1)], [])  # with 2 it asks for other memory
+    for _ in range(3):  # what was found is not kept as a fit either
+        with pytest.raises(UsageError, match=r"was changed from 32 to [0-9]+, and every allocation stayed the same"):
+            planned(command_program([*words, "4"], fields=fields), gpu, tmp_path / "cache")
+
+
+@pytest.mark.heavy
+def test_a_file_that_the_program_does_not_read_is_no_place_for_its_batch(torch_build: TorchBuild, gpu: GpuSpec, tmp_path: Path) -> None:
+    """A slip in a name: the run shows it, and no other size has to."""
+    script, settings, other = tmp_path / "train.py", tmp_path / "settings.yaml", tmp_path / "settings2.yaml"
+    script.write_text(OVERRIDDEN)
+    for file in (settings, other):
+        file.write_text("batch: 32\n")
+    program = command_program([sys.executable, str(script), str(settings)], fields=[f"micro_batch_size={other}:batch"])
+
+    with pytest.raises(NotRehearsedError, match=r"the program does not read .*settings2\.yaml, where micro_batch_size is to be written"):
+        planned(program, gpu)
+
+
 ANOTHER_BATCH = """
 import json, sys, torch
 from torch.utils.data import DataLoader, TensorDataset

@@ -91,6 +91,11 @@ def test_what_may_change_a_run_changes_the_digest(project: Path, change: Callabl
     assert read_by(project).digests({}) != before
 
 
+def _make(file: Path) -> None:
+    file.parent.mkdir()
+    file.write_text("")
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -99,6 +104,7 @@ def test_what_may_change_a_run_changes_the_digest(project: Path, change: Callabl
         lambda project: (project / "conf.yaml.backup").write_text(""),
         lambda project: (project / "report.html").write_text(""),
         lambda project: (project / ".memplan").mkdir(),
+        lambda project: _make(project / "outputs" / "model.ckpt"),
     ],
 )
 def test_what_changes_no_run_changes_nothing(project: Path, change: Callable[[Path], object]) -> None:
@@ -186,3 +192,22 @@ def test_what_a_later_run_reads_besides_leaves_the_earlier_ones_known(project: P
     assert files.runs("family", files.digests({})).keys() == {2}
     (project / "conf.yaml").write_text("a: 2")
     assert not files.runs("family", files.digests({}))
+
+
+def test_what_a_program_was_seen_to_take_is_known_until_it_changes(project: Path, tmp_path: Path) -> None:
+    """In the next command too; one size may be by chance that of something else, two are not."""
+    kept = tmp_path / "kept.json"
+    files = ReadFiles(kept)
+    files.learn([str(project / "train.py")], since_ns=time.time_ns())
+    files.note_took("family", 8, now=files.digests({})[-1])
+    files.keep()
+
+    again = ReadFiles(kept)
+    now = again.digests({})
+    assert [again.took("family", size, now) for size in (8, 32)] == [True, False]
+    again.note_took("family", 16, now=now[-1])
+    assert again.took("family", 32, now)
+    assert not again.took("another", 8, now)
+
+    (project / "train.py").write_text("import another")
+    assert not again.took("family", 8, again.digests({}))

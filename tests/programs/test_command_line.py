@@ -418,3 +418,11 @@ def test_negatives_are_counted(stages: Path, value: str) -> None:
 
     with pytest.raises(ConfigError, match=r"b_stage.yaml: `data.k` is .*, where n_negatives has to be a whole number from 0 on"):
         staged(stages, "{stage}")
+
+
+@pytest.mark.parametrize(
+    "word", ["${sequence_length:-512}", "data={sequence_length:512}", '{"sequence_length": 512}', "{lr: 1, sequence_length: 2}"]
+)
+def test_braces_of_others_are_no_placeholders(word: str) -> None:
+    """A shell's, Hydra's, JSON's."""
+    assert command_program(["train.py", "{micro_batch_size}", word]).command[-1] == word

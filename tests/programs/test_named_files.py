@@ -8,6 +8,7 @@ import pytest
 
 from memplan.errors import EditRefusedError, UsageError
 from memplan.programs.named_files import (
+    absent_in,
     composed_by_words,
     constant_of,
     fields_of_files_below,
@@ -216,8 +217,9 @@ def test_a_file_that_is_no_configuration_is_told_with_why() -> None:
         ("train.py --opt conf/small.yaml", "conf/small.yaml: there is no such file: did you mean conf/smaller.yaml?"),
         ("python train.py no/such/folder.yaml --lr 1", "no/such/folder.yaml: there is no such file"),
         ("train.py --config=smaller.yaml", "smaller.yaml: there is no such file here, but conf/smaller.yaml"),
-        ("train.py --log out.json --save-to all.yaml", None),  # they may be written
-        ("missing.py --config nothing", None),  # of a script the run itself tells
+        ("train.py --log out.json --save-config all.yaml out.json", None),  # they may be written
+        ("bash missing.sh", "missing.sh: there is no such file"),
+        ("train.py --config nothing", None),  # no file's name
     ],
 )
 def test_a_configuration_that_is_not_there_is_told(command: str, problem: str | None) -> None:
@@ -225,7 +227,7 @@ def test_a_configuration_that_is_not_there_is_told(command: str, problem: str | 
     Path("conf").mkdir()
     Path("conf/smaller.yaml").write_text("loader: {batch_size: 8}\n")
 
-    found = unreadable_in(command.split())
+    found = absent_in(command.split())
 
     assert (found.message if found else None) == problem
 

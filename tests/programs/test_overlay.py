@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from memplan.errors import MissingError
 from memplan.programs import overlay
-from memplan.programs.overlay import Overlay, build_overlay
+from memplan.programs.overlay import Overlay, build_overlay, tells_reads_of
 
 OPERATIONS = Path(__file__).with_name("file_operations.py")
 Before = dict[str, tuple[object, ...]]
@@ -677,3 +677,10 @@ def test_what_is_read_is_known(hold: Hold) -> None:
     told = {path for path in held.overlay.read() if path.is_relative_to(held.home)}
     assert told == {held.home, *(held.home / name for name in ("a.txt", "b.txt", "new.txt"))}
     assert not any(path.is_relative_to("/etc") for path in held.overlay.read())
+
+
+def test_files_of_the_system_and_of_packages_are_not_told_of() -> None:
+    """Whether a program has read one nobody can say then."""
+    assert tells_reads_of(Path("/home/me/project/conf.yaml"))
+    assert not tells_reads_of(Path("/usr/src/app/conf.yaml"))
+    assert not tells_reads_of(Path("/home/me/venv/lib/python3.11/site-packages/package/conf.yaml"))

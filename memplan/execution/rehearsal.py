@@ -230,7 +230,7 @@ class Rehearsal(MemoryEstimate):
     """
 
     deciding_reads: tuple[str, ...] = ()
-    """The lines that read what may be sizes, as a run without the values shows; empty where none was made."""
+    """The lines that read what may be sizes and decided none; empty where they decided some."""
 
     values: dict[str, object] = Field(default_factory=dict)
     """What build was called with, its own defaults included."""

@@ -99,7 +99,7 @@ class Settled(NamedTuple):
     effect: ValuesEffect = "unread"
     """What they decide."""
     deciding: tuple[str, ...] = ()
-    """The lines that read them."""
+    """The lines that read them, where they decide nothing."""
 
     @property
     def _size(self) -> tuple[bool, int]:
@@ -151,7 +151,10 @@ def settle(
         found = _with_data(run, first, folder=folder, answers=answers, has_padding=has_padding)
         found = _past_its_checks(run, found)
         found = _with_both_times(run, _with_both_numbers(run, found, folder=folder))
-        return found._replace(effect=_effect(first, found), deciding=tuple(sorted(places))) if places else found
+        if not places:
+            return found
+        effect = _effect(first, found)
+        return found._replace(effect=effect, deciding=tuple(sorted(places)) if effect == "nothing" else ())
     except StoppedError as error:
         return Settled(told[0], failure=str(error))
 

@@ -247,7 +247,7 @@ class ProgramSteps(StepRunner):
         """Return its run; None of a program that is on several GPUs, each of whose ranks is a process already."""
         program = step.program
         if isinstance(program, FunctionProgram):
-            return Job(run_function, (program, step.gpu, self._steps_of(program)))
+            return Job(run_function, (program, step.gpu, self._steps_of_function(program)))
         assert isinstance(program, CommandProgram)
         if program.parallelism.num_gpus > 1:
             return None
@@ -277,13 +277,9 @@ class ProgramSteps(StepRunner):
         assert isinstance(program, CommandProgram)
         return len(found.steps) == FEW_STEPS and (varies or program.command in self._settles_late)
 
-    def _steps_of(self, program: UserProgram) -> int | None:
-        """Return how many steps of *program* are run; None: as many as it shows to be needed, of a function."""
-        varies = _key_of(program) in self._varying
-        if isinstance(program, FunctionProgram):
-            return MOST_STEPS if varies else None
-        assert isinstance(program, CommandProgram)
-        return MORE_STEPS if varies or program.command in self._settles_late | self._walked else FEW_STEPS
+    def _steps_of_function(self, program: FunctionProgram) -> int | None:
+        """Return how many steps of *program* are run; None: as many as it shows to be needed."""
+        return MOST_STEPS if _key_of(program) in self._varying else None
 
     def _run_command(self, step: Step, said: Path) -> Rehearsal:
         program = step.program
@@ -319,10 +315,11 @@ class ProgramSteps(StepRunner):
             self._settles_late.add(program.command)
 
     def _known_of(self, program: CommandProgram) -> Known:
+        needs_more = _key_of(program) in self._varying or program.command in self._settles_late | self._walked
         return Known(
             has_several_shapes=program.command in self._walked,
             is_decided_by_data=program.command in self._decided_by_data,
-            steps=self._steps_of(program) or FEW_STEPS,
+            steps=MORE_STEPS if needs_more else FEW_STEPS,
             harmless=self._harmless_of(program) if self.is_searching else frozenset(),
             warm_file=self._warm_file(program),
             prepared=self._prepared_data(),
@@ -341,7 +338,7 @@ class ProgramSteps(StepRunner):
         program = step.program
         assert isinstance(program, FunctionProgram)
         try:
-            return self.run_apart(lambda: run_function(program, step.gpu, self._steps_of(program), self._functions))
+            return self.run_apart(lambda: run_function(program, step.gpu, self._steps_of_function(program), self._functions))
         except UsageError as error:
             raise self._refusal(step, error.message, hint=error.hint) from error
 

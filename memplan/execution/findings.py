@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from memplan.execution.device_log import NO_LOG, DeviceLog
 from memplan.execution.guessed_values import Cause, guessed_loops, guesses
-from memplan.execution.later_steps import later_bytes, peaks_of_draws
+from memplan.execution.later_steps import peaks_of_draws
 from memplan.execution.rehearsal import Finding
 from memplan.execution.run_record import Batch, RunRecord
 from memplan.execution.wording import SHOWN, listed, shown_place
@@ -48,6 +48,7 @@ def find(
     trace: MemoryTrace,
     *,
     ends: Sequence[StepEnd],
+    later_step_bytes: int = 0,
     log: DeviceLog = NO_LOG,
     unrecorded_peak: str | None = None,
     is_before_steps: bool = False,
@@ -58,7 +59,8 @@ def find(
     """
     Return the findings of the run that *record* and its *trace* are of; *unrecorded_peak* is where the recorded events were highest.
 
-    *ends*: those of its steps. *is_before_steps*: the peak is; *first_again*: it is in the first step, and what one like it takes later.
+    *ends*: those of its steps; *later_step_bytes*: what the upper bound includes for a later one. *is_before_steps*: the peak is;
+    *first_again*: it is in the first step, and what one like it takes later.
     *ended_at_exit*: how the program ended, where that was not by itself and all of it had run.
 
     *others*: the runs with the other end of an assumption, by what was assumed.
@@ -71,7 +73,7 @@ def find(
         *_without_gradient(record),
         *_dropped_gradients(record),
         *_wide_tensors(record),
-        *(list(_growth(record, ends)) or _varying_steps(record, ends)),
+        *(list(_growth(record, ends)) or _varying_steps(record, ends, later_step_bytes)),
         *_weights(record),
         *_missing_gpu(record),
         *_nothing_walked(record),
@@ -338,10 +340,9 @@ def _growth(record: RunRecord, ends: Sequence[StepEnd]) -> Iterator[Finding]:
         )
 
 
-def _varying_steps(record: RunRecord, ends: Sequence[StepEnd]) -> Iterator[Finding]:
+def _varying_steps(record: RunRecord, ends: Sequence[StepEnd], more_bytes: int) -> Iterator[Finding]:
     """Tell of steps that are of several sizes; the batches of a DataLoader, and an evaluation, tell more of a program that has them."""
     peaks = peaks_of_draws(record, ends)
-    more_bytes = later_bytes(peaks)
     if len(peaks) > 1 and (min(peaks) < max(peaks) * (1 - VARYING_SHARE) or more_bytes > TOLD_SHARE * max(peaks)):
         taken = f"steps 2 to {len(peaks) + 1} take from {format_bytes(min(peaks))} to {format_bytes(max(peaks))} beside what lasts"
         advice = (

@@ -106,6 +106,7 @@ def rehearsal_of(
             record,
             trace,
             ends=steps,
+            later_step_bytes=later,
             log=run.log,
             unrecorded_peak=where if behind else None,
             is_before_steps=where == SET_UP,

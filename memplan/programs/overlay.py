@@ -136,14 +136,15 @@ class Overlay:
         return sorted(path for path in gone if gone.isdisjoint(path.parents))
 
 
-_NOT_TOLD = ("/proc/", "/dev/", "/sys/", "/run/", "/usr/", "/lib/", "/lib64/", "/bin/", "/etc/")
-_NOT_TOLD_BELOW = ("/site-packages/", "/dist-packages/", "/lib/python3")
+NOT_TOLD = ("/proc/", "/dev/", "/sys/", "/run/", "/usr/", "/lib/", "/lib64/", "/bin/", "/etc/")
+NOT_TOLD_BELOW = ("/site-packages/", "/dist-packages/", "/lib/python3")
+"""Of the kernel, the system and installed packages: how such files' names begin, and what is in them."""
 
 
 def tells_reads_of(path: Path) -> bool:
-    """Say whether `Overlay.read` tells of a file at *path*: csrc/reads.c has the same list of those that it leaves out."""
-    whole = os.path.realpath(path)
-    return not whole.startswith(_NOT_TOLD) and not any(part in whole for part in _NOT_TOLD_BELOW)
+    """Say whether `Overlay.read` tells of a file at *path*, by that name and by its own: csrc/reads.c has the same list of the others."""
+    names = (os.path.abspath(path), os.path.realpath(path))  # noqa: PTH100  (links are not followed)
+    return not any(name.startswith(NOT_TOLD) or any(part in name for part in NOT_TOLD_BELOW) for name in names)
 
 
 def build_overlay(cache: Path | None = None) -> Path:

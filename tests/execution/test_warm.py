@@ -100,6 +100,15 @@ def project(torch_build: TorchBuild, tmp_path: Path, monkeypatch: pytest.MonkeyP
         process.end()
 
 
+@pytest.fixture
+def packages(project: Project, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder for packages that the project's Python finds."""
+    folder = project.folder / "site-packages"
+    folder.mkdir()
+    monkeypatch.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)
+    return folder
+
+
 def test_the_next_rehearsal_has_its_imports_and_the_same_bytes(project: Project) -> None:
     """What the user has edited since is what runs."""
     first = project.rehearse(TRAINING.replace("SIZE", "1024"))
@@ -205,11 +214,8 @@ torch.ones(packaged.WIDTH * 2**20, device="cuda")
 
 
 @pytest.mark.heavy
-def test_a_package_that_was_installed_anew_is_imported_anew(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_package_that_was_installed_anew_is_imported_anew(project: Project, packages: Path) -> None:
     """The process that had imported it ends."""
-    packages = project.folder / "site-packages"
-    packages.mkdir()
-    monkeypatch.setenv("PYTHONPATH", str(packages))
     (packages / "packaged.py").write_text("WIDTH = 1\n")
     project.rehearse(PACKAGED)
     time.sleep(0.01)
@@ -222,11 +228,8 @@ def test_a_package_that_was_installed_anew_is_imported_anew(project: Project, mo
 
 
 @pytest.mark.heavy
-def test_temporary_files_that_packages_make_at_their_import_go_with_the_process(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_temporary_files_that_packages_make_at_their_import_go_with_the_process(project: Project, packages: Path) -> None:
     """W&B makes folders then, and the process that has imported it ends without a chance to remove them."""
-    packages = project.folder / "site-packages"
-    packages.mkdir()
-    monkeypatch.setenv("PYTHONPATH", str(packages))
     (packages / "packaged.py").write_text("import tempfile\nFOLDER = tempfile.mkdtemp()\n")
     told = f"imported-{os.getpid()}-"  # what is new below /tmp is not held back
     try:
@@ -245,11 +248,8 @@ def test_temporary_files_that_packages_make_at_their_import_go_with_the_process(
 
 
 @pytest.mark.heavy
-def test_a_variable_that_a_package_reads_at_its_import_is_that_of_the_program(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_variable_that_a_package_reads_at_its_import_is_that_of_the_program(project: Project, packages: Path) -> None:
     """Where a program now sets another, the fork came too late, and what it showed does not count."""
-    packages = project.folder / "site-packages"
-    packages.mkdir()
-    monkeypatch.setenv("PYTHONPATH", str(packages))
     (packages / "packaged.py").write_text("import os\nWIDTH = int(os.environ['WIDTH_OF_PACKAGE'])\n")
     first = project.rehearse(PACKAGED.replace("SET", "2"))
     same = project.rehearse(PACKAGED.replace("SET", "2"))
@@ -270,13 +270,8 @@ os.environ["ALLOCATOR_OF_PACKAGE"] = os.environ.get("ALLOCATOR_OF_PACKAGE", "") 
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("first", ["torch", "packaged"])
-def test_a_package_that_sets_variables_at_its_import_is_imported_ahead(
-    project: Project, monkeypatch: pytest.MonkeyPatch, first: str
-) -> None:
+def test_a_package_that_sets_variables_at_its_import_is_imported_ahead(project: Project, packages: Path, first: str) -> None:
     """As scikit-learn and polars do, which adds to what is there. The program finds what it would by itself."""
-    packages = project.folder / "site-packages"
-    packages.mkdir()
-    monkeypatch.setenv("PYTHONPATH", str(packages))
     (packages / "packaged.py").write_text(SETS_AT_IMPORT)
     text = HEAD.replace("import torch\n", f"import {first}\nimport torch, packaged\n") + (
         "print(os.environ['KMP_OF_PACKAGE'], os.environ['ALLOCATOR_OF_PACKAGE'], file=open('seen', 'a'))\ntorch.ones(8, device='cuda')\n"
@@ -308,11 +303,8 @@ assert packaged.now().name == torch.cuda.get_device_name() and packaged.now().to
 
 
 @pytest.mark.heavy
-def test_a_package_that_asks_for_the_gpu_at_its_import_is_imported_ahead(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_package_that_asks_for_the_gpu_at_its_import_is_imported_ahead(project: Project, packages: Path) -> None:
     """A fork answers it. What it learned holds for GPUs of that kind: for another one it is imported anew."""
-    packages = project.folder / "site-packages"
-    packages.mkdir()
-    monkeypatch.setenv("PYTHONPATH", str(packages), prepend=os.pathsep)
     (packages / "packaged.py").write_text(ASKS_AT_IMPORT)
 
     first, second, other = (project.rehearse(ASKED, gpu=gpu) for gpu in ("t4", "t4", "h100"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -20,7 +21,7 @@ from hypothesis import strategies as st
 
 from memplan.errors import MissingError
 from memplan.programs import overlay
-from memplan.programs.overlay import Overlay, build_overlay, tells_reads_of
+from memplan.programs.overlay import NOT_TOLD, NOT_TOLD_BELOW, SOURCES, Overlay, build_overlay, tells_reads_of
 
 OPERATIONS = Path(__file__).with_name("file_operations.py")
 Before = dict[str, tuple[object, ...]]
@@ -684,3 +685,14 @@ def test_files_of_the_system_and_of_packages_are_not_told_of() -> None:
     assert tells_reads_of(Path("/home/me/project/conf.yaml"))
     assert not tells_reads_of(Path("/usr/src/app/conf.yaml"))
     assert not tells_reads_of(Path("/home/me/venv/lib/python3.11/site-packages/package/conf.yaml"))
+
+
+def test_the_library_leaves_out_the_same_files() -> None:
+    """Both lists, in C and in Python, are one."""
+    source = (SOURCES / "reads.c").read_text()
+    folders = re.search(r"folders\[\] = \{(.*?), NULL\}", source)
+    parts = re.findall(r'strstr\(path, "(.+?)"\)', source)
+
+    assert folders is not None
+    assert tuple(re.findall(r'"(.+?)"', folders[1])) == NOT_TOLD
+    assert tuple(parts) == NOT_TOLD_BELOW

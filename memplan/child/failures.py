@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dis
 import os
+import re
 import sysconfig
 import traceback
 from typing import Any
@@ -24,6 +25,9 @@ NO_ENGINE = "was unable to find an engine to execute this computation"
 """What PyTorch says where none of cuDNN's engines runs, also for want of the memory that each asks for (Conv_v8.cpp)."""
 
 
+_READS_ONE_SAMPLE = re.compile(r'[/\\]_utils[/\\]fetch\.py", line \d+, in [\w<>]+\n\s+data(?: = \[|\.append\()')
+"""Of a stack: where a DataLoader asks its dataset for one sample after another (torch/utils/data/_utils/fetch.py)."""
+
 _STANDARD, _PACKAGES = (f"{sysconfig.get_path(name)}{os.sep}" for name in ("stdlib", "purelib"))
 """Python's own library, and the packages that are installed in a folder of it."""
 
@@ -35,7 +39,8 @@ def failure_of(error: BaseException, *, has_run_out: bool = False) -> dict[str, 
     kind = mistake or ("out_of_memory" if is_for_want else "error")
     said = str(error).split("\nException raised from ")[0]  # and from where in PyTorch's own libraries
     message = f"{type(error).__name__}: {said or _line_of(error)}" if kind == "error" else said
-    return {"kind": kind, "message": message, "place": place_of(error), "is_chosen": is_chosen(error)}
+    told = {"kind": kind, "message": message, "place": place_of(error), "is_chosen": is_chosen(error)}
+    return told | {"is_of_one_sample": is_of_one_sample(error)}
 
 
 def answered_by(error: BaseException) -> BaseException:
@@ -59,6 +64,16 @@ def is_chosen(error: BaseException) -> bool:
         trace = trace.tb_next
     code = trace.tb_frame.f_code
     return not is_own(code.co_filename) and dis.opname[code.co_code[trace.tb_lasti]] == "RAISE_VARARGS"
+
+
+def is_of_one_sample(error: BaseException) -> bool:
+    """
+    Say whether a dataset raised *error* when it was asked for one sample, in this process or in a worker, which sends its stack as text.
+
+    Not for want of the host's memory, or of something else of which a larger batch takes more.
+    """
+    stack = "".join(traceback.format_tb(error.__traceback__)) + str(error)
+    return not isinstance(error, (MemoryError, OSError)) and _READS_ONE_SAMPLE.search(stack) is not None
 
 
 def place_of(error: BaseException) -> str | None:

@@ -269,13 +269,18 @@ class ProgramSteps(StepRunner):
             found = run(step, said)
         return _told_of_variation(found, program) if _key_of(program) in self._varying else found
 
+    def suffices(self, step: Step, found: Rehearsal) -> bool:
+        """Say whether *found* has as many steps as its program is known to need by now."""
+        assert isinstance(step.program, UserProgram)
+        return not self._has_run_too_few(step.program, found)
+
     def _has_run_too_few(self, program: UserProgram, found: Rehearsal) -> bool:
         """Say whether *found* has fewer steps than *program* is known to need by now: those that were run without that knowledge."""
         varies = _key_of(program) in self._varying
         if isinstance(program, FunctionProgram):
             return varies and len(found.steps) < MOST_STEPS
         assert isinstance(program, CommandProgram)
-        return len(found.steps) == FEW_STEPS and (varies or program.command in self._settles_late)
+        return len(found.steps) == FEW_STEPS and found.was_cut and (varies or program.command in self._settles_late)
 
     def _steps_of_function(self, program: FunctionProgram) -> int | None:
         """Return how many steps of *program* are run; None: as many as it shows to be needed."""
@@ -357,6 +362,9 @@ class ProgramSteps(StepRunner):
             lacks_weights = any(finding.kind == "missing_weights" for finding in found.findings)
             output = f"its last output:{last_lines(said)}" if said.exists() else None
             hint = MISSING_WEIGHTS if lacks_weights else output
+            if found.failure.is_of_one_sample:
+                hint = f"its dataset raised that for one sample, which says nothing of a batch; {output or 'try it without memplan'}"
+                raise NotRehearsedError(f"{where_of(step)}{message}", hint=hint)
             if _OF_NO_SIZE.search(found.failure.message):
                 raise NotRehearsedError(f"{where_of(step)}{message}", hint=hint)
             raise self._refusal(step, message, hint=hint)
@@ -437,7 +445,7 @@ def _told_of_variation(found: Rehearsal, program: UserProgram) -> Rehearsal:
     message = (
         "with another batch its steps differ, and so do their batches: a later one may take more; let the function make its largest"
         if isinstance(program, FunctionProgram)
-        else "with another batch its steps differ, and no DataLoader gives the batches, so that the largest cannot be looked for: a later "
+        else "with another batch its steps differ, by what no shape of a batch tells, so that the largest cannot be looked for: a later "
         "step may take more"
     )
     return found.model_copy(update={"findings": (*found.findings, Finding(kind="varying_steps", message=message))})

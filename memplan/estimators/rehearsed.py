@@ -117,15 +117,17 @@ class RehearsedEstimator(ReplayingEstimator):
         return tried if may_be_tried else whole
 
     def _rehearsal(self, step: Step) -> Rehearsal:
-        key = self._key(step)
-        if key not in self._estimates:
+        key, runner = self._key(step), self._runner(step.program)
+        known = self._estimates.get(key)
+        if known is None or not runner.suffices(step, known):
             key, found = self._kept(step, key)
-            if found is None:
+            if found is not None:
+                runner.learn(step, found)
+            if found is None or not runner.suffices(step, found):
                 found = self._rehearsed(step).without_trace().model_copy(update={"first_dimensions": ()})
                 key = _Key(step.family, step.micro_batch_size, is_tried=found.values_effect == "taken_for_nothing")
-            else:
-                self._runner(step.program).learn(step, found)
             self._estimates[key] = found
+            self.num_corrections += known is not None
             self._correct(key, found)
             self._kinds.setdefault(step.likeness, {})[step.family] = step.gpu
         return self._estimates[key].model_copy(update={"gpu_name": step.gpu.name})
@@ -527,11 +529,22 @@ class _WithSettings(Estimator):
         """Return the memory of the step with these settings."""
         usual = self._rehearsals(program, gpu, stage)
         seen = self._rehearsals.replay_with_capacity(program, gpu, stage, capacity_bytes=UNLIMITED_BYTES, settings=self._settings)
-        return _with_reserved(usual, seen.peak_reserved_bytes)
+        return _with_reserved(_without_cached(usual, self._settings), seen.peak_reserved_bytes)
 
     def quick_estimate(self, program: Program, gpu: GpuSpec, stage: Stage | None) -> MemoryRange | None:
         """Return about what it takes: what it takes without these settings."""
         return self._rehearsals.quick_estimate(program, gpu, stage)
+
+
+def _without_cached(estimate: MemoryEstimate, settings: str) -> MemoryEstimate:
+    """Return *estimate* without what a larger step reserves beside cached blocks, where under *settings* these grow with it."""
+    from memplan.allocator.config import read_settings  # noqa: PLC0415
+
+    if not (isinstance(estimate, Rehearsal) and estimate.later_step_cached_bytes and read_settings(settings).expandable_segments):
+        return estimate
+    used = estimate.device_used
+    high_bytes = used.high_bytes - estimate.later_step_cached_bytes
+    return estimate.model_copy(update={"device_used": used.model_copy(update={"high_bytes": high_bytes})})
 
 
 def _with_reserved(estimate: MemoryEstimate, reserved_bytes: int) -> MemoryEstimate:

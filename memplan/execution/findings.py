@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from memplan.execution.device_log import NO_LOG, DeviceLog
 from memplan.execution.guessed_values import Cause, guessed_loops, guesses
-from memplan.execution.later_steps import peaks_of_draws
+from memplan.execution.later_steps import NO_LATER_STEP, LaterStep, is_decided_by_data, peaks_of_draws
 from memplan.execution.rehearsal import Finding
 from memplan.execution.run_record import Batch, RunRecord
 from memplan.execution.wording import SHOWN, listed, shown_place
@@ -48,7 +48,7 @@ def find(
     trace: MemoryTrace,
     *,
     ends: Sequence[StepEnd],
-    later_step_bytes: int = 0,
+    later: LaterStep = NO_LATER_STEP,
     log: DeviceLog = NO_LOG,
     unrecorded_peak: str | None = None,
     is_before_steps: bool = False,
@@ -59,7 +59,7 @@ def find(
     """
     Return the findings of the run that *record* and its *trace* are of; *unrecorded_peak* is where the recorded events were highest.
 
-    *ends*: those of its steps; *later_step_bytes*: what the upper bound includes for a later one. *is_before_steps*: the peak is;
+    *ends*: those of its steps; *later*: what the upper bound includes for a later one. *is_before_steps*: the peak is;
     *first_again*: it is in the first step, and what one like it takes later.
     *ended_at_exit*: how the program ended, where that was not by itself and all of it had run.
 
@@ -73,12 +73,12 @@ def find(
         *_without_gradient(record),
         *_dropped_gradients(record),
         *_wide_tensors(record),
-        *(list(_growth(record, ends)) or _varying_steps(record, ends, later_step_bytes)),
+        *(list(_growth(record, ends)) or _varying_steps(record, ends, later)),
         *_weights(record),
         *_missing_gpu(record),
         *_nothing_walked(record),
         *_batch_shapes(record),
-        *_cached_shapes(record),
+        *_cached_shapes(record, later),
         *_workspaces(log, tries_convolutions=record.tries_convolutions, is_unlimited=record.gpu_memory_bytes >= UNLIMITED_BYTES),
         *guesses(record, others),
         *_at_exit(ended_at_exit),
@@ -221,7 +221,7 @@ def _batch_shapes(record: RunRecord) -> Iterator[Finding]:
         yield Finding(kind="batch_shapes", message=message)
 
 
-def _cached_shapes(record: RunRecord) -> Iterator[Finding]:
+def _cached_shapes(record: RunRecord, later: LaterStep) -> Iterator[Finding]:
     """Tell of what PyTorch caches of batches that are not all alike, where the largest was among them: more of it over an epoch."""
     shapes = _shapes_that_differ(record) if record.num_walked_batches else None
     if shapes is not None:
@@ -229,8 +229,8 @@ def _cached_shapes(record: RunRecord) -> Iterator[Finding]:
         yield Finding(
             kind="cached_shapes",
             message=f"the shapes of the batches differ: {shapes}, the largest of {looked_at}; what PyTorch has cached for one shape mostly "
-            "does not serve a larger one, so that an epoch may reserve more from batch to batch, up to all of the GPU, and then gives "
-            "cached memory back, which takes time: `PYTORCH_ALLOC_CONF=expandable_segments:True` avoids it",
+            f"does not serve a larger one, so that an epoch may reserve more from batch to batch{_allowed(later)}, up to all of the GPU, "
+            "and then gives cached memory back, which takes time: `PYTORCH_ALLOC_CONF=expandable_segments:True` avoids it",
         )
 
 
@@ -325,7 +325,7 @@ def _growth(record: RunRecord, ends: Sequence[StepEnd]) -> Iterator[Finding]:
             message=f"memory still grows: what is kept from earlier steps rose by {format_bytes(kept[-1] - kept[-2])} in step {len(ends)}, "
             f"and by {format_bytes(kept[-1] - kept[1])} since step 2 (losses that were not detached, or results that are collected?)",
         )
-    elif peaks[-1] > max(peaks[1:-1]) * (1 + SETTLING_SHARE) and _is_decided_by_data(record):
+    elif peaks[-1] > max(peaks[1:-1]) * (1 + SETTLING_SHARE) and is_decided_by_data(record):
         yield Finding(
             kind="growth",
             message=f"memory still grows: the peak rose by {format_bytes(peaks[-1] - max(peaks[1:-1]))} in step {len(ends)}; "
@@ -340,29 +340,41 @@ def _growth(record: RunRecord, ends: Sequence[StepEnd]) -> Iterator[Finding]:
         )
 
 
-def _varying_steps(record: RunRecord, ends: Sequence[StepEnd], more_bytes: int) -> Iterator[Finding]:
-    """Tell of steps that are of several sizes; the batches of a DataLoader, and an evaluation, tell more of a program that has them."""
-    peaks = peaks_of_draws(record, ends)
-    if len(peaks) > 1 and (min(peaks) < max(peaks) * (1 - VARYING_SHARE) or more_bytes > TOLD_SHARE * max(peaks)):
+def _varying_steps(record: RunRecord, ends: Sequence[StepEnd], later: LaterStep) -> Iterator[Finding]:
+    """Tell of steps that are of several sizes; the shapes of a DataLoader's batches, and an evaluation, tell more where there are any."""
+    peaks = peaks_of_draws(record, ends, trained_batches(record))
+    if len(peaks) > 1 and (min(peaks) < max(peaks) * (1 - VARYING_SHARE) or later.more_bytes > TOLD_SHARE * max(peaks)):
         taken = f"steps 2 to {len(peaks) + 1} take from {format_bytes(min(peaks))} to {format_bytes(max(peaks))} beside what lasts"
         advice = (
-            "they differ, and no DataLoader gives the batches, so that the largest cannot be looked for: a later step may take more"
-            if record.command
-            else "their batches differ, and a later one may take more; let the function make its largest"
+            "their batches differ, and a later one may take more; let the function make its largest"
+            if not record.command
+            else "the values in their batches, which are of one shape, decide sizes: a later step may take more"
+            if record.batches
+            else "they differ, and no DataLoader gives the batches, so that the largest cannot be looked for: a later step may take more"
         )
-        allowed = f"; the upper bound includes {format_bytes(more_bytes)} for that" if more_bytes else ""
-        yield Finding(kind="varying_steps", message=f"{taken}: {advice}{allowed}")
+        allowed = f"; the upper bound includes {format_bytes(later.more_bytes)} for that" if later.more_bytes else ""
+        yield Finding(kind="varying_steps", message=f"{taken}: {advice}{allowed}{_cached(later)}")
+
+
+def _allowed(later: LaterStep) -> str:
+    """Say what the upper bound includes of what is cached."""
+    return f" (the upper bound includes {format_bytes(later.cached_bytes)} for that)" if later.cached_bytes else ""
+
+
+def _cached(later: LaterStep) -> str:
+    """Say what of *later* is cached memory, where that is most of it."""
+    if later.cached_bytes <= later.allocated_bytes:
+        return ""
+    return (
+        f", of which {format_bytes(later.cached_bytes)} because no block that PyTorch has cached serves a larger one. Each step that is "
+        "larger than all before adds as much, until the GPU is full and PyTorch releases what it has cached; with "
+        "`PYTORCH_ALLOC_CONF=expandable_segments:True` it adds nothing"
+    )
 
 
 def _keeps_more(before: StepEnd, after: StepEnd) -> bool:
     """Say whether one step keeps more than the one before: more blocks, not larger ones, as of a batch that is loaded ahead."""
     return after.num_kept > before.num_kept and after.kept_bytes >= before.kept_bytes + LEAST_GROWTH_BYTES
-
-
-def _is_decided_by_data(record: RunRecord) -> bool:
-    """Say whether a line of the program reads one size after another."""
-    places = [read.place for read in record.reads if read.basis in ("data", "copied", "drawn")]
-    return len(places) > len(set(places))
 
 
 def _workspaces(log: DeviceLog, *, tries_convolutions: bool, is_unlimited: bool) -> Iterator[Finding]:

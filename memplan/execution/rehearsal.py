@@ -52,7 +52,10 @@ class OutOfMemory(Description):
     """The line of the program, FILE:LINE."""
 
     is_caught: bool = False
-    """The program caught the error and went on."""
+    """The error was caught, by the program or by PyTorch, and it went on."""
+
+    is_of_workspace: bool = False
+    """It was PyTorch that caught it: the allocation was for a workspace of cuDNN's, and another kernel does with less."""
 
     batch_size: int | None = None
     """Samples of the batch that it ran out with, where it came from a DataLoader."""
@@ -86,6 +89,9 @@ class ProgramFailure(Description):
 
     phase: str
     """build, or which step."""
+
+    is_of_one_sample: bool = False
+    """The dataset raised it for one sample: no batch is to blame."""
 
     @property
     def first_line(self) -> str:
@@ -208,7 +214,10 @@ class Rehearsal(MemoryEstimate):
     """
 
     needs: MemoryRange | None = None
-    """What such a program uses where these workspaces are small; only where it may otherwise take more than the GPU has."""
+    """
+    What such a program uses where these workspaces are small; only where it may otherwise take more than the GPU has. Of a program that
+    releases cached memory now and then, or may have to: what it runs with, releasing it as often as need be, where that is clearly less.
+    """
 
     steps: tuple[StepPeaks, ...]
     """Each step that ran to its end."""
@@ -274,6 +283,9 @@ class Rehearsal(MemoryEstimate):
     later_step_bytes: NonNegativeInt = 0
     """In the upper bound: what a later step may take more, where batches differ and nobody can look for the largest."""
 
+    later_step_cached_bytes: NonNegativeInt = 0
+    """What of that is reserved because blocks that PyTorch has cached do not serve a larger step; nothing under expandable segments."""
+
     rank: NonNegativeInt = 0
     """Which rank was run, where several train together."""
 
@@ -305,7 +317,7 @@ class Rehearsal(MemoryEstimate):
     """Of the tensors that may be of the batch, as each backward began that was looked at: the samples that it is of are among them."""
 
     was_cut: bool = Field(default=False, repr=False)
-    """The program was ended after the steps that were asked for: an evaluation behind them was not reached."""
+    """The program was ended after the steps that were asked for: what comes behind them, as an evaluation, was not run."""
 
     has_evaluated: bool = Field(default=False, repr=False)
     """What it trains was in eval mode, before it was trained or between steps."""
@@ -330,22 +342,23 @@ class Rehearsal(MemoryEstimate):
     def verdict(self) -> Verdict:
         """
         Return what can be said: it fits; it is tight, because it ran only by giving cached memory back (of four published such steps three
-        ran out of memory on the real GPU), or because the upper bound is more than the GPU has, and it does not with less; it does not fit;
-        or unknown, where the program failed, or sizes were guessed.
+        ran out of memory on the real GPU) or with other kernels of cuDNN's, or because the upper bound is more than the GPU has, unless it
+        goes with less (`needs`); it does not fit; or unknown, where the program failed, or sizes were guessed.
         """
         if self.failure is not None:
             return "unknown"
-        if self.out_of_memory is not None and not (self.out_of_memory.is_caught and self.fits_with_less):
+        missing = self.out_of_memory
+        if missing is not None and not (missing.is_caught and (self.fits_with_less or missing.is_of_workspace)):
             return "does_not_fit"
         if self.lower_bound_reasons:
             return "unknown"
         if self.fits_with_less:
             return "fits"
-        return "tight" if self.num_alloc_retries or self.may_be_too_large else "fits"
+        return "tight" if self.num_alloc_retries or self.may_be_too_large or missing is not None else "fits"
 
     @property
     def fits_with_less(self) -> bool:
-        """Say whether what it needs is no more than the GPU has, where it takes what is free."""
+        """Say whether what it needs is no more than the GPU has, where it takes what is free, or PyTorch has cached that."""
         return self.needs is not None and self.gpu_memory_bytes is not None and self.needs.high_bytes <= self.gpu_memory_bytes
 
     @property

@@ -36,6 +36,9 @@ class Failure(Description):
     is_chosen: bool = False
     """Whether the program ended itself: by a `raise` or an `assert` of its own."""
 
+    is_of_one_sample: bool = False
+    """Whether its dataset raised it for one sample: it has nothing to do with the batch."""
+
 
 class AllocationFailure(Description):
     """The first allocation that could not be had, whether the program went on or not."""

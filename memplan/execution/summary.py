@@ -11,16 +11,27 @@ from typing import NamedTuple
 from memplan.execution.device_log import NO_LOG, DeviceLog
 from memplan.execution.findings import FirstStepAgain, find, trained_batches
 from memplan.execution.guessed_values import Cause, lower_bound_reasons, takes_as_much
-from memplan.execution.later_steps import later_bytes, peaks_of_draws
+from memplan.execution.later_steps import (
+    NO_LATER_STEP,
+    LaterStep,
+    are_draws,
+    have_shapes,
+    is_evaluated,
+    later_bytes,
+    peaks_of_draws,
+    reserved_for_later_steps,
+)
 from memplan.execution.program_process import USERS_SIGNALS
 from memplan.execution.ranks import ONE_RANK, Ranks
 from memplan.execution.rehearsal import DeviceRead, OutOfMemory, ProgramFailure, Rehearsal
+from memplan.execution.released_memory import least_reserved
 from memplan.execution.run_record import RecordedRead, RunRecord
 from memplan.execution.runner import ended
 from memplan.execution.unsure_workspaces import Spread, reserved_spread
 from memplan.hardware.gpu import UNLIMITED_BYTES
 from memplan.memory.breakdown import MemoryBreakdown
 from memplan.memory.estimate import SET_UP, MemoryRange
+from memplan.traces.block_sizes import MIN_LARGE_BYTES, reserved_bytes
 from memplan.traces.kept import StepEnd, step_ends
 from memplan.traces.requests import requests_of
 from memplan.traces.trace import BUILD, EVALUATION, OOM, Block, Mark, MemoryTrace, bytes_by_category, evaluation_before
@@ -78,27 +89,33 @@ def rehearsal_of(
     beside_bytes = record.others_bytes + record.shared_bytes
     first_again = None if behind else first_step_again(record, trace, position)
     steps = step_ends(trace)[: len(record.steps)]
-    later = _later_bytes(record, steps)
-    more_bytes = record.dropped_bytes + max(later, 0 if first_again is None else first_again.more_bytes)
+    later = _later_step(record, steps, trace)
+    more_bytes = record.dropped_bytes + max(later.more_bytes, 0 if first_again is None else first_again.more_bytes)
     ends = {cause: other.record for cause, other in others.items()}
-    outside_bytes = context.expected_bytes + nccl.expected_bytes + beside_bytes
+    outside = MemoryRange(
+        low_bytes=context.low_bytes + nccl.low_bytes + record.shared_bytes,
+        expected_bytes=context.expected_bytes + nccl.expected_bytes + beside_bytes,
+        high_bytes=context.high_bytes + nccl.high_bytes + beside_bytes,
+    )
     spread = _spread(run, trace)
+    high_bytes = reserved + spread.more_bytes + more_bytes + outside.high_bytes
     return Rehearsal(
         method="rehearsed",
         breakdown=_breakdown(recorded, allocated, reserved, context.expected_bytes, nccl.expected_bytes, record),
         peak_allocated_bytes=allocated,
         peak_reserved_bytes=reserved,
         device_used=MemoryRange(
-            low_bytes=max(0, min(low, reserved) - spread.less_bytes) + context.low_bytes + nccl.low_bytes + record.shared_bytes,
-            expected_bytes=reserved + outside_bytes,
-            high_bytes=reserved + spread.more_bytes + more_bytes + context.high_bytes + nccl.high_bytes + beside_bytes,
+            low_bytes=max(0, min(low, reserved) - spread.less_bytes) + outside.low_bytes,
+            expected_bytes=reserved + outside.expected_bytes,
+            high_bytes=high_bytes,
         ),
         peak_phase="a step behind those recorded" if behind else where,
         gpu_name=record.gpu_name,
         gpu_memory_bytes=record.gpu_memory_bytes if 0 < record.gpu_memory_bytes < UNLIMITED_BYTES else None,
         torch=record.torch,
-        out_of_memory=_out_of_memory(record, exit_code, trace),
+        out_of_memory=_out_of_memory(run, exit_code, trace),
         num_alloc_retries=record.num_alloc_retries,
+        needs=_needed(record, trace, later, most_bytes=high_bytes, outside=outside),
         takes_what_is_free=record.tries_convolutions and run.log.asks_cudnn,
         steps=record.steps,
         grows=len(record.steps) > 2 and record.steps[-1].peak_allocated_bytes > record.steps[-2].peak_allocated_bytes,
@@ -106,7 +123,7 @@ def rehearsal_of(
             record,
             trace,
             ends=steps,
-            later_step_bytes=later,
+            later=later,
             log=run.log,
             unrecorded_peak=where if behind else None,
             is_before_steps=where == SET_UP,
@@ -122,8 +139,9 @@ def rehearsal_of(
             *lower_bound_reasons(record, run.log, others=ends, values_failure=values_failure),
             *([_CUT] * is_cut),
         ),
-        assumed_range=_assumed_range(list(ends.values()), record, outside_bytes),
-        later_step_bytes=later,
+        assumed_range=_assumed_range(list(ends.values()), record, outside.expected_bytes),
+        later_step_bytes=later.more_bytes,
+        later_step_cached_bytes=later.cached_bytes,
         rank=ranks.rank,
         num_ranks=ranks.size,
         peers=record.peers,
@@ -139,10 +157,46 @@ def rehearsal_of(
     )
 
 
-def _later_bytes(record: RunRecord, steps: Sequence[StepEnd]) -> int:
-    """Return by how much a later step may be above the peak, which may be that of something else."""
+def _later_step(record: RunRecord, steps: Sequence[StepEnd], trace: MemoryTrace) -> LaterStep:
+    """Return by how much a later step may be above the peak, which may be that of something else, and what comes to be cached by then."""
+    batches = trained_batches(record)
+    peaks = peaks_of_draws(record, steps, batches)
+    has_larger = are_draws(peaks)
+    if not has_larger and (not record.num_walked_batches or is_evaluated(record) or not have_shapes(batches)):
+        return NO_LATER_STEP
     of_steps = max((step.peak_allocated_bytes for step in record.steps[1:]), default=0)
-    return max(0, later_bytes(peaks_of_draws(record, steps)) - (record.peak_allocated_bytes - of_steps))
+    allocated = max(0, later_bytes(peaks) - (record.peak_allocated_bytes - of_steps))
+    requests = requests_of(trace, torch=record.torch)
+    reserved = reserved_for_later_steps(trace, requests, reserved_bytes=record.peak_reserved_bytes, has_larger=has_larger)
+    return LaterStep(allocated, max(0, reserved - allocated))
+
+
+SELDOM = 1 / 4
+"""Of all steps, at most so many that release cached memory: more would train slowly."""
+
+LEFT_FREE = 0.1
+"""Of the GPU, what has to be left free by what a program needs that released memory: of four published ones three ran out of it."""
+
+
+def _needed(record: RunRecord, trace: MemoryTrace, later: LaterStep, *, most_bytes: int, outside: MemoryRange) -> MemoryRange | None:
+    """
+    Return what a program needs that releases cached memory now and then, or may, and runs with clearly less than there is; else None.
+
+    *most_bytes*: the upper bound of what it uses, of which *outside* is outside of PyTorch's allocator.
+    """
+    is_seldom = 0 < record.num_alloc_retries <= SELDOM * len(record.steps)
+    may_have_to = not record.num_alloc_retries and most_bytes - later.cached_bytes <= record.gpu_memory_bytes < most_bytes
+    if not (is_seldom or may_have_to) or record.was_stopped or record.out_of_memory is not None:
+        return None
+    least = least_reserved(requests_of(trace, torch=record.torch), reserved_bytes=record.peak_reserved_bytes)
+    if least is None:
+        return None
+    needed = MemoryRange(
+        low_bytes=least + outside.low_bytes,
+        expected_bytes=least + outside.expected_bytes,
+        high_bytes=least + later.allocated_bytes + outside.high_bytes,
+    )
+    return needed if needed.high_bytes <= (1 - LEFT_FREE) * record.gpu_memory_bytes else None
 
 
 def _epoch_samples(record: RunRecord) -> int | None:
@@ -222,12 +276,16 @@ def _phase(trace: MemoryTrace, position: int, num_steps: int | None) -> str:
     return f"{mark.phase} of step {mark.step}" if mark.step else mark.phase
 
 
-def _out_of_memory(record: RunRecord, exit_code: int, trace: MemoryTrace) -> OutOfMemory | None:
+def _out_of_memory(run: Run, exit_code: int, trace: MemoryTrace) -> OutOfMemory | None:
+    record = run.record
     seen, failure = record.out_of_memory, record.failure
     if seen is None:
         return None
+    is_caught = failure is None and (exit_code == 0 or is_ended_at_exit(record, exit_code))
+    own_segments = {reserved_bytes(size) for size in run.log.workspace_sizes if size >= MIN_LARGE_BYTES}
     first_after = _first_mark_after(record, trace)
-    after = next((batch.size for batch in reversed(trained_batches(record))), None)
+    has_trained = seen.phase != EVALUATION  # with whose batches those of the training have nothing to do
+    after = next((batch.size for batch in reversed(trained_batches(record))), None) if has_trained else None
     raised = failure if failure is not None and failure.kind == "out_of_memory" else None
     return OutOfMemory(
         message=(raised.message if raised else "") or seen.message,
@@ -236,7 +294,8 @@ def _out_of_memory(record: RunRecord, exit_code: int, trace: MemoryTrace) -> Out
         step=seen.step,
         phase=seen.phase,
         place=seen.place or (raised.place if raised else None),
-        is_caught=failure is None and (exit_code == 0 or is_ended_at_exit(record, exit_code)),
+        is_caught=is_caught,
+        is_of_workspace=is_caught and seen.requested_bytes in own_segments,
         batch_size=seen.batch_size,
         batch_size_after=after if after is not None and seen.batch_size is not None and after < seen.batch_size else None,
         first_step_after=first_after.step if first_after else None,
@@ -275,7 +334,7 @@ def _failure(record: RunRecord, exit_code: int) -> ProgramFailure | None:
     if found is not None and found.kind == "out_of_memory":
         return None
     if found is not None:
-        return ProgramFailure(message=found.message, place=found.place, phase=found.phase)
+        return ProgramFailure(message=found.message, place=found.place, phase=found.phase, is_of_one_sample=found.is_of_one_sample)
     if is_ended_by_user(record, exit_code):
         return None if record.steps else ProgramFailure(message="a signal ended it", place=None, phase=BUILD)
     if exit_code == 0 or is_ended_at_exit(record, exit_code):

@@ -74,10 +74,11 @@ def view_rehearsal(rehearsal: Rehearsal, gpu: GpuSpec, would_fit: WouldFit | Non
 
 
 def _needs(rehearsal: Rehearsal) -> Iterator[tuple[str, str]]:
-    """Yield what a program needs that takes what is free."""
+    """Yield what a program needs that takes what is free, or whose cached memory does."""
     if rehearsal.needs is not None:
         used, most = format_bytes(rehearsal.needs.expected_bytes), format_bytes(rehearsal.needs.high_bytes)
-        yield "needs", f"{used}, at most {most}, with small workspaces for the kernels that cuDNN tries; more only while it is free"
+        how = "with small workspaces for the kernels that cuDNN tries" if rehearsal.takes_what_is_free else "and keeps what it used cached"
+        yield "needs", f"{used}, at most {most}, {how}; more only while it is free"
 
 
 _MOST_READS = 3
@@ -119,10 +120,10 @@ def _ranks(rehearsal: Rehearsal) -> Iterator[tuple[str, str]]:
 
 
 def how_it_ended(rehearsal: Rehearsal) -> str:
-    """Say whether an evaluation was run beside the steps, or could not be reached in those asked for: it may take more than they do."""
+    """Say whether an evaluation was run beside the steps, or what comes after those asked for was not: it may take more than they do."""
     if rehearsal.has_evaluated:
         return ", and an evaluation"
-    return ", and nothing after them: an evaluation was not reached" if rehearsal.was_cut else ""
+    return "; what comes after them, as an evaluation, was not run" if rehearsal.was_cut else ""
 
 
 def _outside(rehearsal: Rehearsal) -> str:
@@ -180,6 +181,11 @@ def _rehearsal_headline(rehearsal: Rehearsal, gpu: GpuSpec) -> str:
         guessed = guessed_places(rehearsal.reads)
         cause = f"; a guessed value may be the cause: reads answered with zero at {guessed}" if guessed else ""
         return f"No verdict for {gpu.name}: the program failed {when}{where}: {failure.first_line}{cause}"
+    if missing is not None and missing.is_of_workspace and rehearsal.verdict == "tight":
+        wanted = format_bytes(missing.requested_bytes)
+        return (
+            f"Tight on {gpu.name}: {peak} at {steps}; no room {_when(missing)} for a workspace of {wanted}, and PyTorch took another kernel"
+        )
     if missing is not None and missing.is_caught:
         size = f" with batches of {missing.batch_size_after} instead of {missing.batch_size}" if missing.batch_size_after else ""
         told = f"Does not fit as it is on {gpu.name}: out of memory {_when(missing)}, caught; the program went on{size}"
@@ -222,7 +228,7 @@ def _rehearsal_warnings(rehearsal: Rehearsal, gpu: GpuSpec) -> list[str]:
         asked, free = format_bytes(missing.requested_bytes), format_bytes(missing.free_bytes)
         then = (
             "the error was caught, as PyTorch does where a workspace of cuDNN's is not free"
-            if rehearsal.fits_with_less
+            if rehearsal.fits_with_less or missing.is_of_workspace
             else "the program caught the error and went on with less memory than it asked for"
             if missing.is_caught
             else "the figures cover what ran before that"
@@ -241,6 +247,12 @@ def _rehearsal_warnings(rehearsal: Rehearsal, gpu: GpuSpec) -> list[str]:
     if rehearsal.verdict == "tight" and rehearsal.num_alloc_retries:
         warnings.append(
             "the allocator had to release cached memory to go on; on a real GPU three of four published steps that had to ran out of memory"
+        )
+    elif rehearsal.num_alloc_retries and rehearsal.fits_with_less and not rehearsal.takes_what_is_free:
+        times = count(rehearsal.num_alloc_retries, "time")
+        warnings.append(
+            f"the GPU was full of cached memory, which PyTorch released {times}, since it did not serve what was asked for: that takes "
+            "time, and with `PYTORCH_ALLOC_CONF=expandable_segments:True` it need not"
         )
     return [*warnings, *(finding.message for finding in rehearsal.findings)]
 

@@ -24,11 +24,16 @@ class StepEnd(NamedTuple):
 
 def step_ends(trace: MemoryTrace) -> list[StepEnd]:
     """Return the steps that *trace* has marks of, in order; the last may not have been recorded to its end."""
+    bounds = step_bounds(trace)
+    return list(_ends(trace, [0, *bounds]))[1:] if bounds else []
+
+
+def step_bounds(trace: MemoryTrace) -> list[int]:
+    """Return the event at which each step of *trace* begins, in order, and that behind the last; nothing where it lacks marks of some."""
     begins = {mark.step: mark.position for mark in reversed(trace.marks) if mark.step}
-    if sorted(begins) != list(range(1, len(begins) + 1)):
+    if not begins or sorted(begins) != list(range(1, len(begins) + 1)):
         return []
-    bounds = [0, *sorted(begins.values()), len(trace.actions)]
-    return list(_ends(trace, bounds))[1:]
+    return [*sorted(begins.values()), len(trace.actions)]
 
 
 def _ends(trace: MemoryTrace, bounds: Sequence[int]) -> Iterator[StepEnd]:

@@ -1,12 +1,14 @@
 """A failure: what is told of it, and whether the program itself chose to end."""
 
 import runpy
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from memplan.child.failures import MistakeError, answered_by, failure_of, is_chosen
+from memplan.child.failures import MistakeError, answered_by, failure_of, is_chosen, is_of_one_sample
 
 
 def raised_by(text: str) -> BaseException:
@@ -42,7 +44,9 @@ def test_a_failure_is_told_with_its_type_and_place() -> None:
     """An out-of-memory and a mistake speak for themselves."""
     error = raised_by("x = 1\nraise ValueError('diverged')")
 
-    assert failure_of(error) == {"kind": "error", "message": "ValueError: diverged", "place": "program.py:2", "is_chosen": True}
+    assert failure_of(error) == {"kind": "error", "message": "ValueError: diverged", "place": "program.py:2", "is_chosen": True,
+        "is_of_one_sample": False,
+    }  # fmt: skip
     assert failure_of(MistakeError("no such function"))["message"] == "no such function"
     assert failure_of(torch.OutOfMemoryError("out"))["kind"] == "out_of_memory"
 
@@ -83,3 +87,63 @@ def test_cudnn_finds_no_engine_where_the_gpu_is_full() -> None:
 
     assert failure_of(error, has_run_out=True)["kind"] == "out_of_memory"
     assert failure_of(error)["kind"] == "error"
+
+
+class Readings(Dataset[int]):
+    """Four samples; the third is damaged."""
+
+    def __len__(self) -> int:
+        """Return how many there are."""
+        return 4
+
+    def __getitem__(self, index: int) -> int:
+        """Return the sample."""
+        if index == 2:
+            raise ValueError("a damaged sample")
+        return index
+
+
+def refuse(samples: list[int]) -> list[int]:
+    """A collate function that takes no batch of so many."""
+    raise ValueError(f"a batch of {len(samples)}")
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize(("collate", "is_of_sample"), [(None, True), (refuse, False)])
+def test_what_a_dataset_raises_for_one_sample_has_nothing_to_do_with_the_batch(
+    num_workers: int, *, collate: Callable[[list[int]], list[int]] | None, is_of_sample: bool
+) -> None:
+    """A collate function sees the whole batch. A worker sends its error as text."""
+    loader = DataLoader(Readings(), batch_size=2, num_workers=num_workers, collate_fn=collate)
+
+    with pytest.raises(ValueError) as raised:  # noqa: PT011
+        list(loader)
+
+    assert is_of_one_sample(raised.value) == is_of_sample
+
+
+def test_an_iterable_dataset_is_asked_for_one_sample_after_another() -> None:
+    """By another line of PyTorch's."""
+
+    class Stream(IterableDataset[int]):
+        def __iter__(self) -> Iterator[int]:
+            yield 1
+            raise ValueError("a damaged sample")
+
+    with pytest.raises(ValueError, match="damaged") as raised:
+        list(DataLoader(Stream(), batch_size=2))
+
+    assert is_of_one_sample(raised.value)
+
+
+def test_what_the_host_lacks_may_have_to_do_with_the_batch() -> None:
+    """Files that are open, memory that is shared."""
+
+    class Lacking(Readings):
+        def __getitem__(self, index: int) -> int:
+            raise OSError("too many open files")
+
+    with pytest.raises(OSError, match="open files") as raised:
+        list(DataLoader(Lacking(), batch_size=2))
+
+    assert not is_of_one_sample(raised.value)

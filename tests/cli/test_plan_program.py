@@ -71,7 +71,7 @@ def test_a_programs_file_is_planned_written_and_put_back(run_memplan: Run, torch
     typed = run_memplan("--gpu-memory", "24", "--target-effective-batch", str(micro), cwd=project)
     assert f"remembered  {PLAN_FILE}: command, fields\n" in typed.stdout
     assert "24 GB" in typed.stdout
-    said = "steps       4 of the program, and nothing after them: an evaluation was not reached\n"
+    said = "steps       4 of the program; what comes after them, as an evaluation, was not run\n"
     assert said in run_memplan("--dry-run", cwd=project).stdout  # of rehearsals that were kept
     assert run_memplan("--auto", cwd=project, CUDA_VISIBLE_DEVICES="").returncode == 3
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import memplan
-from memplan.errors import NotRehearsedError
+from memplan.errors import NotRehearsedError, SizeRefusedError
 from memplan.estimators import beside
 from memplan.estimators.rehearsal_cache import RehearsalCache
 from memplan.estimators.rehearsed import RehearsedEstimator
@@ -423,7 +423,7 @@ def test_steps_that_differ_with_another_batch_are_told_of(torch_build: TorchBuil
     assert isinstance(decided, Rehearsal)
     (found,) = (finding for finding in decided.findings if finding.kind == "varying_steps")
     assert plan.after.training.micro_batch_size > 8
-    assert found.message.startswith("with another batch its steps differ, and no DataLoader gives the batches")
+    assert found.message.startswith("with another batch its steps differ, by what no shape of a batch tells")
     assert len(decided.steps) == 8
 
 
@@ -531,3 +531,76 @@ def test_the_longest_batch_of_an_epoch_decides(torch_build: TorchBuild, gpu: Gpu
     assert epoch.verdict == "fits"
     # what the step before left, a shorter batch or a longer one, may be there too
     assert epoch.peak_allocated_bytes == pytest.approx(plan.stages[0].estimate.peak_allocated_bytes, rel=0.01)
+
+
+MASKED = """
+import sys
+import torch
+batch = int(sys.argv[1])
+class Texts(torch.utils.data.Dataset):
+    def __len__(self):
+        return 1 << 20
+    def __getitem__(self, index):
+        chance = torch.Generator().manual_seed(index)
+        return torch.zeros(64, dtype=torch.int64), torch.rand(64, generator=chance) < 0.15
+model = torch.nn.Sequential(torch.nn.Embedding(100, 32), torch.nn.Linear(32, 50000)).cuda()
+update = torch.optim.SGD(model.parameters(), lr=0.1)
+for texts, masked in torch.utils.data.DataLoader(Texts(), batch_size=batch):
+    states = model[0](texts.cuda())
+    torch.nn.functional.cross_entropy(model[1](states[masked.cuda()]), torch.zeros(int(masked.sum()), dtype=torch.int64).cuda()).backward()
+    update.step()
+    update.zero_grad()
+"""
+
+
+@pytest.mark.heavy
+def test_batches_of_one_shape_whose_values_decide_sizes_leave_room_for_a_larger_step(
+    torch_build: TorchBuild, gpu: GpuSpec, tmp_path: Path
+) -> None:
+    """As in a masked language model: the logits are of the tokens that are masked, and no block that is cached serves a step with more."""
+    (tmp_path / "train.py").write_text(MASKED)
+    program = command_program([sys.executable, str(tmp_path / "train.py"), "{micro_batch_size}"])
+
+    plan, _ = planned(program, gpu)
+
+    decided = plan.stages[0].estimate
+    assert isinstance(decided, Rehearsal)
+    assert decided.later_step_cached_bytes > 0.05 * decided.peak_reserved_bytes
+    assert decided.device_used.high_bytes > decided.device_used.expected_bytes + decided.later_step_bytes
+    (found,) = (finding for finding in decided.findings if finding.kind == "varying_steps")
+    assert "the values in their batches, which are of one shape, decide sizes" in found.message
+    assert "because no block that PyTorch has cached serves a larger one" in found.message
+    estimator = RehearsedEstimator(cache=None)
+    grown = estimator.with_allocator_settings("expandable_segments:True")(plan.after, gpu, None)
+    assert grown.device_used.high_bytes < decided.device_used.high_bytes - decided.later_step_cached_bytes / 2
+
+
+DAMAGED = """
+import sys
+import torch
+class Pictures(torch.utils.data.Dataset):
+    def __len__(self):
+        return 512
+    def __getitem__(self, index):
+        if index == 37:
+            raise ValueError("bits must be between 1 and 8")
+        return torch.zeros(16)
+layer = torch.nn.Linear(16, 16).cuda()
+update = torch.optim.SGD(layer.parameters(), lr=0.1)
+for pictures in torch.utils.data.DataLoader(Pictures(), batch_size=int(sys.argv[1])):
+    layer(pictures.cuda()).sum().backward()
+    update.step()
+"""
+
+
+def test_a_sample_that_cannot_be_read_ends_a_plan_and_refuses_no_batch(torch_build: TorchBuild, gpu: GpuSpec, tmp_path: Path) -> None:
+    """Whatever the batch, its epoch has it: smaller ones that do not come to it in a few steps are no answer."""
+    (tmp_path / "train.py").write_text(DAMAGED)
+    program = command_program([sys.executable, str(tmp_path / "train.py"), "{micro_batch_size}"])
+
+    with pytest.raises(NotRehearsedError) as raised:
+        planned(program, gpu)
+
+    assert not isinstance(raised.value, SizeRefusedError)
+    assert "ValueError: bits must be between 1 and 8" in raised.value.message
+    assert str(raised.value.hint).startswith("its dataset raised that for one sample, which says nothing of a batch")

@@ -357,7 +357,7 @@ def test_steps_that_end_a_program_say_that_no_evaluation_was_reached(script: Scr
         for when in ("0", "2")
     ]
 
-    assert facts == ["2 steps, and an evaluation", "2 steps, and nothing after them: an evaluation was not reached"]
+    assert facts == ["2 steps, and an evaluation", "2 steps; what comes after them, as an evaluation, was not run"]
 
 
 @pytest.mark.heavy
@@ -1370,6 +1370,33 @@ def test_what_runs_only_by_giving_memory_back_is_tight(script: Script) -> None:
 
     assert (rehearsal.verdict, rehearsal.fits, rehearsal.num_alloc_retries) == ("tight", False, 1)
     assert view_rehearsal(rehearsal, find_gpu("t4")).headline == "Tight on Tesla T4: it ran only by giving cached memory back (1 retry)"
+
+
+CACHED = """
+from common import torch
+layer = torch.nn.Linear(8, 8).cuda()
+update = torch.optim.SGD(layer.parameters(), lr=0.1)
+for tenths in (30, 31, 30, 30, 32, 30, 30, 30):
+    size = tenths * 2**30 // 10
+    both = [torch.empty(size, dtype=torch.uint8, device="cuda") for _ in range(2)]
+    layer(torch.ones(8, 8).cuda()).sum().backward()
+    update.step()
+    del both
+"""
+
+
+def test_what_released_cached_memory_now_and_then_and_needs_less_fits(script: Script) -> None:
+    """Two blocks of 3.0, 3.1, then 3.2 GiB: 12.2 GiB are cached when the last are asked for, and 6.4 would do. Twice as much does not."""
+    rehearsal, large = seen(script(CACHED)), seen(script(CACHED.replace("// 10", "* 2 // 10")))
+
+    assert (rehearsal.verdict, rehearsal.num_alloc_retries) == ("fits", 1)
+    assert rehearsal.peak_reserved_bytes > 12 * 2**30
+    assert rehearsal.needs is not None
+    assert 6.4 * 2**30 < rehearsal.needs.low_bytes < rehearsal.needs.expected_bytes < 7 * 2**30
+    view = view_rehearsal(rehearsal, find_gpu("t4"))
+    assert dict(view.facts)["needs"].endswith("and keeps what it used cached; more only while it is free")
+    assert any("the GPU was full of cached memory, which PyTorch released 1 time, since" in warning for warning in view.warnings)
+    assert (large.verdict, large.needs) == ("tight", None)
 
 
 CRASHES = """

@@ -159,5 +159,5 @@ def test_whether_an_evaluation_was_run_is_told(a100: GpuSpec) -> None:
     told = [dict(view_rehearsal(rehearsal_with(a100, **case), a100).facts)["PyTorch"].partition(" step")[2] for case in cases]
 
     assert [text.lstrip("s") for text in told] == [
-        ", and an evaluation", ", and an evaluation", ", and nothing after them: an evaluation was not reached", "",
+        ", and an evaluation", ", and an evaluation", "; what comes after them, as an evaluation, was not run", "",
     ]  # fmt: skip

@@ -108,7 +108,7 @@ def test_of_a_program_that_was_ended_the_steps_are_told(plan: Plan, a100: GpuSpe
         for each in (stage.estimate, whole, cut)
     ]
 
-    assert told == [None, None, "4 of the program, and nothing after them: an evaluation was not reached"]
+    assert told == [None, None, "4 of the program; what comes after them, as an evaluation, was not run"]
 
 
 def test_the_guide_has_a_batch_for_each_stage(built_in: Workload, a100: object) -> None:

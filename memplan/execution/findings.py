@@ -73,12 +73,12 @@ def find(
         *_without_gradient(record),
         *_dropped_gradients(record),
         *_wide_tensors(record),
-        *(list(_growth(record, ends)) or _varying_steps(record, ends, later)),
+        *(list(_growth(record, ends, are_draws=bool(later.more_bytes))) or _varying_steps(record, ends, later)),
         *_weights(record),
         *_missing_gpu(record),
         *_nothing_walked(record),
         *_batch_shapes(record),
-        *_cached_shapes(record, later),
+        *_cached_shapes(record),
         *_workspaces(log, tries_convolutions=record.tries_convolutions, is_unlimited=record.gpu_memory_bytes >= UNLIMITED_BYTES),
         *guesses(record, others),
         *_at_exit(ended_at_exit),
@@ -221,7 +221,7 @@ def _batch_shapes(record: RunRecord) -> Iterator[Finding]:
         yield Finding(kind="batch_shapes", message=message)
 
 
-def _cached_shapes(record: RunRecord, later: LaterStep) -> Iterator[Finding]:
+def _cached_shapes(record: RunRecord) -> Iterator[Finding]:
     """Tell of what PyTorch caches of batches that are not all alike, where the largest was among them: more of it over an epoch."""
     shapes = _shapes_that_differ(record) if record.num_walked_batches else None
     if shapes is not None:
@@ -229,8 +229,8 @@ def _cached_shapes(record: RunRecord, later: LaterStep) -> Iterator[Finding]:
         yield Finding(
             kind="cached_shapes",
             message=f"the shapes of the batches differ: {shapes}, the largest of {looked_at}; what PyTorch has cached for one shape mostly "
-            f"does not serve a larger one, so that an epoch may reserve more from batch to batch{_allowed(later)}, up to all of the GPU, "
-            "and then gives cached memory back, which takes time: `PYTORCH_ALLOC_CONF=expandable_segments:True` avoids it",
+            "does not serve a larger one, so that an epoch may reserve more from batch to batch, up to all of the GPU, and then gives "
+            "cached memory back, which takes time: `PYTORCH_ALLOC_CONF=expandable_segments:True` avoids it",
         )
 
 
@@ -308,9 +308,9 @@ def _wide_tensors(record: RunRecord) -> Iterator[Finding]:
             )
 
 
-def _growth(record: RunRecord, ends: Sequence[StepEnd]) -> Iterator[Finding]:
+def _growth(record: RunRecord, ends: Sequence[StepEnd], *, are_draws: bool) -> Iterator[Finding]:
     """
-    Tell of what is kept from step to step, and of sizes that data decide.
+    Tell of what is kept from step to step, and of sizes that data decide, where steps that differ are not draws, of which more is known.
 
     The allocator's own figures rise where blocks are not split; what one step adds may be an evaluation's, and is kept once.
     """
@@ -325,7 +325,7 @@ def _growth(record: RunRecord, ends: Sequence[StepEnd]) -> Iterator[Finding]:
             message=f"memory still grows: what is kept from earlier steps rose by {format_bytes(kept[-1] - kept[-2])} in step {len(ends)}, "
             f"and by {format_bytes(kept[-1] - kept[1])} since step 2 (losses that were not detached, or results that are collected?)",
         )
-    elif peaks[-1] > max(peaks[1:-1]) * (1 + SETTLING_SHARE) and is_decided_by_data(record):
+    elif not are_draws and peaks[-1] > max(peaks[1:-1]) * (1 + SETTLING_SHARE) and is_decided_by_data(record):
         yield Finding(
             kind="growth",
             message=f"memory still grows: the peak rose by {format_bytes(peaks[-1] - max(peaks[1:-1]))} in step {len(ends)}; "
@@ -354,11 +354,6 @@ def _varying_steps(record: RunRecord, ends: Sequence[StepEnd], later: LaterStep)
         )
         allowed = f"; the upper bound includes {format_bytes(later.more_bytes)} for that" if later.more_bytes else ""
         yield Finding(kind="varying_steps", message=f"{taken}: {advice}{allowed}{_cached(later)}")
-
-
-def _allowed(later: LaterStep) -> str:
-    """Say what the upper bound includes of what is cached."""
-    return f" (the upper bound includes {format_bytes(later.cached_bytes)} for that)" if later.cached_bytes else ""
 
 
 def _cached(later: LaterStep) -> str:

@@ -14,8 +14,7 @@ from __future__ import annotations
 
 import random
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from itertools import accumulate, pairwise
 from statistics import fmean, stdev
 from typing import NamedTuple
@@ -80,20 +79,11 @@ def peaks_of_draws(record: RunRecord, ends: Sequence[StepEnd], batches: Sequence
     Return what each step but the first took at its peak, beside what lasts; none where the shapes of a DataLoader's *batches*, or an
     evaluation, tell more of the program. *ends*: those of its steps.
     """
-    tells_more = is_evaluated(record) or have_shapes(batches)
-    peaks = [end.peak_bytes for end in ends[1:]] if not (record.command and tells_more) else []
+    is_evaluated = any(mark.phase == EVALUATION and mark.step > 1 for mark in record.marks)
+    has_shapes = len({batch.shapes for batch in batches}) > 1
+    peaks = [end.peak_bytes for end in ends[1:]] if not (record.command and (is_evaluated or has_shapes)) else []
     may_be_left = record.command and not is_decided_by_data(record)  # what is left of one step may count in the next
     return [] if may_be_left and peaks == sorted(peaks, reverse=True) else peaks
-
-
-def is_evaluated(record: RunRecord) -> bool:
-    """Say whether an evaluation came between the steps."""
-    return any(mark.phase == EVALUATION and mark.step > 1 for mark in record.marks)
-
-
-def have_shapes(batches: Sequence[Batch]) -> bool:
-    """Say whether *batches* differ in shape."""
-    return len({batch.shapes for batch in batches}) > 1
 
 
 def is_decided_by_data(record: RunRecord) -> bool:
@@ -121,19 +111,19 @@ def largest_draw(sizes: Sequence[int]) -> int:
     return max(largest, round(min(fmean(sizes) + STANDARD_DEVIATIONS * stdev(sizes), (1 + MOST_SHARE) * largest)))
 
 
-def reserved_for_later_steps(trace: MemoryTrace, requests: Requests, *, reserved_bytes: int, has_larger: bool) -> int:
+def reserved_for_later_steps(trace: MemoryTrace, requests: Requests, *, reserved_bytes: int) -> int:
     """
-    Return by how much the reserved peak of *trace* rises with steps more that are like most: of sizes between those that ran, one after the
-    other in no order, and, where it *has_larger* ones, one that has the largest blocks of a later step.
+    Return by how much the reserved peak of *trace* rises with more steps like those that ran, in no order, and one that is larger than all.
 
     *requests* are those of the trace, *reserved_bytes* the peak that was recorded: 0 where PyTorch's default allocator does not come to the
     same, as under expandable segments, or too few steps are alike. The steps are the same each time.
     """
-    alike = _alike(_steps_in(trace, requests))
-    if len(alike) < LEAST_DRAWS or _reserved(requests) != reserved_bytes:
+    steps = _steps_in(trace, requests)
+    alike = _alike(steps)
+    if len(alike) < LEAST_DRAWS or not alike[0].num_allocations or _reserved(requests) != reserved_bytes:
         return 0
-    without = replace(requests, order=requests.sorted_order[: alike[-1].end])
-    return max(0, _reserved(_with_later_steps(requests, alike, has_larger=has_larger)) - _reserved(without))
+    later = _later_sizes([step.sizes_in(requests) for step in alike])
+    return max(0, _reserved(_with_later_steps(requests, alike[0], later, last=steps[-1])) - reserved_bytes)
 
 
 class _Step(NamedTuple):
@@ -143,35 +133,36 @@ class _Step(NamedTuple):
     """Allocations before it."""
     begin: int
     """Of its requests, among all in their order."""
-    end: int
     sequence: tuple[int, ...]
-    """Whatever the sizes: 0 is an allocation, another number frees what was made so many allocations before, in this step or the last."""
+    """Whatever the sizes: 0 is an allocation, another number frees what was made so many before in the same step. It ends with the last
+    allocation: behind that, a program may end."""
 
     @property
     def num_allocations(self) -> int:
         """Return how many it makes."""
         return self.sequence.count(0)
 
-
-_OLDER = -1
-"""Frees what was made before the last step: a step more has nothing of that to free."""
+    def sizes_in(self, requests: Requests) -> Sequence[int]:
+        """Return the bytes of each, of *requests*."""
+        return requests.sizes[self.first : self.first + self.num_allocations]
 
 
 def _steps_in(trace: MemoryTrace, requests: Requests) -> list[_Step]:
     """Return the steps of *trace*, whose *requests* these are, but the first, in which there is no optimizer's state yet."""
     bounds = _positions(trace, requests)
     found: list[_Step] = []
-    number = before = 0  # allocations so far, and before the last step
+    number = 0
     for begin, end in pairwise([0, *bounds]):
         first, sequence = number, []
         for request in requests.sorted_order[begin:end]:
             if request > 0:
                 number = request
                 sequence.append(0)
-            elif request < 0:
-                sequence.append(number + request + 1 if -request > before else _OLDER)
-        found.append(_Step(first, begin, end, tuple(sequence)))
-        before = first
+            elif -request > first:
+                sequence.append(number + request + 1)
+        while sequence and sequence[-1]:
+            sequence.pop()
+        found.append(_Step(first, begin, tuple(sequence)))
     return found[2:]  # nor is what comes before the first
 
 
@@ -191,38 +182,45 @@ def _alike(steps: Sequence[_Step]) -> list[_Step]:
     return max(groups.values(), key=len, default=[])
 
 
-def _with_later_steps(requests: Requests, alike: Sequence[_Step], *, has_larger: bool) -> Requests:
-    """Return *requests* up to the end of the last of the steps that are *alike*, and others, as `reserved_for_later_steps` says."""
-    last = alike[-1]
-    count = last.num_allocations
-    number = last.first + count
-    order = list(requests.sorted_order[: last.end])
-    sizes, streams = list(requests.sizes[:number]), list(requests.streams[:number])
-    alive = {request for request in order if request > 0} - {-request for request in order if request < 0}
-    for later in _later_sizes([requests.sizes[step.first : step.first + count] for step in alike], has_larger=has_larger):
-        sizes += later
-        streams += requests.streams[last.first : last.first + count]
-        for each in last.sequence:
-            if each == 0:
-                number += 1
-                alive.add(number)
-                order.append(number)
-            elif each != _OLDER and number - each + 1 in alive:
-                alive.remove(number - each + 1)
-                order.append(each - number - 1)
-    return Requests(order, sizes, streams, by_address=requests.by_address)
-
-
-def _later_sizes(seen: Sequence[Sequence[int]], *, has_larger: bool) -> Iterator[list[int]]:
-    """Yield what each allocation of later steps asks for, of which *seen* are some: by chance between two that are next to each other."""
-    by_size, chance = sorted(seen, key=sum), random.Random(0)
+def _later_sizes(seen: Sequence[Sequence[int]]) -> list[list[int]]:
+    """
+    Return what each allocation of later steps asks for, where steps that are alike ask for what was *seen*: by chance between two of those
+    that are next to each other in size, as the largest of them, and at last as a larger one.
+    """
+    by_size, chance, sizes = sorted(seen, key=sum), random.Random(0), list[list[int]]()
     for _ in range(min(NUM_LATER_STEPS, MOST_REQUESTS // len(seen[0]))):
         place = chance.random() * (len(by_size) - 1)
         lower, upper = by_size[int(place)], by_size[int(place) + 1]
         share = place - int(place)
-        yield [round(less + share * (more - less)) for less, more in zip(lower, upper, strict=True)]
-    if has_larger:
-        yield [largest_draw(each) for each in zip(*seen, strict=True)]
+        sizes.append([round(less + share * (more - less)) for less, more in zip(lower, upper, strict=True)])
+    return [*sizes, list(by_size[-1]), [largest_draw(each) for each in zip(*seen, strict=True)]]
+
+
+def _with_later_steps(requests: Requests, base: _Step, later: Sequence[Sequence[int]], *, last: _Step) -> Requests:
+    """
+    Return *requests* up to where the *last* step begins, and with steps in its place that ask in the sequence of *base* for what *later*
+    says. What such a step keeps, the next one frees as it begins.
+    """
+    order = list(requests.sorted_order[: last.begin])
+    number, sizes, streams = last.first, list(requests.sizes[: last.first]), list(requests.streams[: last.first])
+    streams_of_base = requests.streams[base.first : base.first + base.num_allocations]
+    ends = {-request for request in requests.sorted_order[last.begin :] if request < 0}
+    kept = [each for each in range(max(1, number - base.num_allocations + 1), number + 1) if each in ends]
+    for asked in later:
+        order += [-each for each in kept]
+        alive: dict[int, None] = {}
+        for each in base.sequence:
+            if each == 0:
+                number += 1
+                alive[number] = None
+                order.append(number)
+            else:
+                del alive[number - each + 1]
+                order.append(each - number - 1)
+        kept = list(alive)
+        sizes += asked
+        streams += streams_of_base
+    return Requests(order, sizes, streams, by_address=requests.by_address)
 
 
 def _reserved(requests: Requests) -> int:

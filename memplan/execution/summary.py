@@ -15,8 +15,6 @@ from memplan.execution.later_steps import (
     NO_LATER_STEP,
     LaterStep,
     are_draws,
-    have_shapes,
-    is_evaluated,
     later_bytes,
     peaks_of_draws,
     reserved_for_later_steps,
@@ -159,15 +157,13 @@ def rehearsal_of(
 
 def _later_step(record: RunRecord, steps: Sequence[StepEnd], trace: MemoryTrace) -> LaterStep:
     """Return by how much a later step may be above the peak, which may be that of something else, and what comes to be cached by then."""
-    batches = trained_batches(record)
-    peaks = peaks_of_draws(record, steps, batches)
-    has_larger = are_draws(peaks)
-    if not has_larger and (not record.num_walked_batches or is_evaluated(record) or not have_shapes(batches)):
+    peaks = peaks_of_draws(record, steps, trained_batches(record))
+    if not are_draws(peaks):
         return NO_LATER_STEP
     of_steps = max((step.peak_allocated_bytes for step in record.steps[1:]), default=0)
     allocated = max(0, later_bytes(peaks) - (record.peak_allocated_bytes - of_steps))
     requests = requests_of(trace, torch=record.torch)
-    reserved = reserved_for_later_steps(trace, requests, reserved_bytes=record.peak_reserved_bytes, has_larger=has_larger)
+    reserved = reserved_for_later_steps(trace, requests, reserved_bytes=record.peak_reserved_bytes)
     return LaterStep(allocated, max(0, reserved - allocated))
 
 

@@ -93,31 +93,28 @@ def test_no_cached_block_serves_a_larger_step() -> None:
 
     assert reserved == 2 * (100 + 102 + 104) * MIB
     assert largest_draw(sizes[1:]) == pytest.approx((102.75 + 5 * stdev([102, 103.5, 102.5, 103, 102.75])) * MIB)
-    assert reserved_for_later_steps(trace, requests_of(trace), reserved_bytes=reserved, has_larger=True) == 2 * 106 * MIB
+    assert reserved_for_later_steps(trace, requests_of(trace), reserved_bytes=reserved) == 2 * 106 * MIB
 
 
-@pytest.mark.parametrize("extra", [0, 1])
-def test_a_larger_step_comes_beside_a_last_one_that_is_larger_than_all_before(extra: int) -> None:
-    """103.7 MiB and five standard deviations of 1.483 are 111.1 MiB. The last step may end in another way than the others."""
-    trace = steps_of(*[int(each * MIB) for each in (100, 102, 104, 103, 103.5, 103.2, 106)], extra=extra)
+def test_a_larger_step_comes_beside_a_last_one_that_is_larger_than_all_before() -> None:
+    """103.7 MiB and five standard deviations of 1.483 are 111.1 MiB."""
+    trace = steps_of(*[int(each * MIB) for each in (100, 102, 104, 103, 103.5, 103.2, 106)])
 
-    more = reserved_for_later_steps(trace, requests_of(trace), reserved_bytes=reserved_of(trace), has_larger=True)
-
-    assert more == 2 * (108 if extra else 112) * MIB
+    assert reserved_for_later_steps(trace, requests_of(trace), reserved_bytes=reserved_of(trace)) == 2 * 112 * MIB
 
 
 def test_under_other_settings_nothing_is_said_of_cached_blocks() -> None:
     """Expandable segments grow by what is asked for: what was recorded is not what the default allocator comes to."""
     trace = steps_of(*[int(each * MIB) for each in (100, 102, 103.5, 102.5, 103, 102.75)])
 
-    assert reserved_for_later_steps(trace, requests_of(trace), reserved_bytes=208 * MIB, has_larger=True) == 0
+    assert reserved_for_later_steps(trace, requests_of(trace), reserved_bytes=208 * MIB) == 0
 
 
 def test_steps_that_ask_in_other_sequences_say_nothing_of_each_others_blocks() -> None:
     """Three are alike, and the last asks once more."""
     trace = steps_of(*[int(each * MIB) for each in (100, 102, 103.5, 102.5, 103)], extra=1)
 
-    assert reserved_for_later_steps(trace, requests_of(trace), reserved_bytes=reserved_of(trace), has_larger=True) == 0
+    assert reserved_for_later_steps(trace, requests_of(trace), reserved_bytes=reserved_of(trace)) == 0
 
 
 ONE_SHAPE = [Batch(step, ((8, 16),), num_backwards=step - 1, epoch=1) for step in (1, 2, 3)]

@@ -73,7 +73,8 @@ def is_of_one_sample(error: BaseException) -> bool:
     Not for want of the host's memory, or of something else of which a larger batch takes more.
     """
     stack = "".join(traceback.format_tb(error.__traceback__)) + str(error)
-    return not isinstance(error, (MemoryError, OSError)) and _READS_ONE_SAMPLE.search(stack) is not None
+    lacks = isinstance(error, (MemoryError, OSError)) or "allocate memory" in str(error)  # PyTorch's own on the host is a RuntimeError
+    return not lacks and _READS_ONE_SAMPLE.search(stack) is not None
 
 
 def place_of(error: BaseException) -> str | None:

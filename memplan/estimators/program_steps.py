@@ -102,7 +102,7 @@ class ProgramSteps(StepRunner):
         self._decided_by_data: set[tuple[str, ...]] = set()  # commands whose memory hangs on values that they read from the GPU
         self._harmless: dict[tuple[str, ...], set[str]] = {}  # lines of commands that read values which decided nothing
         self._decided_somewhere: set[tuple[str, ...]] = set()  # commands for which values decided sizes with some batch
-        self._settles_late: set[tuple[str, ...]] = set()  # commands whose fourth step reserves more than the third
+        self._needs_more: set[tuple[str, ...]] = set()  # commands of which four steps tell too little
         self._varying: set[str] = set()  # programs whose steps differ, and whose batches nobody can look through
         self._begin_ns = 0  # of the run that is made now
         self._has_run = False
@@ -280,7 +280,7 @@ class ProgramSteps(StepRunner):
         if isinstance(program, FunctionProgram):
             return varies and len(found.steps) < MOST_STEPS
         assert isinstance(program, CommandProgram)
-        return len(found.steps) == FEW_STEPS and found.was_cut and (varies or program.command in self._settles_late)
+        return len(found.steps) == FEW_STEPS and found.was_cut and (varies or program.command in self._needs_more)
 
     def _steps_of_function(self, program: FunctionProgram) -> int | None:
         """Return how many steps of *program* are run; None: as many as it shows to be needed."""
@@ -316,11 +316,11 @@ class ProgramSteps(StepRunner):
             self._harmless.setdefault(program.command, set()).update(found.deciding_reads)
         elif found.values_effect == "sizes":
             self._decided_somewhere.add(program.command)
-        if _settles_late(found):
-            self._settles_late.add(program.command)
+        if _settles_late(found) or _all_differ(found):
+            self._needs_more.add(program.command)
 
     def _known_of(self, program: CommandProgram) -> Known:
-        needs_more = _key_of(program) in self._varying or program.command in self._settles_late | self._walked
+        needs_more = _key_of(program) in self._varying or program.command in self._needs_more | self._walked
         return Known(
             has_several_shapes=program.command in self._walked,
             is_decided_by_data=program.command in self._decided_by_data,
@@ -445,8 +445,8 @@ def _told_of_variation(found: Rehearsal, program: UserProgram) -> Rehearsal:
     message = (
         "with another batch its steps differ, and so do their batches: a later one may take more; let the function make its largest"
         if isinstance(program, FunctionProgram)
-        else "with another batch its steps differ, by what no shape of a batch tells, so that the largest cannot be looked for: a later "
-        "step may take more"
+        else "with another batch its steps differ, for a reason that the shapes of batches do not show: the largest cannot be looked "
+        "for: a later step may take more"
     )
     return found.model_copy(update={"findings": (*found.findings, Finding(kind="varying_steps", message=message))})
 
@@ -455,6 +455,12 @@ def _settles_late(found: Rehearsal) -> bool:
     """Say whether the last of a few steps reserved more than those before, or more steps were run for that."""
     peaks = [step.peak_reserved_bytes for step in found.steps]
     return len(peaks) >= FEW_STEPS and peaks[-1] > peaks[FEW_STEPS - 2]
+
+
+def _all_differ(found: Rehearsal) -> bool:
+    """Say whether each step but the first allocates more or less than any other: they may be draws, of which a few tell little."""
+    peaks = [step.peak_allocated_bytes for step in found.steps[1:]]
+    return len(peaks) >= FEW_STEPS - 1 and len(set(peaks)) == len(peaks)
 
 
 def _run_unless_stopped(program: CommandProgram, gpu: GpuSpec, known: Known, *, said: Path, on_progress: OnProgress) -> Rehearsal:

@@ -118,8 +118,11 @@ class RehearsedEstimator(ReplayingEstimator):
 
     def _rehearsal(self, step: Step) -> Rehearsal:
         key, runner = self._key(step), self._runner(step.program)
-        known = self._estimates.get(key)
-        if known is None or not runner.suffices(step, known):
+        before = self._estimates.get(key)
+        if before is not None and not runner.suffices(step, before):
+            self._forget(key)
+            key = self._key(step)
+        if key not in self._estimates:
             key, found = self._kept(step, key)
             if found is not None:
                 runner.learn(step, found)
@@ -127,10 +130,15 @@ class RehearsedEstimator(ReplayingEstimator):
                 found = self._rehearsed(step).without_trace().model_copy(update={"first_dimensions": ()})
                 key = _Key(step.family, step.micro_batch_size, is_tried=found.values_effect == "taken_for_nothing")
             self._estimates[key] = found
-            self.num_corrections += known is not None
+            self.num_corrections += before is not None and before.device_used != found.device_used
             self._correct(key, found)
             self._kinds.setdefault(step.likeness, {})[step.family] = step.gpu
         return self._estimates[key].model_copy(update={"gpu_name": step.gpu.name})
+
+    def _forget(self, key: _Key) -> None:
+        """Forget what is known under *key*, and what was worked out from it."""
+        for known in (self._estimates, self._answers, self._requests, self._traces):
+            known.pop(key, None)
 
     def _kept(self, step: Step, key: _Key) -> tuple[_Key, Rehearsal | None]:
         """Return what the cache has of *step*, and under what that is known: run with its values, or as it may be under *key*."""
@@ -529,22 +537,11 @@ class _WithSettings(Estimator):
         """Return the memory of the step with these settings."""
         usual = self._rehearsals(program, gpu, stage)
         seen = self._rehearsals.replay_with_capacity(program, gpu, stage, capacity_bytes=UNLIMITED_BYTES, settings=self._settings)
-        return _with_reserved(_without_cached(usual, self._settings), seen.peak_reserved_bytes)
+        return _with_reserved(usual, seen.peak_reserved_bytes)
 
     def quick_estimate(self, program: Program, gpu: GpuSpec, stage: Stage | None) -> MemoryRange | None:
         """Return about what it takes: what it takes without these settings."""
         return self._rehearsals.quick_estimate(program, gpu, stage)
-
-
-def _without_cached(estimate: MemoryEstimate, settings: str) -> MemoryEstimate:
-    """Return *estimate* without what a larger step reserves beside cached blocks, where under *settings* these grow with it."""
-    from memplan.allocator.config import read_settings  # noqa: PLC0415
-
-    if not (isinstance(estimate, Rehearsal) and estimate.later_step_cached_bytes and read_settings(settings).expandable_segments):
-        return estimate
-    used = estimate.device_used
-    high_bytes = used.high_bytes - estimate.later_step_cached_bytes
-    return estimate.model_copy(update={"device_used": used.model_copy(update={"high_bytes": high_bytes})})
 
 
 def _with_reserved(estimate: MemoryEstimate, reserved_bytes: int) -> MemoryEstimate:

@@ -73,7 +73,7 @@ def find(
         *_without_gradient(record),
         *_dropped_gradients(record),
         *_wide_tensors(record),
-        *(list(_growth(record, ends, are_draws=bool(later.more_bytes))) or _varying_steps(record, ends, later)),
+        *(list(_growth(record, ends, has_allowance=bool(later.more_bytes))) or _varying_steps(record, ends, later)),
         *_weights(record),
         *_missing_gpu(record),
         *_nothing_walked(record),
@@ -240,7 +240,7 @@ def _shapes_that_differ(record: RunRecord) -> str | None:
     if len({batch.shapes for batch in trained}) < 2 or len({batch.num_elements for batch in trained}) < 2:
         return None
     smallest, largest = (pick(trained, key=lambda batch: batch.num_elements) for pick in (min, max))
-    if len({batch.shapes for batch in trained}) == 2 and trained[0].shapes == largest.shapes and _has_fewer_samples(smallest, largest):
+    if len({batch.shapes for batch in trained}) == 2 and trained[0].shapes == largest.shapes and smallest.has_fewer_samples_than(largest):
         return None
     first, last = _differing(smallest, largest)
     return f"{_shape(first)} to {_shape(last)}"
@@ -260,12 +260,6 @@ def trained_batches(record: RunRecord) -> list[Batch]:
     following = [*(batch.num_backwards for batch in record.batches[1:]), record.num_backwards]
     trained = {batch.epoch for batch, then in zip(record.batches, following, strict=False) if then > batch.num_backwards}
     return [batch for batch in record.batches if not record.num_backwards or batch.epoch in trained]
-
-
-def _has_fewer_samples(batch: Batch, full: Batch) -> bool:
-    """Say whether every tensor of *batch* is as in *full*, but for fewer samples."""
-    pairs = list(zip(batch.shapes, full.shapes, strict=False))
-    return len(batch.shapes) == len(full.shapes) and all(less[1:] == more[1:] and less[:1] < more[:1] for less, more in pairs)
 
 
 def _differing(smallest: Batch, largest: Batch) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -308,9 +302,9 @@ def _wide_tensors(record: RunRecord) -> Iterator[Finding]:
             )
 
 
-def _growth(record: RunRecord, ends: Sequence[StepEnd], *, are_draws: bool) -> Iterator[Finding]:
+def _growth(record: RunRecord, ends: Sequence[StepEnd], *, has_allowance: bool) -> Iterator[Finding]:
     """
-    Tell of what is kept from step to step, and of sizes that data decide, where steps that differ are not draws, of which more is known.
+    Tell of what is kept from step to step, and of sizes that data decide, where the upper bound has no allowance for a later step.
 
     The allocator's own figures rise where blocks are not split; what one step adds may be an evaluation's, and is kept once.
     """
@@ -325,7 +319,7 @@ def _growth(record: RunRecord, ends: Sequence[StepEnd], *, are_draws: bool) -> I
             message=f"memory still grows: what is kept from earlier steps rose by {format_bytes(kept[-1] - kept[-2])} in step {len(ends)}, "
             f"and by {format_bytes(kept[-1] - kept[1])} since step 2 (losses that were not detached, or results that are collected?)",
         )
-    elif not are_draws and peaks[-1] > max(peaks[1:-1]) * (1 + SETTLING_SHARE) and is_decided_by_data(record):
+    elif not has_allowance and peaks[-1] > max(peaks[1:-1]) * (1 + SETTLING_SHARE) and is_decided_by_data(record):
         yield Finding(
             kind="growth",
             message=f"memory still grows: the peak rose by {format_bytes(peaks[-1] - max(peaks[1:-1]))} in step {len(ends)}; "
@@ -343,13 +337,15 @@ def _growth(record: RunRecord, ends: Sequence[StepEnd], *, are_draws: bool) -> I
 def _varying_steps(record: RunRecord, ends: Sequence[StepEnd], later: LaterStep) -> Iterator[Finding]:
     """Tell of steps that are of several sizes; the shapes of a DataLoader's batches, and an evaluation, tell more where there are any."""
     peaks = peaks_of_draws(record, ends, trained_batches(record))
-    if len(peaks) > 1 and (min(peaks) < max(peaks) * (1 - VARYING_SHARE) or later.more_bytes > TOLD_SHARE * max(peaks)):
+    if len(peaks) > 1 and (
+        min(peaks) < max(peaks) * (1 - VARYING_SHARE) or later.more_bytes + later.cached_bytes > TOLD_SHARE * max(peaks)
+    ):
         taken = f"steps 2 to {len(peaks) + 1} take from {format_bytes(min(peaks))} to {format_bytes(max(peaks))} beside what lasts"
         advice = (
             "their batches differ, and a later one may take more; let the function make its largest"
             if not record.command
             else "the values in their batches, which are of one shape, decide sizes: a later step may take more"
-            if record.batches
+            if trained_batches(record)
             else "they differ, and no DataLoader gives the batches, so that the largest cannot be looked for: a later step may take more"
         )
         allowed = f"; the upper bound includes {format_bytes(later.more_bytes)} for that" if later.more_bytes else ""
@@ -357,13 +353,13 @@ def _varying_steps(record: RunRecord, ends: Sequence[StepEnd], later: LaterStep)
 
 
 def _cached(later: LaterStep) -> str:
-    """Say what of *later* is cached memory, where that is most of it."""
-    if later.cached_bytes <= later.allocated_bytes:
+    """Say what PyTorch may cache besides."""
+    if not later.cached_bytes:
         return ""
+    more = format_bytes(later.cached_bytes)
     return (
-        f", of which {format_bytes(later.cached_bytes)} because no block that PyTorch has cached serves a larger one. Each step that is "
-        "larger than all before adds as much, until the GPU is full and PyTorch releases what it has cached; with "
-        "`PYTORCH_ALLOC_CONF=expandable_segments:True` it adds nothing"
+        f". No block that PyTorch has cached serves a step that is larger than all before: each such step may reserve {more} besides, "
+        "until the GPU is full and what is cached is released, which takes time; `PYTORCH_ALLOC_CONF=expandable_segments:True` avoids it"
     )
 
 

@@ -5,9 +5,10 @@ A function that makes its batches itself, a program without a DataLoader, and on
 what is computed (the tokens that are masked) show a few of them. Where these are of fixed length all steps take the same; where a step
 trains on texts, boxes or graphs as they come, each is a draw, and the largest of thousands is above that of ten.
 
-A larger step takes more than its own bytes: no block that PyTorch has cached for the others serves it, and those stay. A masked language
-model whose steps allocate 10.7 to 10.85 GiB reserved 11.2 GiB for twelve steps, and 14.3 from the thirteenth on, which allocated 10.86. So
-the last step is put to the simulated allocator once more, each of its blocks that differ from step to step as large as a later one may be.
+A larger step takes more than its own bytes: no block that PyTorch has cached for the others serves it, and those stay while there is room.
+A masked language model whose steps allocate 10.7 to 10.85 GiB reserved 11.2 GiB for twelve steps, and 14.3 from the thirteenth on, which
+allocated 10.86. So a step is put to the simulated allocator again and again, each of its blocks that differ from step to step as large as
+in one of those that ran, or between, and at last as large as a later one may be: with no more memory than need be, and with all it takes.
 """
 
 from __future__ import annotations
@@ -19,10 +20,8 @@ from itertools import accumulate, pairwise
 from statistics import fmean, stdev
 from typing import NamedTuple
 
-from memplan.allocator.replay import replay
-from memplan.allocator.simulator import CachingAllocator, Card
+from memplan.execution.released_memory import least_capacity, replayed
 from memplan.execution.run_record import Batch, RunRecord
-from memplan.hardware.gpu import UNLIMITED_BYTES
 from memplan.traces.kept import StepEnd, step_bounds
 from memplan.traces.requests import EMPTY_CACHE, Requests
 from memplan.traces.trace import ALLOC, EVALUATION, FREE, OOM, MemoryTrace
@@ -48,27 +47,26 @@ LEAST_SHARE_OF_SIZES = 0.5
 ENOUGH_SIZES = 8
 """However many steps there are: numbers of objects repeat."""
 
-NUM_LATER_STEPS = 50
+NUM_LATER_STEPS = 20
 """After which what is cached has mostly settled, where none is larger than all before."""
 
-MOST_REQUESTS = 200_000
-"""Of all those steps: a third of a second. Fewer of them are looked at where a step has many."""
+MOST_REQUESTS = 100_000
+"""Allocations of all those steps: half a second. Fewer of them are looked at where a step has many."""
+
+MOST_RECORDED = 200_000
+"""Allocations of the run itself, which is put to the allocator too."""
 
 APART_SHARE = 0.75
 """Of all by which steps differ, what lies between the highest and the next where that is another kind of step, and no draw."""
 
 
 class LaterStep(NamedTuple):
-    """By how much a later step may be above those that ran."""
+    """By how much later steps may be above those that ran."""
 
-    allocated_bytes: int = 0
+    more_bytes: int = 0
+    """What they need more, where PyTorch releases what it has cached."""
     cached_bytes: int = 0
-    """What is reserved more than that, since blocks that are cached do not serve it."""
-
-    @property
-    def more_bytes(self) -> int:
-        """Return all of it."""
-        return self.allocated_bytes + self.cached_bytes
+    """What is reserved besides while there is room."""
 
 
 NO_LATER_STEP = LaterStep()
@@ -80,8 +78,13 @@ def peaks_of_draws(record: RunRecord, ends: Sequence[StepEnd], batches: Sequence
     evaluation, tell more of the program. *ends*: those of its steps.
     """
     is_evaluated = any(mark.phase == EVALUATION and mark.step > 1 for mark in record.marks)
-    has_shapes = len({batch.shapes for batch in batches}) > 1
-    peaks = [end.peak_bytes for end in ends[1:]] if not (record.command and (is_evaluated or has_shapes)) else []
+    full = max(batches, key=lambda batch: batch.num_elements) if batches else None
+    others = [batch for batch in batches if full is not None and batch.shapes != full.shapes]
+    have_shapes = full is not None and not all(batch.has_fewer_samples_than(full) for batch in others)
+    if record.command and (is_evaluated or have_shapes):
+        return []
+    left = {batch.step for batch in others}  # the last batch of an epoch has what is left
+    peaks = [end.peak_bytes for step, end in enumerate(ends, start=1) if step > 1 and step not in left]
     may_be_left = record.command and not is_decided_by_data(record)  # what is left of one step may count in the next
     return [] if may_be_left and peaks == sorted(peaks, reverse=True) else peaks
 
@@ -111,19 +114,28 @@ def largest_draw(sizes: Sequence[int]) -> int:
     return max(largest, round(min(fmean(sizes) + STANDARD_DEVIATIONS * stdev(sizes), (1 + MOST_SHARE) * largest)))
 
 
-def reserved_for_later_steps(trace: MemoryTrace, requests: Requests, *, reserved_bytes: int) -> int:
+def later_step(trace: MemoryTrace, requests: Requests, *, reserved_bytes: int, allocated_bytes: int) -> LaterStep:
     """
-    Return by how much the reserved peak of *trace* rises with more steps like those that ran, in no order, and one that is larger than all.
+    Return what more steps like those that ran, in no order, and one that is larger than all, reserve beside the peak of *trace*.
 
-    *requests* are those of the trace, *reserved_bytes* the peak that was recorded: 0 where PyTorch's default allocator does not come to the
-    same, as under expandable segments, or too few steps are alike. The steps are the same each time.
+    *requests* are those of the trace, *reserved_bytes* the peak that was recorded, *allocated_bytes* what the larger step allocates more:
+    that alone where PyTorch's default allocator does not come to the same as was recorded, as under expandable segments, too few steps are
+    alike, or the program releases what is cached itself. The steps are the same each time.
     """
+    alone = LaterStep(allocated_bytes)
     steps = _steps_in(trace, requests)
     alike = _alike(steps)
-    if len(alike) < LEAST_DRAWS or not alike[0].num_allocations or _reserved(requests) != reserved_bytes:
-        return 0
-    later = _later_sizes([step.sizes_in(requests) for step in alike])
-    return max(0, _reserved(_with_later_steps(requests, alike[0], later, last=steps[-1])) - reserved_bytes)
+    if len(alike) < LEAST_DRAWS or not alike[0].num_allocations or len(requests.sizes) > MOST_RECORDED:
+        return alone
+    if EMPTY_CACHE in requests.sorted_order[steps[0].begin :] or replayed(requests).peak_reserved_bytes != reserved_bytes:
+        return alone
+    sizes = _later_sizes([step.sizes_in(requests) for step in alike])
+    extended = _with_later_steps(requests, _base_of(steps, alike), sizes, last=steps[-1])
+    most = replayed(extended).peak_reserved_bytes
+    if most <= reserved_bytes + allocated_bytes:
+        return alone
+    more = least_capacity(extended, at_least=reserved_bytes + allocated_bytes, enough=most) - reserved_bytes
+    return LaterStep(more, max(0, most - reserved_bytes - more))
 
 
 class _Step(NamedTuple):
@@ -133,14 +145,19 @@ class _Step(NamedTuple):
     """Allocations before it."""
     begin: int
     """Of its requests, among all in their order."""
-    sequence: tuple[int, ...]
-    """Whatever the sizes: 0 is an allocation, another number frees what was made so many before in the same step. It ends with the last
-    allocation: behind that, a program may end."""
+    order: tuple[int, ...]
+    """Whatever the sizes: 0 is an allocation, another number frees what was made so many before, in this step or, below 0, in the one
+    before. It ends with the last allocation: behind that, a program may end."""
+
+    @property
+    def sequence(self) -> tuple[int, ...]:
+        """Return what is equal of steps that are alike: what they free of the one before hangs on that one too."""
+        return tuple(each for each in self.order if each >= 0)
 
     @property
     def num_allocations(self) -> int:
         """Return how many it makes."""
-        return self.sequence.count(0)
+        return self.order.count(0)
 
     def sizes_in(self, requests: Requests) -> Sequence[int]:
         """Return the bytes of each, of *requests*."""
@@ -151,18 +168,20 @@ def _steps_in(trace: MemoryTrace, requests: Requests) -> list[_Step]:
     """Return the steps of *trace*, whose *requests* these are, but the first, in which there is no optimizer's state yet."""
     bounds = _positions(trace, requests)
     found: list[_Step] = []
-    number = 0
+    number = before = 0  # allocations so far, and before the step that came last
     for begin, end in pairwise([0, *bounds]):
-        first, sequence = number, []
+        first, asked = number, list[int]()
         for request in requests.sorted_order[begin:end]:
             if request > 0:
                 number = request
-                sequence.append(0)
-            elif -request > first:
-                sequence.append(number + request + 1)
-        while sequence and sequence[-1]:
-            sequence.pop()
-        found.append(_Step(first, begin, tuple(sequence)))
+                asked.append(0)
+            elif -request > before:
+                distance = number + request + 1
+                asked.append(distance if -request > first else -distance)
+        while asked and asked[-1]:
+            asked.pop()
+        found.append(_Step(first, begin, tuple(asked)))
+        before = first
     return found[2:]  # nor is what comes before the first
 
 
@@ -182,6 +201,12 @@ def _alike(steps: Sequence[_Step]) -> list[_Step]:
     return max(groups.values(), key=len, default=[])
 
 
+def _base_of(steps: Sequence[_Step], alike: Sequence[_Step]) -> _Step:
+    """Return the one of *alike* whose requests the later steps make: one that follows another such, if there is any."""
+    sequence = alike[0].sequence
+    return next((step for before, step in pairwise(steps) if before.sequence == step.sequence == sequence), alike[-1])
+
+
 def _later_sizes(seen: Sequence[Sequence[int]]) -> list[list[int]]:
     """
     Return what each allocation of later steps asks for, where steps that are alike ask for what was *seen*: by chance between two of those
@@ -198,33 +223,44 @@ def _later_sizes(seen: Sequence[Sequence[int]]) -> list[list[int]]:
 
 def _with_later_steps(requests: Requests, base: _Step, later: Sequence[Sequence[int]], *, last: _Step) -> Requests:
     """
-    Return *requests* up to where the *last* step begins, and with steps in its place that ask in the sequence of *base* for what *later*
-    says. What such a step keeps, the next one frees as it begins.
+    Return *requests* up to where the *last* step begins, and with steps in its place that ask as *base* does for what *later* says.
+
+    What such a step keeps, the next one frees where *base* frees that of the step before it; the rest as it begins.
     """
     order = list(requests.sorted_order[: last.begin])
     number, sizes, streams = last.first, list(requests.sizes[: last.first]), list(requests.streams[: last.first])
     streams_of_base = requests.streams[base.first : base.first + base.num_allocations]
     ends = {-request for request in requests.sorted_order[last.begin :] if request < 0}
-    kept = [each for each in range(max(1, number - base.num_allocations + 1), number + 1) if each in ends]
+    kept = {each for each in range(max(1, number - base.num_allocations + 1), number + 1) if each in ends}
     for asked in later:
-        order += [-each for each in kept]
-        alive: dict[int, None] = {}
-        for each in base.sequence:
+        alive = kept & _freed_of_before(base, number)
+        order += [-each for each in sorted(kept - alive)]
+        kept = set()
+        for each in base.order:
+            made = number - abs(each) + 1
             if each == 0:
                 number += 1
-                alive[number] = None
+                kept.add(number)
                 order.append(number)
-            else:
-                del alive[number - each + 1]
-                order.append(each - number - 1)
-        kept = list(alive)
+            elif made in kept or made in alive:
+                kept.discard(made)
+                alive.discard(made)
+                order.append(-made)
+        kept |= alive
         sizes += asked
         streams += streams_of_base
     return Requests(order, sizes, streams, by_address=requests.by_address)
 
 
-def _reserved(requests: Requests) -> int:
-    return replay(requests, CachingAllocator(Card(UNLIMITED_BYTES, UNLIMITED_BYTES))).peak_reserved_bytes
+def _freed_of_before(base: _Step, number: int) -> set[int]:
+    """Return what a step that asks as *base* does frees of the one before it, where *number* allocations have been made by then."""
+    freed = set()
+    for each in base.order:
+        if each == 0:
+            number += 1
+        elif each < 0:
+            freed.add(number + each + 1)
+    return freed
 
 
 def _has_one_of_another_kind(peaks: Sequence[int]) -> bool:

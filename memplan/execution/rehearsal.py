@@ -215,8 +215,8 @@ class Rehearsal(MemoryEstimate):
 
     needs: MemoryRange | None = None
     """
-    What such a program uses where these workspaces are small; only where it may otherwise take more than the GPU has. Of a program that
-    releases cached memory now and then, or may have to: what it runs with, releasing it as often as need be, where that is clearly less.
+    What such a program uses where these workspaces are small; only where it may otherwise take more than the GPU has. Of a program that had
+    to release cached memory now and then: what it runs with, releasing it as often as need be, where that is clearly less.
     """
 
     steps: tuple[StepPeaks, ...]
@@ -284,7 +284,8 @@ class Rehearsal(MemoryEstimate):
     """In the upper bound: what a later step may take more, where batches differ and nobody can look for the largest."""
 
     later_step_cached_bytes: NonNegativeInt = 0
-    """What of that is reserved because blocks that PyTorch has cached do not serve a larger step; nothing under expandable segments."""
+    """What PyTorch may reserve besides while the GPU has room, since blocks that it has cached do not serve a larger step: it is not in the
+    upper bound, and nothing under expandable segments."""
 
     rank: NonNegativeInt = 0
     """Which rank was run, where several train together."""

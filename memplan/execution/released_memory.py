@@ -12,7 +12,8 @@ from dataclasses import replace
 
 from memplan.allocator.replay import replay
 from memplan.allocator.simulator import CachingAllocator, Card
-from memplan.traces.requests import EMPTY_CACHE, Requests
+from memplan.hardware.gpu import UNLIMITED_BYTES
+from memplan.traces.requests import EMPTY_CACHE, Replayed, Requests
 
 EXACTNESS = 1 / 64
 """Of what there was, how exactly it is found."""
@@ -21,25 +22,37 @@ MOST_REQUESTS = 200_000
 """Of a run that is looked at: each of the eight questions puts all of them."""
 
 
-def least_reserved(requests: Requests, *, reserved_bytes: int) -> int | None:
+def least_reserved(requests: Requests, *, reserved_bytes: int, num_alloc_retries: int) -> int | None:
     """
     Return about the least with which *requests* go through, cached memory being released where all of it is taken.
 
-    With *reserved_bytes* they did. What the program released itself is not: where there is less, the allocator does so. None where they are
-    too many to be looked at, or the simulated allocator does not come through with that.
+    They reserved *reserved_bytes* at most, and released cached memory *num_alloc_retries* times. What the program released itself is not:
+    where there is less, the allocator does so. None where they are too many to be looked at, or PyTorch's default allocator does not come
+    to the same with that, as under other settings.
     """
     kept = replace(requests, order=[request for request in requests.order if request != EMPTY_CACHE])
-    if len(kept.sizes) > MOST_REQUESTS or not _goes_through(kept, reserved_bytes):
+    if len(kept.sizes) > MOST_REQUESTS:
         return None
-    too_few, enough = min(kept.peak_bytes, reserved_bytes) - 1, reserved_bytes
-    while enough - too_few > reserved_bytes * EXACTNESS:
+    again = replayed(kept, reserved_bytes)
+    if not again.fits or (again.peak_reserved_bytes, again.num_alloc_retries) != (reserved_bytes, num_alloc_retries):
+        return None
+    return least_capacity(kept, at_least=min(kept.peak_bytes, reserved_bytes), enough=reserved_bytes)
+
+
+def least_capacity(requests: Requests, *, at_least: int, enough: int) -> int:
+    """Return about the fewest bytes, from *at_least* to what is known to be *enough*, with which *requests* go through."""
+    if replayed(requests, at_least).fits:
+        return at_least
+    too_few, exactness = at_least, enough * EXACTNESS
+    while enough - too_few > exactness:
         middle = (too_few + enough) // 2
-        if _goes_through(kept, middle):
+        if replayed(requests, middle).fits:
             enough = middle
         else:
             too_few = middle
     return enough
 
 
-def _goes_through(requests: Requests, capacity_bytes: int) -> bool:
-    return replay(requests, CachingAllocator(Card(capacity_bytes, capacity_bytes))).fits
+def replayed(requests: Requests, capacity_bytes: int = UNLIMITED_BYTES) -> Replayed:
+    """Return how *requests* go with PyTorch's default allocator, which can have *capacity_bytes*."""
+    return replay(requests, CachingAllocator(Card(capacity_bytes, capacity_bytes)))

@@ -76,6 +76,11 @@ class Batch(NamedTuple):
         """Return the elements of all its tensors."""
         return sum(math.prod(shape) for shape in self.shapes)
 
+    def has_fewer_samples_than(self, full: Batch) -> bool:
+        """Say whether every tensor is as in *full*, but for fewer samples."""
+        pairs = list(zip(self.shapes, full.shapes, strict=False))
+        return len(self.shapes) == len(full.shapes) and all(less[1:] == more[1:] and less[:1] < more[:1] for less, more in pairs)
+
 
 class TensorType(NamedTuple):
     """A tensor that an operator returned, in the step that was run once more to see types."""

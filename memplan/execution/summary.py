@@ -11,14 +11,7 @@ from typing import NamedTuple
 from memplan.execution.device_log import NO_LOG, DeviceLog
 from memplan.execution.findings import FirstStepAgain, find, trained_batches
 from memplan.execution.guessed_values import Cause, lower_bound_reasons, takes_as_much
-from memplan.execution.later_steps import (
-    NO_LATER_STEP,
-    LaterStep,
-    are_draws,
-    later_bytes,
-    peaks_of_draws,
-    reserved_for_later_steps,
-)
+from memplan.execution.later_steps import NO_LATER_STEP, LaterStep, are_draws, later_bytes, later_step, peaks_of_draws
 from memplan.execution.program_process import USERS_SIGNALS
 from memplan.execution.ranks import ONE_RANK, Ranks
 from memplan.execution.rehearsal import DeviceRead, OutOfMemory, ProgramFailure, Rehearsal
@@ -32,7 +25,7 @@ from memplan.memory.estimate import SET_UP, MemoryRange
 from memplan.traces.block_sizes import MIN_LARGE_BYTES, reserved_bytes
 from memplan.traces.kept import StepEnd, step_ends
 from memplan.traces.requests import requests_of
-from memplan.traces.trace import BUILD, EVALUATION, OOM, Block, Mark, MemoryTrace, bytes_by_category, evaluation_before
+from memplan.traces.trace import BUILD, EVALUATION, OOM, Block, Mark, MemoryTrace, bytes_by_category, evaluation_before, rounded
 
 UNSPLIT_SHARE = 0.05
 """Of allocated bytes, at most what unsplit blocks hold beyond what was asked for: a trace whose peak is lower has not seen it."""
@@ -113,7 +106,7 @@ def rehearsal_of(
         torch=record.torch,
         out_of_memory=_out_of_memory(run, exit_code, trace),
         num_alloc_retries=record.num_alloc_retries,
-        needs=_needed(record, trace, later, most_bytes=high_bytes, outside=outside),
+        needs=_needed(record, trace, most_bytes=high_bytes, outside=outside),
         takes_what_is_free=record.tries_convolutions and run.log.asks_cudnn,
         steps=record.steps,
         grows=len(record.steps) > 2 and record.steps[-1].peak_allocated_bytes > record.steps[-2].peak_allocated_bytes,
@@ -156,41 +149,42 @@ def rehearsal_of(
 
 
 def _later_step(record: RunRecord, steps: Sequence[StepEnd], trace: MemoryTrace) -> LaterStep:
-    """Return by how much a later step may be above the peak, which may be that of something else, and what comes to be cached by then."""
+    """Return by how much a later step may be above the peak, which may be that of something else."""
     peaks = peaks_of_draws(record, steps, trained_batches(record))
     if not are_draws(peaks):
         return NO_LATER_STEP
     of_steps = max((step.peak_allocated_bytes for step in record.steps[1:]), default=0)
     allocated = max(0, later_bytes(peaks) - (record.peak_allocated_bytes - of_steps))
     requests = requests_of(trace, torch=record.torch)
-    reserved = reserved_for_later_steps(trace, requests, reserved_bytes=record.peak_reserved_bytes)
-    return LaterStep(allocated, max(0, reserved - allocated))
+    return later_step(trace, requests, reserved_bytes=record.peak_reserved_bytes, allocated_bytes=allocated)
 
 
 SELDOM = 1 / 4
 """Of all steps, at most so many that release cached memory: more would train slowly."""
 
 LEFT_FREE = 0.1
-"""Of the GPU, what has to be left free by what a program needs that released memory: of four published ones three ran out of it."""
+"""Share of the GPU that must stay free for a program that released cached memory to fit: of four published ones three ran out of memory."""
 
 
-def _needed(record: RunRecord, trace: MemoryTrace, later: LaterStep, *, most_bytes: int, outside: MemoryRange) -> MemoryRange | None:
+def _needed(record: RunRecord, trace: MemoryTrace, *, most_bytes: int, outside: MemoryRange) -> MemoryRange | None:
     """
-    Return what a program needs that releases cached memory now and then, or may, and runs with clearly less than there is; else None.
+    Return what a program needs that has released cached memory now and then, and runs with clearly less than there is; else None.
 
     *most_bytes*: the upper bound of what it uses, of which *outside* is outside of PyTorch's allocator.
     """
     is_seldom = 0 < record.num_alloc_retries <= SELDOM * len(record.steps)
-    may_have_to = not record.num_alloc_retries and most_bytes - later.cached_bytes <= record.gpu_memory_bytes < most_bytes
-    if not (is_seldom or may_have_to) or record.was_stopped or record.out_of_memory is not None:
+    was_cut_short = record.failure is not None or record.was_interrupted or record.was_stopped or record.out_of_memory is not None
+    if not is_seldom or was_cut_short or record.tries_convolutions:
         return None
-    least = least_reserved(requests_of(trace, torch=record.torch), reserved_bytes=record.peak_reserved_bytes)
-    if least is None:
+    reserved = record.peak_reserved_bytes
+    requests = requests_of(trace, torch=record.torch)
+    least = least_reserved(requests, reserved_bytes=reserved, num_alloc_retries=record.num_alloc_retries)
+    if least is None or least > (1 - LEFT_FREE) * reserved:  # it had no more than that: a share of the GPU may be its limit
         return None
     needed = MemoryRange(
         low_bytes=least + outside.low_bytes,
         expected_bytes=least + outside.expected_bytes,
-        high_bytes=least + later.allocated_bytes + outside.high_bytes,
+        high_bytes=most_bytes - (reserved - least),
     )
     return needed if needed.high_bytes <= (1 - LEFT_FREE) * record.gpu_memory_bytes else None
 
@@ -278,10 +272,13 @@ def _out_of_memory(run: Run, exit_code: int, trace: MemoryTrace) -> OutOfMemory 
     if seen is None:
         return None
     is_caught = failure is None and (exit_code == 0 or is_ended_at_exit(record, exit_code))
-    own_segments = {reserved_bytes(size) for size in run.log.workspace_sizes if size >= MIN_LARGE_BYTES}
+    workspaces = [size for size in run.log.workspace_sizes if size >= MIN_LARGE_BYTES]
+    asked = {rounded(size) for size in workspaces} | {reserved_bytes(size) for size in workspaces}  # a segment for it
     first_after = _first_mark_after(record, trace)
-    has_trained = seen.phase != EVALUATION  # with whose batches those of the training have nothing to do
-    after = next((batch.size for batch in reversed(trained_batches(record))), None) if has_trained else None
+    in_training = seen.phase != EVALUATION  # the batch of an evaluation says nothing of the training's
+    after = next((batch.size for batch in reversed(trained_batches(record))), None) if in_training else None
+    has_fewer = after is not None and seen.batch_size is not None and after < seen.batch_size
+    failed = {size for action, size in zip(trace.actions, trace.sizes, strict=True) if action == OOM} | {seen.requested_bytes}
     raised = failure if failure is not None and failure.kind == "out_of_memory" else None
     return OutOfMemory(
         message=(raised.message if raised else "") or seen.message,
@@ -291,9 +288,9 @@ def _out_of_memory(run: Run, exit_code: int, trace: MemoryTrace) -> OutOfMemory 
         phase=seen.phase,
         place=seen.place or (raised.place if raised else None),
         is_caught=is_caught,
-        is_of_workspace=is_caught and seen.requested_bytes in own_segments,
+        is_of_workspace=is_caught and not has_fewer and failed <= asked,
         batch_size=seen.batch_size,
-        batch_size_after=after if after is not None and seen.batch_size is not None and after < seen.batch_size else None,
+        batch_size_after=after if has_fewer else None,
         first_step_after=first_after.step if first_after else None,
         peak_allocated_after_bytes=trace.allocated_from(first_after.position) if first_after else None,
     )

@@ -77,8 +77,9 @@ def _needs(rehearsal: Rehearsal) -> Iterator[tuple[str, str]]:
     """Yield what a program needs that takes what is free, or whose cached memory does."""
     if rehearsal.needs is not None:
         used, most = format_bytes(rehearsal.needs.expected_bytes), format_bytes(rehearsal.needs.high_bytes)
-        how = "with small workspaces for the kernels that cuDNN tries" if rehearsal.takes_what_is_free else "and keeps what it used cached"
-        yield "needs", f"{used}, at most {most}, {how}; more only while it is free"
+        small = "with small workspaces for the kernels that cuDNN tries; more only while it is free"
+        cached = "where PyTorch releases cached memory; it caches more while the GPU has room"
+        yield "needs", f"{used}, at most {most}, {small if rehearsal.takes_what_is_free else cached}"
 
 
 _MOST_READS = 3
@@ -174,14 +175,16 @@ def _rehearsal_headline(rehearsal: Rehearsal, gpu: GpuSpec) -> str:
     steps = f"the peak of {count(len(rehearsal.steps), 'step')}" if rehearsal.steps else "the peak"
     if rehearsal.peak_phase.startswith(EVALUATION):
         steps = f"the peak, in the {rehearsal.peak_phase}"
-    missing, failure = None if rehearsal.fits_with_less else rehearsal.out_of_memory, rehearsal.failure
+    missing, failure = rehearsal.out_of_memory, rehearsal.failure
+    if rehearsal.fits_with_less or (missing is not None and missing.is_of_workspace and rehearsal.verdict == "unknown"):
+        missing = None
     if failure is not None:
         where = f" at {failure.place}" if failure.place else ""
         when = "before its first step" if failure.phase == BUILD else f"in {'the ' * failure.phase.startswith(EVALUATION)}{failure.phase}"
         guessed = guessed_places(rehearsal.reads)
         cause = f"; a guessed value may be the cause: reads answered with zero at {guessed}" if guessed else ""
         return f"No verdict for {gpu.name}: the program failed {when}{where}: {failure.first_line}{cause}"
-    if missing is not None and missing.is_of_workspace and rehearsal.verdict == "tight":
+    if missing is not None and missing.is_of_workspace:
         wanted = format_bytes(missing.requested_bytes)
         return (
             f"Tight on {gpu.name}: {peak} at {steps}; no room {_when(missing)} for a workspace of {wanted}, and PyTorch took another kernel"

@@ -136,14 +136,15 @@ def test_an_iterable_dataset_is_asked_for_one_sample_after_another() -> None:
     assert is_of_one_sample(raised.value)
 
 
-def test_what_the_host_lacks_may_have_to_do_with_the_batch() -> None:
-    """Files that are open, memory that is shared."""
+@pytest.mark.parametrize("error", [OSError("too many open files"), RuntimeError("DefaultCPUAllocator: can't allocate memory")])
+def test_what_the_host_lacks_may_have_to_do_with_the_batch(error: Exception) -> None:
+    """Files that are open, memory."""
 
     class Lacking(Readings):
         def __getitem__(self, index: int) -> int:
-            raise OSError("too many open files")
+            raise error
 
-    with pytest.raises(OSError, match="open files") as raised:
+    with pytest.raises(type(error)) as raised:
         list(DataLoader(Lacking(), batch_size=2))
 
     assert not is_of_one_sample(raised.value)

@@ -6,6 +6,7 @@ import re
 import shutil
 import socket
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -423,7 +424,7 @@ def test_steps_that_differ_with_another_batch_are_told_of(torch_build: TorchBuil
     assert isinstance(decided, Rehearsal)
     (found,) = (finding for finding in decided.findings if finding.kind == "varying_steps")
     assert plan.after.training.micro_batch_size > 8
-    assert found.message.startswith("with another batch its steps differ, by what no shape of a batch tells")
+    assert found.message.startswith("with another batch its steps differ, for a reason that the shapes of batches do not show")
     assert len(decided.steps) == 8
 
 
@@ -561,18 +562,17 @@ def test_batches_of_one_shape_whose_values_decide_sizes_leave_room_for_a_larger_
     (tmp_path / "train.py").write_text(MASKED)
     program = command_program([sys.executable, str(tmp_path / "train.py"), "{micro_batch_size}"])
 
-    plan, _ = planned(program, gpu)
+    plan, told = planned(program, gpu)
 
     decided = plan.stages[0].estimate
     assert isinstance(decided, Rehearsal)
     assert decided.later_step_cached_bytes > 0.05 * decided.peak_reserved_bytes
-    assert decided.device_used.high_bytes > decided.device_used.expected_bytes + decided.later_step_bytes
+    assert decided.device_used.high_bytes >= decided.device_used.expected_bytes + decided.later_step_bytes
     (found,) = (finding for finding in decided.findings if finding.kind == "varying_steps")
     assert "the values in their batches, which are of one shape, decide sizes" in found.message
-    assert "because no block that PyTorch has cached serves a larger one" in found.message
-    estimator = RehearsedEstimator(cache=None)
-    grown = estimator.with_allocator_settings("expandable_segments:True")(plan.after, gpu, None)
-    assert grown.device_used.high_bytes < decided.device_used.high_bytes - decided.later_step_cached_bytes / 2
+    assert "No block that PyTorch has cached serves a step that is larger than all before" in found.message
+    runs = Counter(size for size, _ in told)
+    assert max(runs.values()) <= 2  # once more where it was run before its program was known to vary
 
 
 DAMAGED = """

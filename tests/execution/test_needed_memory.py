@@ -83,3 +83,41 @@ def test_a_program_that_needs_more_than_there_is_does_not_fit_for_that(run: Call
     assert found.verdict == "tight"
     assert found.needs is not None
     assert found.needs.high_bytes > 2.75 * GIB
+
+
+CONVOLUTIONS = """
+import torch
+from torch import nn
+
+def build(device, batch):
+    wide = [nn.Conv2d(48, 48, 3, padding=1) for _ in range(2)]
+    model = nn.Sequential(nn.Conv2d(3, 48, 3, padding=1), nn.ReLU(), *wide, nn.Conv2d(48, 12, 1)).to(device)
+    update = torch.optim.SGD(model.parameters(), 0.1)
+    def step():
+        with torch.no_grad():
+            model(torch.randn(batch, 3, 256, 256, device=device))
+        model(torch.randn(4, 3, 256, 256, device=device)).mean().backward()
+        update.step()
+        update.zero_grad()
+    return step
+"""
+
+
+def test_a_kernel_with_less_workspace_is_pytorchs_choice_and_not_the_programs(
+    rehearser_of: RehearserOf, torch_build: TorchBuild, tmp_path: Path
+) -> None:
+    """The program catches nothing: where there is no room for what cuDNN asks for first, PyTorch tries the next."""
+    if torch_build.cudnn_version not in ASKED_CUDNN:
+        pytest.skip(f"cuDNN {torch_build.cudnn} is not asked without a GPU")
+    (tmp_path / "convolutions.py").write_text(CONVOLUTIONS)
+    gpu = find_gpu("rtx3060")
+
+    found = rehearser_of(f"{tmp_path}/convolutions.py:build").rehearse(gpu=gpu, values={"batch": 320}, steps=2)
+
+    assert found.out_of_memory is not None
+    assert found.out_of_memory.is_of_workspace
+    assert found.verdict == "tight"
+    view = view_rehearsal(found, gpu)
+    assert view.headline.startswith("Tight on NVIDIA GeForce RTX 3060: ")
+    assert view.headline.endswith("and PyTorch took another kernel")
+    assert any("as PyTorch does where a workspace of cuDNN's is not free" in warning for warning in view.warnings)

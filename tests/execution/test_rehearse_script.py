@@ -1372,6 +1372,31 @@ def test_what_runs_only_by_giving_memory_back_is_tight(script: Script) -> None:
     assert view_rehearsal(rehearsal, find_gpu("t4")).headline == "Tight on Tesla T4: it ran only by giving cached memory back (1 retry)"
 
 
+EVALUATES_MORE = """
+from common import torch
+model = torch.nn.Linear(64, 64).cuda()
+update = torch.optim.SGD(model.parameters(), lr=0.1)
+model.eval()
+try:
+    for batch in torch.utils.data.DataLoader(torch.zeros(512, 64), batch_size=256):
+        model(batch.cuda())
+        torch.empty(2**40, dtype=torch.uint8, device="cuda")
+except torch.OutOfMemoryError:
+    model.train()
+for batch in torch.utils.data.DataLoader(torch.zeros(64, 64), batch_size=16):
+    model(batch.cuda()).sum().backward()
+    update.step()
+"""
+
+
+def test_batches_of_the_training_are_not_what_a_program_went_on_with_after_an_evaluation(script: Script) -> None:
+    """It evaluates with 256 samples and trains with 16, whatever failed."""
+    missing = seen(script(EVALUATES_MORE)).out_of_memory
+
+    assert missing is not None
+    assert (missing.is_caught, missing.is_of_workspace, missing.batch_size, missing.batch_size_after) == (True, False, 256, None)
+
+
 CACHED = """
 from common import torch
 layer = torch.nn.Linear(8, 8).cuda()
@@ -1394,7 +1419,7 @@ def test_what_released_cached_memory_now_and_then_and_needs_less_fits(script: Sc
     assert rehearsal.needs is not None
     assert 6.4 * 2**30 < rehearsal.needs.low_bytes < rehearsal.needs.expected_bytes < 7 * 2**30
     view = view_rehearsal(rehearsal, find_gpu("t4"))
-    assert dict(view.facts)["needs"].endswith("and keeps what it used cached; more only while it is free")
+    assert dict(view.facts)["needs"].endswith("where PyTorch releases cached memory; it caches more while the GPU has room")
     assert any("the GPU was full of cached memory, which PyTorch released 1 time, since" in warning for warning in view.warnings)
     assert (large.verdict, large.needs) == ("tight", None)
 

@@ -40,6 +40,33 @@ def replay(requests: Requests, allocator: CachingAllocator, *, sizes: Sequence[i
     )
 
 
+def replay_by_default(requests: Requests, *, capacity_bytes: int = UNLIMITED_BYTES, sizes: Sequence[int] | None = None) -> Replayed:
+    """Put *requests*, with other *sizes* where they are given, to an allocator with PyTorch's defaults that can have *capacity_bytes*."""
+    return replay(requests, CachingAllocator(Card(capacity_bytes, capacity_bytes)), sizes=sizes)
+
+
+CAPACITY_EXACTNESS = 1 / 64
+"""Of what is known to be enough, how exactly the least is found."""
+
+
+def least_capacity(requests: Requests, *, at_least: int, enough: int) -> int:
+    """
+    Return about the fewest bytes, from *at_least* to what is known to be *enough*, with which *requests* go through.
+
+    With PyTorch's defaults, by which cached memory is released as often as need be.
+    """
+    if replay_by_default(requests, capacity_bytes=at_least).fits:
+        return at_least
+    too_few, exactness = at_least, enough * CAPACITY_EXACTNESS
+    while enough - too_few > exactness:
+        middle = (too_few + enough) // 2
+        if replay_by_default(requests, capacity_bytes=middle).fits:
+            enough = middle
+        else:
+            too_few = middle
+    return enough
+
+
 MOST_COMPARED_ROUNDS = 16
 """Rounds of a stretch after which an allocator that is never as it was is not compared any more."""
 

@@ -20,7 +20,7 @@ from itertools import accumulate, pairwise
 from statistics import fmean, stdev
 from typing import NamedTuple
 
-from memplan.execution.released_memory import least_capacity, replayed
+from memplan.allocator.replay import least_capacity, replay_by_default
 from memplan.execution.run_record import Batch, RunRecord
 from memplan.traces.kept import StepEnd, step_bounds
 from memplan.traces.requests import EMPTY_CACHE, Requests
@@ -127,11 +127,11 @@ def later_step(trace: MemoryTrace, requests: Requests, *, reserved_bytes: int, a
     alike = _alike(steps)
     if len(alike) < LEAST_DRAWS or not alike[0].num_allocations or len(requests.sizes) > MOST_RECORDED:
         return alone
-    if EMPTY_CACHE in requests.sorted_order[steps[0].begin :] or replayed(requests).peak_reserved_bytes != reserved_bytes:
+    if EMPTY_CACHE in requests.sorted_order[steps[0].begin :] or replay_by_default(requests).peak_reserved_bytes != reserved_bytes:
         return alone
     sizes = _later_sizes([step.sizes_in(requests) for step in alike])
     extended = _with_later_steps(requests, _base_of(steps, alike), sizes, last=steps[-1])
-    most = replayed(extended).peak_reserved_bytes
+    most = replay_by_default(extended).peak_reserved_bytes
     if most <= reserved_bytes + allocated_bytes:
         return alone
     more = least_capacity(extended, at_least=reserved_bytes + allocated_bytes, enough=most) - reserved_bytes

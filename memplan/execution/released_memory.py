@@ -10,13 +10,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from memplan.allocator.replay import replay
-from memplan.allocator.simulator import CachingAllocator, Card
-from memplan.hardware.gpu import UNLIMITED_BYTES
-from memplan.traces.requests import EMPTY_CACHE, Replayed, Requests
-
-EXACTNESS = 1 / 64
-"""Of what there was, how exactly it is found."""
+from memplan.allocator.replay import least_capacity, replay_by_default
+from memplan.traces.requests import EMPTY_CACHE, Requests
 
 MOST_REQUESTS = 200_000
 """Of a run that is looked at: each of the eight questions puts all of them."""
@@ -33,26 +28,7 @@ def least_reserved(requests: Requests, *, reserved_bytes: int, num_alloc_retries
     kept = replace(requests, order=[request for request in requests.order if request != EMPTY_CACHE])
     if len(kept.sizes) > MOST_REQUESTS:
         return None
-    again = replayed(kept, reserved_bytes)
+    again = replay_by_default(kept, capacity_bytes=reserved_bytes)
     if not again.fits or (again.peak_reserved_bytes, again.num_alloc_retries) != (reserved_bytes, num_alloc_retries):
         return None
     return least_capacity(kept, at_least=min(kept.peak_bytes, reserved_bytes), enough=reserved_bytes)
-
-
-def least_capacity(requests: Requests, *, at_least: int, enough: int) -> int:
-    """Return about the fewest bytes, from *at_least* to what is known to be *enough*, with which *requests* go through."""
-    if replayed(requests, at_least).fits:
-        return at_least
-    too_few, exactness = at_least, enough * EXACTNESS
-    while enough - too_few > exactness:
-        middle = (too_few + enough) // 2
-        if replayed(requests, middle).fits:
-            enough = middle
-        else:
-            too_few = middle
-    return enough
-
-
-def replayed(requests: Requests, capacity_bytes: int = UNLIMITED_BYTES) -> Replayed:
-    """Return how *requests* go with PyTorch's default allocator, which can have *capacity_bytes*."""
-    return replay(requests, CachingAllocator(Card(capacity_bytes, capacity_bytes)))

@@ -13,9 +13,7 @@ import random
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from memplan.allocator.replay import replay
-from memplan.allocator.simulator import CachingAllocator, Card
-from memplan.hardware.gpu import UNLIMITED_BYTES
+from memplan.allocator.replay import replay_by_default
 from memplan.traces.block_sizes import reserved_bytes
 from memplan.traces.requests import Requests
 
@@ -46,13 +44,10 @@ def reserved_spread(requests: Requests, unsure_sizes: Mapping[int, int]) -> Spre
     if not unsure:
         return Spread(own, own)
     count = max(LEAST_TRIALS, min(NUM_TRIALS, MOST_REQUESTS // max(1, len(requests.sizes))))
-    usual, chance = _reserved(requests, list(requests.sizes)), random.Random(0)
+    usual, chance = replay_by_default(requests).peak_reserved_bytes, random.Random(0)
     found = []
     for _ in range(count):
         larger = {size: size + int(chance.random() * unsure_sizes[size]) for size in unsure}
-        found.append(_reserved(requests, [larger.get(size, size) for size in requests.sizes]))
+        sizes = [larger.get(size, size) for size in requests.sizes]
+        found.append(replay_by_default(requests, sizes=sizes).peak_reserved_bytes)
     return Spread(own + max(0, usual - min(found)), own + max(0, max(found) - usual))
-
-
-def _reserved(requests: Requests, sizes: list[int]) -> int:
-    return replay(requests, CachingAllocator(Card(UNLIMITED_BYTES, UNLIMITED_BYTES)), sizes=sizes).peak_reserved_bytes

@@ -8,11 +8,9 @@ from statistics import fmean, stdev
 
 import pytest
 
-from memplan.allocator.replay import replay
-from memplan.allocator.simulator import CachingAllocator, Card
+from memplan.allocator.replay import replay_by_default
 from memplan.execution.later_steps import STANDARD_DEVIATIONS, LaterStep, largest_draw, later_bytes, later_step, peaks_of_draws
 from memplan.execution.run_record import Batch, RunRecord
-from memplan.hardware.gpu import UNLIMITED_BYTES
 from memplan.traces.kept import StepEnd
 from memplan.traces.requests import EMPTY_CACHE, requests_of
 from memplan.traces.trace import CountedMark, EventColumns, MemoryTrace, make_trace
@@ -82,7 +80,7 @@ def steps_of(*sizes: int, extra: int = 0) -> MemoryTrace:
 
 def reserved_of(trace: MemoryTrace) -> int:
     """What PyTorch's default allocator reserves for it."""
-    return replay(requests_of(trace), CachingAllocator(Card(UNLIMITED_BYTES, UNLIMITED_BYTES))).peak_reserved_bytes
+    return replay_by_default(requests_of(trace)).peak_reserved_bytes
 
 
 def test_no_cached_block_serves_a_larger_step() -> None:

@@ -5,14 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from memplan.allocator.replay import replay
-from memplan.allocator.simulator import CachingAllocator, Card
+from memplan.allocator.replay import replay_by_default
 from memplan.errors import UsageError
 from memplan.execution.rehearsal import Rehearsal
 from memplan.execution.rehearse import Rehearser
 from memplan.execution.step_source import step_source_from
 from memplan.hardware.catalog import find_gpu
-from memplan.hardware.gpu import UNLIMITED_BYTES, GpuSpec
+from memplan.hardware.gpu import GpuSpec
 from memplan.planner.search import largest_fitting
 from memplan.traces.parametric import Sweep
 from memplan.traces.requests import Requests, requests_of
@@ -54,7 +53,7 @@ def assess(program: str, name: str) -> Assessment:
 
         def reserved(batch: int) -> int:
             found, sizes = sweep.at(batch, low=LOW, high=HIGH)
-            return replay(found, CachingAllocator(Card(UNLIMITED_BYTES, UNLIMITED_BYTES)), sizes=sizes).peak_reserved_bytes
+            return replay_by_default(found, sizes=sizes).peak_reserved_bytes
 
         capacity_bytes = (reserved(LOW) + reserved(HIGH)) // 2
 
@@ -107,4 +106,4 @@ def requests(rehearsal: Rehearsal) -> Requests:
 
 
 def reserved_of(found: Requests) -> int:
-    return replay(found, CachingAllocator(Card(UNLIMITED_BYTES, UNLIMITED_BYTES))).peak_reserved_bytes
+    return replay_by_default(found).peak_reserved_bytes

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memplan.allocator.replay import replay
-from memplan.allocator.simulator import CachingAllocator, Card
+from memplan.allocator.replay import replay_by_default
 from memplan.hardware.catalog import find_gpu
 from memplan.hardware.gpu import UNLIMITED_BYTES
 from memplan.traces.parametric import Sweep, fit
@@ -146,7 +145,7 @@ def test_a_real_step_is_worked_out_to_the_byte(rehearser_of: RehearserOf, name: 
     sweep = Sweep(rehearse)
     for batch in (1024, 1500, 2500, 3333, 4000):
         requests, sizes = sweep.at(batch, low=1000, high=4096)
-        worked_out = replay(requests, CachingAllocator(Card(UNLIMITED_BYTES, UNLIMITED_BYTES)), sizes=sizes)
+        worked_out = replay_by_default(requests, sizes=sizes)
         real = rehearser.rehearse(gpu=card, values={"batch": batch})
 
         assert worked_out.peak_reserved_bytes == real.peak_reserved_bytes

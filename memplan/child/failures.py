@@ -39,8 +39,13 @@ def failure_of(error: BaseException, *, has_run_out: bool = False) -> dict[str, 
     kind = mistake or ("out_of_memory" if is_for_want else "error")
     said = str(error).split("\nException raised from ")[0]  # and from where in PyTorch's own libraries
     message = f"{type(error).__name__}: {said or _line_of(error)}" if kind == "error" else said
-    told = {"kind": kind, "message": message, "place": place_of(error), "is_chosen": is_chosen(error)}
-    return told | {"is_of_one_sample": is_of_one_sample(error)}
+    return {
+        "kind": kind,
+        "message": message,
+        "place": place_of(error),
+        "is_chosen": is_chosen(error),
+        "is_of_one_sample": is_of_one_sample(error),
+    }
 
 
 def answered_by(error: BaseException) -> BaseException:

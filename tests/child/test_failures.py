@@ -44,9 +44,13 @@ def test_a_failure_is_told_with_its_type_and_place() -> None:
     """An out-of-memory and a mistake speak for themselves."""
     error = raised_by("x = 1\nraise ValueError('diverged')")
 
-    assert failure_of(error) == {"kind": "error", "message": "ValueError: diverged", "place": "program.py:2", "is_chosen": True,
+    assert failure_of(error) == {
+        "kind": "error",
+        "message": "ValueError: diverged",
+        "place": "program.py:2",
+        "is_chosen": True,
         "is_of_one_sample": False,
-    }  # fmt: skip
+    }
     assert failure_of(MistakeError("no such function"))["message"] == "no such function"
     assert failure_of(torch.OutOfMemoryError("out"))["kind"] == "out_of_memory"
 

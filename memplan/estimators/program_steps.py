@@ -1,9 +1,10 @@
 """
 The steps of the user's own programs: a command or a function, run with other values on the simulated GPU.
 
-Four optimizer steps of a command are run, with no more than two micro-batches each, and eight where the fourth takes more; three of a
-function, and up to ten where its third takes more. Where the batches of its DataLoaders differ in shape, they are walked through first, and
-the largest come second. What is known of the sizes that were run (`known_sizes.py`) says which are not run any more.
+Four optimizer steps of a command are run, with no more than two micro-batches each, and eight where the fourth takes more or each takes
+other than all; three of a function, and up to ten where its third takes more. Where the batches of its DataLoaders differ in shape, they
+are walked through first, and the largest come second. What is known of the sizes that were run (`known_sizes.py`) says which are not run
+any more.
 """
 
 from __future__ import annotations
